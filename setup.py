@@ -60,27 +60,6 @@ TORCH_REQUIRES = [
     "datasets>=4",  # what Trainer reads, and `pack_dataset` packs
 ]
 
-# Each has a command: data_gen/pack_tfrecords.py is bert-packed-pack-tfrecords
-SCRIPTS = [
-    "run_pretraining",
-    "run_squad",
-    "data_gen.create_pretraining_data",
-    "data_gen.pack_tfrecords",
-    "data_gen.verify_tfrecords",
-    "data_gen.find_sources",
-    "bert_packed.audit",
-    "bert_packed.export",
-    "bert_packed.finetune_glue",
-    "bert_packed.finetune_ner",
-    "bert_packed.squad_eval",
-]
-
-
-def command_of(script):
-    """The name of a script's command: that of its file, after the package's."""
-    return "bert-packed-" + script.rpartition(".")[2].replace("_", "-")
-
-
 setup(
     name="bert_packed",
     version="0.1.0",
@@ -116,7 +95,7 @@ setup(
         "bert_packed.configs": ["*.flags"],
     },
     py_modules=["run_pretraining", "run_squad"],
-    entry_points={"console_scripts": [f"{command_of(script)} = {script}:command" for script in SCRIPTS]},
+    entry_points={"console_scripts": ["bert-packed = bert_packed.__main__:main"]},
     install_requires=INSTALL_REQUIRES,
     extras_require={
         "test": TEST_REQUIRES,

@@ -24,6 +24,8 @@ _MODULES = {
     "GlueConfig": "bert_packed.runs.finetuning_config",
     "NerConfig": "bert_packed.runs.finetuning_config",
     "finetune": "bert_packed.finetuning",
+    "TrainConfig": "bert_packed.text_to_model.config",
+    "train": "bert_packed.text_to_model.steps",
     "load_encoder": "bert_packed.evaluation.inference",
 }
 __all__ = sorted(_MODULES)

@@ -41,6 +41,7 @@ ORDER = {
     "data_gen.jobs": {"apache_beam", "tqdm"},
     "data_gen.text": {"numpy", "pyarrow", "sentencex", "tokenizers", "tqdm"},
     "data_gen": {"numpy", "matplotlib", "tqdm"},
+    "bert_packed.text_to_model": set(),
     "commands": {"absl", "keras", "numpy"},
     "benchmarks": {"jax", "keras", "keras_hub", "matplotlib", "numpy", "scipy", "tabulate", "tensorflow"}
     | {"torch", "transformers"},
@@ -55,6 +56,7 @@ COMMANDS = [
     "bert_packed.finetune_glue",
     "bert_packed.finetune_ner",
     "bert_packed.squad_eval",
+    "bert_packed.train_from_text",
     "run_pretraining",
     "run_squad",
 ]
@@ -119,7 +121,7 @@ TREES = {module: ast.parse(path.read_text()) for module, path in ALL.items()}
 
 def folder_of(module):
     """The key of `ORDER` that a module belongs to; None where it belongs to none."""
-    if module in COMMANDS:
+    if module in (*COMMANDS, "bert_packed.__main__"):
         return "commands"
     return max((name for name in ORDER if f"{module}.".startswith(f"{name}.")), key=len, default=None)
 

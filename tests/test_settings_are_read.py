@@ -19,6 +19,7 @@ CONFIGS = {
     "bert_packed.runs.export_config": ["ExportConfig"],
     "bert_packed.evaluation.checkpoint_audit": ["AuditConfig"],
     "bert_packed.squad_eval": ["EvalConfig"],
+    "bert_packed.text_to_model.config": ["TrainConfig"],
     "data_gen.text.create_config": ["CreateConfig"],
     "data_gen.pack_config": ["PackConfig"],
     "data_gen.verify_tfrecords": ["VerifyConfig"],

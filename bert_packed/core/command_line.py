@@ -17,7 +17,7 @@ from pathlib import Path
 from absl import flags
 from tabulate import tabulate
 
-from bert_packed.core.settings import InputError, as_text
+from bert_packed.core.settings import InputError, as_text, unmet_settings
 from bert_packed.core.storage import PARTIAL_SUFFIX, is_remote, write_json
 
 TOP = Path(__file__).resolve().parents[2]
@@ -192,8 +192,13 @@ def _describe(field):
 
 
 def to_flagfile(config):
-    """The resolved config as the text of a flagfile, one line a flag; without transient settings."""
-    names = [field.name for field in dataclasses.fields(config) if not field.metadata["transient"]]
+    """The resolved config as the text of a flagfile, one line a flag.
+
+    Transient settings are left out, and those without effect, which a command would refuse.
+    """
+    unused = unmet_settings(config)
+    fields = [field for field in dataclasses.fields(config) if not field.metadata["transient"]]
+    names = [field.name for field in fields if field.name not in unused]
     return "".join(f"--{name}={as_text(getattr(config, name))}\n" for name in names)
 
 

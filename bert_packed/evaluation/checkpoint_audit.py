@@ -17,7 +17,9 @@ class AuditConfig:
     input_file: str = setting("", "packed TFRecords: comma-separated paths or globs", required=True)
     init_checkpoint: str = setting("", "model to audit: as in run_pretraining.py", required=True)
     bert_config_file: str = setting("", "the model's shape; empty = as stored with the checkpoint")
-    num_packs: int = setting(8, "packs to audit, the first of the files", minimum=1)
+    num_packs: int = setting(
+        8, "packs to audit at once: the first of the files among which some hold several sequences", minimum=1
+    )
     mlm_loss: str = setting("per_sequence", "weight of a prediction, as in training", choices=WEIGHTINGS)
     lm_loss: str = setting("per_token", "as mlm_loss, of a Mamba", choices=WEIGHTINGS)
     attention: str = setting(
@@ -65,14 +67,14 @@ def audit_checkpoint(config):
     num_rows = find_num_rows(files)
     objective = choose_objective(learnt, model_config, config, num_rows)
     dataset = input_pipeline.eval_batches(files, spec, config.num_packs, objective.features)
-    batch = next(CheckedBatches(dataset, files, spec, model_config, objective.features))
+    for batch in CheckedBatches(dataset, files, spec, model_config, objective.features):
+        # Rows are taken from their beginning
+        if num_rows or contamination.num_neighbours(batch):
+            break
     num_sequences = int(batch["slot_weights"].sum())
     # Without neighbours every check would pass, and prove nothing
     if not contamination.num_neighbours(batch):
-        raise InputError(
-            f"`input_file` must hold several sequences in one of its first {config.num_packs} packs. "
-            f"Received: {num_sequences} sequences in as many packs."
-        )
+        raise InputError("`input_file` must hold several sequences in a pack. Received: one in each.")
     packs = carried_states.take_rows(batch, num_rows) if num_rows else None
     attention = choose_attention(
         config.attention, without_dropout(model_config), spec.max_seq_length, devices_here().platform

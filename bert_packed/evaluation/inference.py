@@ -101,7 +101,7 @@ class TextEncoder:
 
 def load_encoder(
     init_checkpoint,
-    vocab_file,
+    vocab_file="",
     bert_config_file="",
     do_lower_case=None,
     max_seq_length=None,
@@ -113,10 +113,10 @@ def load_encoder(
 
     Args:
         init_checkpoint: As `--init_checkpoint` of `run_pretraining.py`: ours, Hugging Face's or Google's.
-        vocab_file: WordPieces, one a line.
+        vocab_file: WordPieces, one a line; "" is the `vocab.txt` of the checkpoint, or of its run.
         bert_config_file: The model's shape; "" is as stored with the checkpoint.
-        do_lower_case: True where text loses case and accents; None is as in a Hugging Face folder's
-            `tokenizer_config.json`, else True.
+        do_lower_case: True where text loses case and accents; None is as the run of the checkpoint or a
+            Hugging Face folder's `tokenizer_config.json` says, else True.
         max_seq_length: S; None is the longest that the model has positions for.
         batch_size: B; None is 1 on a CPU, where more are no faster, and 8 elsewhere.
         dtype: "float32" or "mixed_bfloat16".
@@ -132,11 +132,13 @@ def load_encoder(
     from keras import ops
 
     from bert_packed.models.packed_model import build_model
+    from bert_packed.runs.run_directory import read_run
+    from bert_packed.runs.vocabulary import find_vocab, run_folder, trained_case
     from bert_packed.training.backend import compiled
     from bert_packed.training.engines.engine import named_weights
 
     config = starting_weights.read_model_config(init_checkpoint, bert_config_file)
-    vocabulary = tokenization.load_vocab(vocab_file)
+    vocabulary = tokenization.load_vocab(find_vocab(init_checkpoint, vocab_file))
     model = init_checkpoint, bert_config_file
     starting_weights.check_reads(config, [MASKED_LM], max_seq_length or 0, len(vocabulary), *model)
     if dtype not in DTYPES:
@@ -148,6 +150,9 @@ def load_encoder(
     length = config.max_position_embeddings if max_seq_length is None else max_seq_length
     if length is None or length < NUM_SPECIAL:
         raise InputError(f"`max_seq_length` must be at least {NUM_SPECIAL}. Received: {length}.")
+    if do_lower_case is None:
+        run = run_folder(init_checkpoint)
+        do_lower_case = trained_case(read_run(run)) if run else None
     if do_lower_case is None:
         settings = read_json(Path(init_checkpoint) / TOKENIZER_CONFIG, default={})
         do_lower_case = bool(settings.get("do_lower_case", True))

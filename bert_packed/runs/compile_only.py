@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from bert_packed import schema
-from bert_packed.config import ablate, load_model_config, override_dropout
 from bert_packed.core.command_line import print_table
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import write_json, write_text
@@ -19,7 +18,7 @@ from bert_packed.core.versions import versions
 from bert_packed.parallel.replicas import count_replicas
 from bert_packed.parallel.targets import GIB, absent_target
 from bert_packed.runs.pretraining import build_engine
-from bert_packed.runs.pretraining_data import check_fits, read_shapes
+from bert_packed.runs.pretraining_data import check_fits, model_config_of, read_shapes
 from bert_packed.runs.run_directory import RUN_FILE
 from bert_packed.training.absent_devices import TooLargeError, programs_for
 from bert_packed.training.backend import make_virtual_devices, out_of_memory_names
@@ -55,8 +54,7 @@ def compile_run(config, backend):
     if config.num_virtual_devices:
         make_virtual_devices(config.num_virtual_devices)
     data = read_shapes(config)
-    model_config = override_dropout(load_model_config(config.bert_config_file, data.train.vocab_size), config)
-    model_config = ablate(model_config, config.ablation)
+    model_config = model_config_of(config, data)
     check_fits(data, model_config, config)
     if config.largest_micro_batch:
         config, programs = find_largest(config, model_config, data, target)
@@ -80,6 +78,13 @@ def compile_run(config, backend):
     write_json(folder / REPORT_FILE, {**report, "versions": made_by})
     _print_report(report, folder)
     return 0 if is_static(report) else STATUS_NOT_STATIC
+
+
+def compile_largest_program(config):
+    """The `StepProgram` of a run's step on this process's devices, of several the one of most memory."""
+    data = read_shapes(config)
+    programs = compile_step(config, model_config_of(config, data), data)
+    return max(programs, key=lambda one: one.peak_bytes or 0)
 
 
 def compile_step(config, model_config, data, target=None):

@@ -58,7 +58,7 @@ def read_text_model(config):
     Raises `InputError` where the vocabulary or the model is missing, they do not belong together, or the
     model cannot be fine-tuned with packs of this length.
     """
-    path = vocabulary.find_vocab(config)
+    path = vocabulary.find_vocab(config.init_checkpoint, config.vocab_file)
     wordpieces = tokenization.load_vocab(path)
     given = config.init_checkpoint, config.bert_config_file
     model_config = starting_weights.read_model_config(*given, len(wordpieces))

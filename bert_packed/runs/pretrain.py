@@ -5,7 +5,6 @@ import sys
 import types
 from pathlib import Path
 
-from bert_packed.config import ablate, load_model_config, override_dropout
 from bert_packed.core.command_line import print_table
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import write_json
@@ -62,7 +61,7 @@ def _run(config, backend, processes):
     from bert_packed.runs import pretraining, run_directory, vocabulary
     from bert_packed.runs.exports import check_export
     from bert_packed.runs.objectives import choose_objective
-    from bert_packed.runs.pretraining_data import check_fits, check_held_out, read_data
+    from bert_packed.runs.pretraining_data import check_fits, check_held_out, model_config_of, read_data
     from bert_packed.runs.run_summary import describe_cost, describe_run, show_line
     from bert_packed.training import loop
     from bert_packed.training.backend import out_of_memory_names
@@ -72,8 +71,7 @@ def _run(config, backend, processes):
         return _evaluate(config, processes)
     data = read_data(config, processes)
     config = config.resolved(data.num_packs)
-    model_config = override_dropout(load_model_config(config.bert_config_file, data.train.vocab_size), config)
-    model_config = ablate(model_config, config.ablation)
+    model_config = model_config_of(config, data)
     check_fits(data, model_config, config)
     check_export(config, model_config, data)
     facts = {"model": dataclasses.asdict(model_config), **data.facts}
@@ -134,12 +132,11 @@ def _evaluate(config, processes):
     from bert_packed.checkpoints import checkpoint, starting_weights
     from bert_packed.config import OBJECTIVE_HEADS
     from bert_packed.runs import pretraining, run_directory
-    from bert_packed.runs.pretraining_data import check_fits, read_eval_data
+    from bert_packed.runs.pretraining_data import check_fits, model_config_of, read_eval_data
     from bert_packed.training.backend import out_of_memory_names
 
     data = read_eval_data(config)
-    model_config = override_dropout(load_model_config(config.bert_config_file, data.eval.vocab_size), config)
-    model_config = ablate(model_config, config.ablation)
+    model_config = model_config_of(config, data)
     check_fits(data, model_config, config)
     newest = checkpoint.list_checkpoints(Path(config.output_dir))[-1:]
     if not newest and not config.init_checkpoint:

@@ -24,6 +24,7 @@ from bert_packed.runs import run_directory
 from bert_packed.runs.exports import export_step
 from bert_packed.runs.interleaved_timing import Contender, compare
 from bert_packed.runs.objectives import choose_objective
+from bert_packed.runs.pretraining_data import model_config_of, read_data
 from bert_packed.runs.run_summary import tell_skipped
 from bert_packed.runs.step_cost import measured_flops_per_second
 from bert_packed.training import loop, metrics_log, training_metrics
@@ -281,6 +282,17 @@ def speed_rows(config, model_config, data, engine, processes=ALONE):
         per_step = factor * config.train_batch_size
         contenders.append(Contender(name, its_engine.train_step, some, per_step, factor))
     return compare(contenders, NUM_TIMED_STEPS)
+
+
+def time_step(config):
+    """Seconds of a step of a run that has not begun: the median of a few, after one that compiles."""
+    data = read_data(config)
+    model_config = model_config_of(config, data)
+    engine = build_engine(config, model_config, data)
+    batches = train_batches(config, model_config, engine.objective, data.train, data.masking)
+    some = list(itertools.islice(batches, NUM_TIMED_STEPS))
+    row, *_ = compare([Contender("steps", engine.train_step, some, 1.0, 1.0)], NUM_TIMED_STEPS)
+    return row["seconds_per_step"]
 
 
 def train_batches(config, model_config, objective, packs, masking, processes=ALONE, first_step=0):

@@ -5,7 +5,7 @@ import functools
 import itertools
 import os
 
-from bert_packed.config import check_at_most
+from bert_packed.config import ablate, check_at_most, load_model_config, override_dropout
 from bert_packed.core.settings import InputError
 from bert_packed.data.batches import CheckedBatches
 from bert_packed.data.dynamic_masking import DynamicMasking
@@ -218,6 +218,12 @@ def _predictions_in(manifest):
     settings = manifest.get("settings")
     number = settings.get("max_predictions_per_seq") if isinstance(settings, dict) else None
     return number if manifest.get("kind") == "unpacked" and type(number) is int else None
+
+
+def model_config_of(config, data):
+    """The model's config of a run, by its flags and the vocabulary of its records."""
+    model_config = load_model_config(config.bert_config_file, data.train.vocab_size)
+    return ablate(override_dropout(model_config, config), config.ablation)
 
 
 def check_fits(data, model_config, config):

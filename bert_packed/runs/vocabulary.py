@@ -35,12 +35,12 @@ class RecordsVocabulary:
         return {"file": file_name(self.path), "sha256": checksum, "do_lower_case": self.do_lower_case}
 
 
-def find_vocab(config):
-    """The vocabulary file of a config: the one it names, else that of its checkpoint; raises `InputError`."""
-    if config.vocab_file:
-        return Path(config.vocab_file)
-    start = Path(config.init_checkpoint)
-    folders = [start] if config.init_checkpoint else []
+def find_vocab(init_checkpoint, vocab_file=""):
+    """The vocabulary that is given, else the one of a checkpoint: `Path`; raises `InputError` for none."""
+    if vocab_file:
+        return Path(vocab_file)
+    start = Path(init_checkpoint)
+    folders = [start] if init_checkpoint else []
     # A run writes vocab.txt beside its checkpoints, and Google beside a prefix. Beside another whole model
     # lies another model's
     if folders and (checkpoint.NAME.fullmatch(start.name) or Path(f"{start}.index").is_file()):
@@ -50,7 +50,7 @@ def find_vocab(config):
             return folder / VOCAB_FILE
     raise InputError(
         f"`vocab_file` must be given where no {VOCAB_FILE} is beside `init_checkpoint`. Received: nothing, "
-        f"and init_checkpoint={config.init_checkpoint!r}."
+        f"and init_checkpoint={str(init_checkpoint)!r}."
     )
 
 
@@ -83,8 +83,7 @@ def check_as_trained(config, vocab_path):
         return
     run, path = run_directory.read_run(folder), folder / run_directory.RUN_FILE
     kept = run.get("vocabulary") or {}
-    # Fine-tuning has it among its flags, pre-training where its records say so
-    do_lower_case = run["flags"].get("do_lower_case", kept.get("do_lower_case"))
+    do_lower_case = trained_case(run)
     if do_lower_case not in (None, config.do_lower_case):
         raise InputError(
             f"`do_lower_case` must be as in the training of `init_checkpoint`, {do_lower_case} by {path}. "
@@ -96,6 +95,12 @@ def check_as_trained(config, vocab_path):
             f"`vocab_file` must be the one that `init_checkpoint` was trained with, by {path}. "
             f"Received: {vocab_path}, another one."
         )
+
+
+def trained_case(run):
+    """The `do_lower_case` of a run, by the content of its `run.json`; None where it is not known."""
+    # Fine-tuning has it among its flags, pre-training where its records say so
+    return run["flags"].get("do_lower_case", (run.get("vocabulary") or {}).get("do_lower_case"))
 
 
 def run_folder(init_checkpoint):

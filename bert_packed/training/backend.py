@@ -1,10 +1,11 @@
 """Compiled functions, gradients, devices and out-of-memory errors under either backend."""
 
 import contextlib
+import os
 
 import keras
 
-from bert_packed.parallel.targets import devices_here
+from bert_packed.parallel.targets import accelerator_of, devices_here
 
 
 @contextlib.contextmanager
@@ -103,6 +104,24 @@ def _is_out_of_memory(error):
     import tensorflow as tf
 
     return isinstance(error, tf.errors.ResourceExhaustedError)
+
+
+def device_memory_bytes():
+    """Memory of the device that steps run on, of a CPU that of the machine; None where it is not told."""
+    if devices_here().platform == "cpu":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
+    import tensorflow as tf
+
+    kinds = [
+        tf.config.experimental.get_device_details(device).get("device_name")
+        for device in tf.config.list_physical_devices("GPU")
+    ]
+    known = accelerator_of(kinds[0]) if kinds else None
+    return known and known.memory_bytes
 
 
 def make_virtual_devices(number):

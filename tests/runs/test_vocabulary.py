@@ -29,18 +29,17 @@ def run(tmp_path):
 
 
 def test_what_lies_beside_a_checkpoint_is_its_own(run):
-    assert vocabulary.find_vocab(config(init_checkpoint=run)) == run / "vocab.txt"
-    assert vocabulary.find_vocab(config(init_checkpoint=run / "checkpoint-4")) == run / "vocab.txt"
+    assert vocabulary.find_vocab(run) == run / "vocab.txt"
+    assert vocabulary.find_vocab(run / "checkpoint-4") == run / "vocab.txt"
     (run / "bert_model.ckpt.index").touch()
-    assert vocabulary.find_vocab(config(init_checkpoint=run / "bert_model.ckpt")) == run / "vocab.txt"
-    given = config(init_checkpoint=run, vocab_file=run / "other.txt")
-    assert vocabulary.find_vocab(given) == run / "other.txt"
+    assert vocabulary.find_vocab(run / "bert_model.ckpt") == run / "vocab.txt"
+    assert vocabulary.find_vocab(run, run / "other.txt") == run / "other.txt"
 
 
 def test_what_lies_beside_a_whole_model_is_anothers(run):
     (run / "model").mkdir()
     with pytest.raises(InputError, match=r"`vocab_file` must be given where no vocab\.txt"):
-        vocabulary.find_vocab(config(init_checkpoint=run / "model"))
+        vocabulary.find_vocab(run / "model")
 
 
 @pytest.mark.parametrize("name", ["", "checkpoint-4"])

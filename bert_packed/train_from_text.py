@@ -1,0 +1,35 @@
+"""Command line: from text to a trained, audited model in the form of Hugging Face."""
+
+import sys
+
+from bert_packed.core.command_line import run
+from bert_packed.text_to_model.config import TrainConfig
+from bert_packed.text_to_model.steps import train
+
+DESCRIPTION = """
+Makes a model of text by one command: vocabulary, instances with a held-out split, packs, the proof that
+every sequence is in them once, training as a masked language model with other masks in every epoch, the audit
+that no sequence of a pack sees another, and an export that transformers and load_encoder open.
+
+The same command continues after a kill and leaves out what is done. OUTPUT_DIR/flags has what was chosen, as
+flagfiles of the single commands; a change of pretrain.flags before training has saved is honoured.
+
+Exit status 1: the proof or the audit has found a fault.
+"""
+
+
+def main(config):
+    """Take all steps; returns an exit status."""
+    result = train(config)
+    for sentence in result.failures:
+        print(sentence, file=sys.stderr)
+    return result.exit_status
+
+
+def command():
+    """Run `main` with the flags of the command line; returns the exit status."""
+    return run(main, TrainConfig, DESCRIPTION)
+
+
+if __name__ == "__main__":
+    sys.exit(command())
