@@ -1,0 +1,97 @@
+"""What `bert-packed train` chooses from text, packs and machine."""
+
+import types
+
+import pytest
+
+from bert_packed.text_to_model import choices
+from bert_packed.text_to_model.config import TrainConfig
+from bert_packed.text_to_model.steps import Folders
+
+MANIFEST = {"packing_factor": 2.0, "num_sequences": 20_000, "num_packs": 10_000}
+
+
+def config(**settings):
+    return TrainConfig(**{"input_file": "text", "output_dir": "my", **settings})
+
+
+def choose(platform="cpu", manifest=MANIFEST, **settings):
+    """`PretrainingConfig` for a platform, and why its settings are what they are."""
+    training, chosen = choices.choose_training(config(**settings), manifest, Folders("my"), platform)
+    return training, {one.setting: one.why for one in chosen}
+
+
+@pytest.mark.parametrize(
+    ("packs", "most", "expected"),
+    [(10, 4, (12, 4)), (8, 8, (8, 8)), (9, 8, (10, 5)), (1, 100, (1, 1)), (7, 1, (7, 1))],
+)
+def test_a_step_is_whole_micro_batches(packs, most, expected):
+    assert choices.divide(packs, most) == expected
+
+
+def test_a_batch_counts_sequences_and_so_fewer_packs():
+    training, why = choose()
+    assert training.train_batch_size == 104  # of 200 / 2, in thirteen micro-batches
+    assert training.train_batch_size % training.micro_batch_size == 0
+    assert why["train_batch_size"] == "208 sequences at packing factor 2.00"
+    # 4,096 tokens at once on CPUs, 65,536 on accelerators
+    assert training.micro_batch_size == training.eval_batch_size == 8
+    assert choose("gpu")[0].micro_batch_size == choose("gpu")[0].train_batch_size == 100
+    assert choose(max_seq_length=128)[0].micro_batch_size == 25
+
+
+@pytest.mark.parametrize(("num_sequences", "expected"), [(10, 32), (6400, 64), (10**9, 256)])
+def test_a_larger_text_has_larger_steps_within_limits(num_sequences, expected):
+    manifest = {**MANIFEST, "packing_factor": 1.0, "num_sequences": num_sequences}
+    assert choose(manifest=manifest)[0].train_batch_size == expected
+
+
+def test_what_is_given_is_taken():
+    training, why = choose(
+        train_batch_size=16, learning_rate=0.5, bert_config_file="bert-tiny", random_seed=7
+    )
+    assert (training.train_batch_size, training.learning_rate) == (16, 0.5)
+    assert (training.bert_config_file, why["bert_config_file"]) == ("bert-tiny", "given")
+
+
+@pytest.mark.parametrize(
+    ("platform", "model", "rate"),
+    [("cpu", "bert-mini", 1e-3), ("gpu", "bert-base", 2e-4), ("tpu", "bert-base", 2e-4)],
+)
+def test_the_model_is_of_the_machine_and_the_rate_of_the_model(platform, model, rate):
+    training, _ = choose(platform)
+    assert (training.bert_config_file, training.learning_rate) == (model, rate)
+    assert choose(platform, bert_config_file="bert-large")[0].learning_rate == 1e-4
+
+
+def test_a_micro_batch_fits_half_of_the_memory():
+    program = types.SimpleNamespace(argument_bytes=100, peak_bytes=100 + 8 * 50)  # 50 a pack
+    training, _ = choose()
+    fitted, choice = choices.fit_memory(training, program, 2 * (100 + 4 * 50))
+    assert (fitted.micro_batch_size, fitted.eval_batch_size, choice.value) == (4, 4, 4)
+    assert fitted.train_batch_size % 4 == 0 and fitted.train_batch_size >= training.train_batch_size - 4
+    assert choices.fit_memory(training, program, 10**9)[0] == training
+    assert choices.fit_memory(training, program, 10)[0].micro_batch_size == 1
+    unknown = types.SimpleNamespace(argument_bytes=None, peak_bytes=None)
+    assert choices.fit_memory(training, unknown, 10)[0] == training
+    assert "not told" in choices.fit_memory(training, program, None)[1].why
+
+
+def test_steps_are_of_epochs_or_hours():
+    training, _ = choose(train_batch_size=100)
+    of_epochs, _ = choices.choose_steps(config(num_train_epochs=5.0), training, 10_000)
+    packs = of_epochs.num_train_steps * of_epochs.train_batch_size
+    assert packs == pytest.approx(50_000, rel=0.01)
+    assert of_epochs.num_warmup_steps == of_epochs.num_train_steps // 10
+    assert of_epochs.eval_steps == of_epochs.save_checkpoints_steps == of_epochs.num_train_steps // 10
+    default, _ = choices.choose_steps(config(), training, 10_000)
+    assert default.num_train_steps == pytest.approx(3 / 5 * of_epochs.num_train_steps, abs=1)
+    of_hours, chosen = choices.choose_steps(config(train_hours=0.5), training, 10_000, step_seconds=1.8)
+    assert of_hours.num_train_steps == 1000
+    assert chosen[0].why == "0.5 h of steps of 1.8 s"
+    assert choices.choose_steps(config(train_hours=0.5), training, 10_000, 10**6)[0].num_train_steps == 1
+
+
+def test_a_vocabulary_grows_with_the_text():
+    assert [choices.choose_vocab_size(config(), size) for size in (10, 10**9)] == [8192, 30_522]
+    assert choices.choose_vocab_size(config(vocab_size=50), 10**9) == 50
