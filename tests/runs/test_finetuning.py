@@ -72,7 +72,7 @@ def test_without_training_the_checkpoint_must_have_the_head_of_the_task(monkeypa
     monkeypatch.setattr(finetuning.starting_weights, "load", lambda *_: found)
     predicted = []
     arguments = config, SimpleNamespace(config=None), objective, None, lambda *of: predicted.append(of)
-    assert finetuning.run_task(*arguments) == 0 and predicted.pop()[0] is model
+    assert finetuning.run_task(*arguments).exit_status == 0 and predicted.pop()[0] is model
     found.missing.append("classification/pooler/kernel")
     with pytest.raises(InputError, match=r"must be fine-tuned for this task.* lacks classification/pooler"):
         finetuning.run_task(*arguments)
@@ -89,7 +89,7 @@ def test_scores_of_an_earlier_prediction_stay_where_none_are_wanted(tmp_path, mo
     config = SquadConfig(**GIVEN[SquadConfig], output_dir=str(tmp_path), **flags)
     given = []
     predict = lambda *of: given.append(of) or scores  # noqa: E731
-    assert finetuning.run_task(config, SimpleNamespace(config=None), None, None, predict) == 0
+    assert finetuning.run_task(config, SimpleNamespace(config=None), None, None, predict).exit_status == 0
     assert given == [("model", tmp_path)]
     assert (json.loads(path.read_text()) if path.exists() else None) == left
     assert (tmp_path / "copy.json").exists() == bool(scores)
@@ -141,7 +141,7 @@ def test_a_stopped_training_predicts_nothing(tmp_path, monkeypatch, capsys):
     with pytest.raises(InputError, match=r"a\.json must give at least one sequence\. Received: none"):
         finetuning.run_task(config, None, None, lambda: (data, inputs), predict)
     data.sequences.append(1)
-    assert finetuning.run_task(config, None, None, lambda: (data, inputs), predict) == 128 + 15
+    assert finetuning.run_task(config, None, None, lambda: (data, inputs), predict).exit_status == 128 + 15
     assert given == [(data, inputs, tmp_path)]
     assert "the same command continues" in capsys.readouterr().err
 
