@@ -70,7 +70,7 @@ def uninterrupted(data, tmp_path_factory):
             folder = tmp_path_factory.mktemp("whole") / f"{backend}-{num}"
             cluster = RunningCluster(folder / "said", arguments(data, folder / "run"), num, backend)
             assert cluster.statuses() == [0] * num, cluster.said()
-            assert [cluster.out(index).count("step 1:") for index in range(num)] == [1] + [0] * (num - 1)
+            assert [cluster.out(index).count("step 1/") for index in range(num)] == [1] + [0] * (num - 1)
             made[backend, num] = folder / "run"
         return made[backend, num]
 
