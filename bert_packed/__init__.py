@@ -4,7 +4,7 @@
 
     packs = bert_packed.pack([[5, 6, 7], [8, 9]], max_seq_length=8)
 
-docs/api.md has all names below, with examples. Importing this imports no other package. The first use of a
+docs/reference/api.md has all names below, with examples. Importing this imports no other package. The first use of a
 name imports what it needs; plans, packs, masks and audits need neither Keras nor TensorFlow.
 """
 

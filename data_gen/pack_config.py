@@ -55,7 +55,7 @@ class PackConfig:
     features: str = setting(
         "",
         "features of records that are not BERT's, such as inputs:int:512,targets:int:114, which say how long "
-        "packs are; see docs/other_features.md; empty = BERT's",
+        "packs are; see docs/guides/other_features.md; empty = BERT's",
         parse=_parse_features,
         only_with=NOT_SPLIT | NOT_DRY_RUN,
         advanced=True,
@@ -96,7 +96,7 @@ class PackConfig:
     split_sequences: bool = setting(
         False,
         "lay sequences for causal language modelling end to end into rows, and cut these into packs: no "
-        "padding, and state is carried from pack to pack; see docs/causal_records.md",
+        "padding, and state is carried from pack to pack; see docs/guides/causal_records.md",
     )
     num_rows: int = setting(
         0,
@@ -113,7 +113,7 @@ class PackConfig:
     masked_lm_weights: str = setting(
         SEQUENCE,
         "what masked_lm_weights hold: sequence, the prediction's sequence in the pack; binary, 1, for "
-        "programs that weigh the loss by them (docs/other_programs.md)",
+        "programs that weigh the loss by them (docs/guides/other_programs.md)",
         choices=MASKED_LM_WEIGHTS_KINDS,
         advanced=True,
     )

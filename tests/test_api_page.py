@@ -1,4 +1,4 @@
-"""The examples of docs/api.md, and those in Python of README.md, run one after another."""
+"""The examples of docs/reference/api.md, and those in Python of README.md, run one after another."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 import bert_packed
 
 ROOT = Path(__file__).parent.parent
-PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "docs/api.md")}
+PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "docs/reference/api.md")}
 TORCH = "from transformers import"  # an extra; what comes after it in its section may need it, too
 
 TRAINS = "bert_packed.load_encoder", "bert_packed.pretrain"  # a section with one of these trains
@@ -35,23 +35,23 @@ def run(page, with_torch=False, trains=False):
 
 
 def test_every_name_is_on_the_page():
-    page = PAGES["docs/api.md"]
+    page = PAGES["docs/reference/api.md"]
     named = {name for name in bert_packed.__all__ if f"bert_packed.{name}(" in page or f"`{name}`" in page}
     assert named == set(bert_packed.__all__)
 
 
 def test_the_examples_run():
     assert run("README.md") == len(examples(PAGES["README.md"])) >= 1
-    assert run("docs/api.md") >= 8
+    assert run("docs/reference/api.md") >= 8
 
 
 @pytest.mark.slow
 def test_the_examples_that_train_run():
-    assert run("docs/api.md", trains=True) == 4
+    assert run("docs/reference/api.md", trains=True) == 4
 
 
 def test_the_examples_with_torch_run():
     for package in ("torch", "transformers"):
         pytest.importorskip(package, reason="pip install -e '.[reference]'")
-    numbers = [len(examples(section)) for section in sections("docs/api.md", trains=False)]
-    assert run("docs/api.md", with_torch=True) == sum(numbers) >= 10
+    numbers = [len(examples(section)) for section in sections("docs/reference/api.md", trains=False)]
+    assert run("docs/reference/api.md", with_torch=True) == sum(numbers) >= 10

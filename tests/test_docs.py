@@ -11,7 +11,7 @@ from bert_packed.runs.finetuning_config import GlueConfig, NerConfig, SquadConfi
 from bert_packed.runs.pretraining_config import PretrainingConfig
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 HALVES = ("data_gen", "bert_packed", "benchmarks")
 # Modules are named from the top or from the half that the text is about, folders from the top
 PATH = re.compile(
@@ -24,7 +24,7 @@ FILE = re.compile(r"`((?:[a-z_0-9]+/)*[a-z_0-9]+\.py)`")
 
 
 def page_id(path):
-    return path.name
+    return str(path.relative_to(ROOT))
 
 
 def exists(name):
@@ -64,7 +64,7 @@ def test_files_that_a_docstring_names_exist():
 def test_the_tour_names_every_folder_in_the_order_of_the_rules():
     from test_imports import COMMANDS, ORDER
 
-    page = (ROOT / "docs/architecture.md").read_text()
+    page = (ROOT / "docs/reference/architecture.md").read_text()
     for head, half in (
         ("| ground floor of `bert_packed/`", "bert_packed."),
         ("| `data_gen/` |", "data_gen."),
@@ -84,7 +84,7 @@ def test_the_tour_names_every_folder_in_the_order_of_the_rules():
     ],
 )
 def test_flags_that_may_change_are_those_of_the_settings(start, configs):
-    page = " ".join((ROOT / "docs/training.md").read_text().split())
+    page = " ".join((ROOT / "docs/guides/training.md").read_text().split())
     (listed,) = re.findall(rf"{start}: ([^.;]*)[.;]", page)
     fields = {field.name: field.metadata for config in configs for field in dataclasses.fields(config)}
     of_runs = {field.name for field in dataclasses.fields(PretrainingConfig)} if len(configs) > 1 else ()
@@ -98,8 +98,8 @@ def test_flags_that_may_change_are_those_of_the_settings(start, configs):
 
 
 def test_flagfiles_have_the_micro_batches_of_the_page():
-    """The header of each flagfile of pre-training, and the table of docs/accelerators.md."""
-    page = (ROOT / "docs/accelerators.md").read_text()
+    """The header of each flagfile of pre-training, and the table of docs/start/accelerators.md."""
+    page = (ROOT / "docs/start/accelerators.md").read_text()
     rows = re.findall(r"^\| (`.*) \|$", page.partition("| recipe |")[2].partition("\n\n")[0], re.MULTILINE)
     table = {}
     for names, *cells in (row.split(" | ") for row in rows):

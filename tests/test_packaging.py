@@ -103,7 +103,7 @@ def test_every_module_is_packaged(described):
 
 
 def test_extras_that_are_named_exist(described):
-    pages = [ROOT / "README.md", ROOT / ".ci/run", *(ROOT / "docs").glob("*.md"), *MODULES.values()]
+    pages = [ROOT / "README.md", ROOT / ".ci/run", *(ROOT / "docs").rglob("*.md"), *MODULES.values()]
     named = {
         extra for page in pages for found in EXTRA.findall(page.read_text()) for extra in found.split(",")
     }
@@ -111,7 +111,7 @@ def test_extras_that_are_named_exist(described):
 
 
 def test_the_page_on_installing_names_every_command_and_extra(described):
-    page = (ROOT / "docs/installing.md").read_text()
+    page = (ROOT / "docs/start/installing.md").read_text()
     assert set(re.findall(r"^\| `([a-z]+)` \|", page, re.MULTILINE)) == set(described["extras_require"])
     for name, (script, about) in COMMANDS.items():
         assert f"| `bert-packed {name}` | `{script.replace('.', '/')}.py` | {about} |" in page

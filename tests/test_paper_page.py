@@ -1,4 +1,4 @@
-"""Every table and figure of the packing papers has a row in docs/paper.md, with a command that exists."""
+"""Every table and figure of the packing papers has a row in docs/evidence/paper.md, with a command that exists."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = (ROOT / "docs/paper.md").read_text()
+PAGE = (ROOT / "docs/evidence/paper.md").read_text()
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in PAGE.splitlines()

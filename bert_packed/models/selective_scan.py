@@ -16,7 +16,7 @@ from keras import ops
 
 from bert_packed.models.loops import scan, with_gradient
 
-CHUNK_LENGTH = 32  # tokens; docs/mamba.md has the measurements
+CHUNK_LENGTH = 32  # tokens; docs/guides/mamba.md has the measurements
 
 
 def ssm_pack(

@@ -222,7 +222,7 @@ class PretrainingConfig(RunConfig):
         "none",
         "devices that share each step, a part of its packs each: none is one, mirrored all of this machine, "
         "tpu all cores of a TPU, multi_worker all of all processes that the environment variable TF_CONFIG "
-        "lists (docs/training.md); a run may go on under another",
+        "lists (docs/guides/training.md); a run may go on under another",
         choices=DISTRIBUTIONS,
         changeable=True,
     )
@@ -230,7 +230,7 @@ class PretrainingConfig(RunConfig):
         "none",
         "how a model too large for one device lies on many, under KERAS_BACKEND=jax: megatron1d, matrices "
         "split in one direction; optimus2d, matrices and activations in blocks on a square of devices; none, "
-        "whole on each (docs/parallelism.md); a run may go on under another",
+        "whole on each (docs/guides/layouts.md); a run may go on under another",
         choices=LAYOUTS,
         only_with={MASKED: "be none for objective={objective}"},
         changeable=True,
@@ -298,7 +298,7 @@ class PretrainingConfig(RunConfig):
         "",
         "with compile_only: devices that need not be here, KIND:SHAPE as v5e:1, v5e:4x4, v5p:2x2x1, v6e:1 or "
         "h100:4, of which several share each step and need KERAS_BACKEND=jax; pip install -e '.[aot]' "
-        "(docs/accelerators.md); "
+        "(docs/start/accelerators.md); "
         "empty = those of this machine",
         parse=parse_target,
         only_with="compile_only",

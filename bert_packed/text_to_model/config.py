@@ -18,7 +18,7 @@ class TrainConfig:
     input_file: str = setting(
         "",
         "text files, paths or globs: one sentence a line and a blank line between documents, or JSON lines "
-        "with `text`; also .gz, and tables with the extra `arrow` (docs/text_inputs.md)",
+        "with `text`; also .gz, and tables with the extra `arrow` (docs/guides/text.md)",
         required=True,
         positional=True,
         group=DATA,

@@ -35,7 +35,7 @@ class CreateConfig:
         "or JSON lines (.json, .jsonl, .ndjson) with `text`, each line of it a paragraph, or `paragraphs`; "
         "also .gz; with the extra `arrow` tables with such a column (.parquet, .arrow) and folders that "
         "Hugging Face's `datasets` saved; PART:2 reads the documents of that part twice as often, PART:0.5 "
-        "half of them (docs/text_inputs.md); empty = the embedded sample corpus",
+        "half of them (docs/guides/text.md); empty = the embedded sample corpus",
         group=TEXT,
     )
     output_dir: str = setting("", "where the records, vocabulary and manifest.json go", changeable=True)
@@ -55,7 +55,7 @@ class CreateConfig:
         MLM_NSP,
         "what is to be learnt: mlm_nsp, BERT's masked tokens and next sentences; mlm, masked tokens alone, "
         "of sequences that are full of one document's sentences (RoBERTa); or causal_lm, every next token "
-        "of documents as they are (docs/causal_records.md)",
+        "of documents as they are (docs/guides/causal_records.md)",
         choices=OBJECTIVES,
         group=SEQUENCES,
     )

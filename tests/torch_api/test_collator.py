@@ -17,7 +17,7 @@ from bert_packed.core.settings import InputError  # noqa: E402  after the skips 
 from bert_packed.torch import PackingCollator, pack_dataset, per_sequence_loss  # noqa: E402
 from bert_packed.torch.collator import labels_by_sequence  # noqa: E402
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/torch.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/guides/torch.md"
 LENGTH, VOCAB, NUM = 24, 60, 12
 PAD, UNKNOWN, CLS, SEP, MASK = range(5)
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
