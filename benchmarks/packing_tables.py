@@ -1,6 +1,7 @@
 """The papers' packing tables, ours beside print, and rows of `cghp`, which no paper has.
 
-python -m benchmarks.packing_tables --markdown=docs/evidence/packing_tables.md --picture=docs/packing_wikipedia_512.png
+python -m benchmarks.packing_tables --markdown=docs/evidence/packing_tables.md \
+    --picture=docs/pictures/packing_wikipedia_512.png
 """
 
 import dataclasses

@@ -4,8 +4,8 @@
 
     packs = bert_packed.pack([[5, 6, 7], [8, 9]], max_seq_length=8)
 
-docs/reference/api.md has all names below, with examples. Importing this imports no other package. The first use of a
-name imports what it needs; plans, packs, masks and audits need neither Keras nor TensorFlow.
+docs/reference/api.md has all names below, with examples. Importing this imports no other package. The first
+use of a name imports what it needs; plans, packs, masks and audits need neither Keras nor TensorFlow.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Every table and figure of the packing papers has a row in docs/evidence/paper.md, with a command that exists."""
+"""Every table and figure of the packing papers has a row in evidence/paper.md, with a command that exists."""
 
 import ast
 import re

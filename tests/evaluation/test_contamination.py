@@ -166,3 +166,19 @@ def test_a_steps_figures_and_gradients_are_compared():
 
 def test_packs_with_neighbours_are_counted(packs):
     assert contamination.num_neighbours(packs) == 2
+
+
+def test_gradients_are_compared_with_their_tensor_and_small_ones_with_the_model():
+    """Rounding of a tensor that hardly learns is no fault; a fault of its size in another one is."""
+    paths = ["block/query/kernel", "block/value/kernel", "block/key/bias"]
+    alone = [np.array([1e-8, 0]), np.array([0.1, 0.05]), np.array([3e-13])]
+
+    def result(*together):
+        checks = contamination.compare_gradients(paths, [np.array(one) for one in together], alone, 1e-5)
+        return [check.passed for check in checks]
+
+    assert result([1e-8, 2e-12], [0.1, 0.05], [7e-13]) == [True, True]
+    assert result([1e-8, 2e-11], [0.1, 0.05], [0]) == [False, True]
+    assert result([1e-8, 0], [0.1, 0.05 + 2e-6], [0]) == [False, True]
+    assert result([1e-8, 0], [0.1, 0.05], [2e-6]) == [True, False]
+    assert result([np.nan, 0], [0.1, 0.05], [np.nan]) == [False, False]
