@@ -75,5 +75,6 @@ def describe_duration(seconds):
     """A duration for people: `0.8 s`, `12 min`, `3.5 h`, `40 days`."""
     for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
         if seconds < limit:
-            return f"{seconds / size:.2g} {unit}"
+            number = seconds / size
+            return f"{number:.{3 if number >= 100 else 2}g} {unit}"
     return f"{seconds / 86_400:,.0f} days"

@@ -73,7 +73,7 @@ def test_the_products_of_a_run_in_either_precision_are_measured(monkeypatch, dty
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.034, "0.034 s"), (3.21, "3.2 s"), (150, "2.5 min"), (18000, "5 h"), (4e6, "46 days")],
+    [(0.034, "0.034 s"), (3.21, "3.2 s"), (113, "113 s"), (150, "2.5 min"), (18000, "5 h"), (4e6, "46 days")],
 )
 def test_durations_for_people(seconds, text):
     assert describe_duration(seconds) == text
