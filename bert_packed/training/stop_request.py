@@ -27,7 +27,10 @@ class StopRequest:
 
     @contextlib.contextmanager
     def watching(self):
-        """Context manager that watches for signals while its body runs; for the main thread only."""
+        """Context manager that watches for signals while its body runs; in another thread it does nothing."""
+        if threading.current_thread() is not threading.main_thread():  # Python lets no other set handlers
+            yield self
+            return
         # Python's handlers wait until compiled code returns, and a step of a large model may take hours. So
         # the C handler writes each signal's number into a socket, and a thread counts them meanwhile
         reader, writer = socket.socketpair()

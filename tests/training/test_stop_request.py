@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -53,6 +54,20 @@ def test_what_another_watched_signals_with_comes_back():
         assert signal.set_wakeup_fd(-1) == writer.fileno()
         reader.close()
         writer.close()
+
+
+def test_another_thread_watches_nothing():
+    """As where a program trains in a thread: only the main one may handle signals."""
+    before, seen = signal.getsignal(signal.SIGTERM), []
+
+    def watch():
+        with StopRequest().watching() as stop:
+            seen.append((stop.signal, signal.getsignal(signal.SIGTERM)))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    thread.join()
+    assert seen == [(None, before)]
 
 
 def test_an_interrupt_that_was_ignored_before_stays_ignored():
