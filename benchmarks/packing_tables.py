@@ -246,7 +246,15 @@ def draw(histogram, max_seq_length, path, depths=DEPTHS, algorithms=DRAWN):
     """Draw a histogram, and beside it efficiency by depth for some algorithms, as PNG."""
     figure, ((left, right),) = new_figure(2, size=(5.5, 4))
     plot_lengths(left, histogram)
-    left.set(title="Lengths", yscale="log")
+    left.set(title="Lengths", yscale="linear")
+    *_, second, tallest = np.sort(histogram)
+    if tallest > 5 * second:  # the sequences that were cut: one bar would flatten all others
+        length = np.argmax(histogram) + 1
+        left.set(ylim=(0, 1.2 * second))
+        words = f"{tallest / 1e6:.1f} million sequences of {length} tokens,\nbeyond the axis"
+        left.annotate(
+            words, (length, 1.18 * second), (-12, -8), textcoords="offset points", ha="right", va="top"
+        )
     points = {}
     for name in algorithms:
         plans = {depth: ALGORITHMS[name](histogram, max_seq_length, depth) for depth in depths}

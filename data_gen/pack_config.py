@@ -96,7 +96,7 @@ class PackConfig:
     split_sequences: bool = setting(
         False,
         "lay sequences for causal language modelling end to end into rows, and cut these into packs: no "
-        "padding, and state is carried from pack to pack; see docs/guides/causal_records.md",
+        "padding, and state is carried from pack to pack; see docs/guides/mamba.md",
     )
     num_rows: int = setting(
         0,

@@ -55,7 +55,7 @@ class CreateConfig:
         MLM_NSP,
         "what is to be learnt: mlm_nsp, BERT's masked tokens and next sentences; mlm, masked tokens alone, "
         "of sequences that are full of one document's sentences (RoBERTa); or causal_lm, every next token "
-        "of documents as they are (docs/guides/causal_records.md)",
+        "of documents as they are (docs/guides/mamba.md)",
         choices=OBJECTIVES,
         group=SEQUENCES,
     )
