@@ -9,6 +9,7 @@ import pytest
 
 from bert_packed.runs.finetuning_config import GlueConfig, NerConfig, SquadConfig
 from bert_packed.runs.pretraining_config import PretrainingConfig
+from docs import write_flags
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -155,7 +156,7 @@ def test_the_tour_names_every_folder_in_the_order_of_the_rules():
     ],
 )
 def test_flags_that_may_change_are_those_of_the_settings(start, configs):
-    page = " ".join((ROOT / "docs/guides/training.md").read_text().split())
+    page = " ".join((ROOT / "docs/reference/runs.md").read_text().split())
     (listed,) = re.findall(rf"{start}: ([^.;]*)[.;]", page)
     fields = {field.name: field.metadata for config in configs for field in dataclasses.fields(config)}
     of_runs = {field.name for field in dataclasses.fields(PretrainingConfig)} if len(configs) > 1 else ()
@@ -166,6 +167,11 @@ def test_flags_that_may_change_are_those_of_the_settings(start, configs):
         if of["changeable"] and not of["transient"] and name not in of_runs
     ]
     assert sorted(re.findall(r"--\w+", listed)) == sorted(wanted)
+
+
+def test_the_page_of_flags_is_that_of_the_settings():
+    is_same = write_flags.PAGE.read_text() == write_flags.page()
+    assert is_same, "docs/reference/flags.md is not that of the settings: run `python -m docs.write_flags`"
 
 
 def test_flagfiles_have_the_micro_batches_of_the_page():

@@ -222,7 +222,7 @@ class PretrainingConfig(RunConfig):
         "none",
         "devices that share each step, a part of its packs each: none is one, mirrored all of this machine, "
         "tpu all cores of a TPU, multi_worker all of all processes that the environment variable TF_CONFIG "
-        "lists (docs/guides/training.md); a run may go on under another",
+        "lists (docs/guides/several_devices.md); a run may go on under another",
         choices=DISTRIBUTIONS,
         changeable=True,
     )
