@@ -23,7 +23,7 @@ Every flag of every command, by command and group: a page to search. `bert-packe
 flags that most runs need, `--helpfull` all. `python -m docs.write_flags` writes this page from the settings.
 
 - `--name=value` gives the default; without a value the default is an empty text.
-- A flag that is true or false has two short forms: `--remat` is `--remat=true`, `--noremat` is `--remat=false`.
+- A flag that is true or false has short forms: `--remat` is `--remat=true`, `--noremat` is `--remat=false`.
 - `--flagfile=FILE` reads flags from a file, one a line. Flags given later win. Of a file in `configs/` the
   name is enough: `--flagfile=demo.flags`.
 - An unknown flag, or a value that its rule forbids, ends a command with exit status 2 and one line.

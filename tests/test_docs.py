@@ -24,8 +24,8 @@ COMMAND = re.compile(r"python (?:-m ([a-z_.]+[a-z_])|([a-z_/]+\.py))(?!\.?[A-Za-
 FILE = re.compile(r"`((?:[a-z_0-9]+/)*[a-z_0-9]+\.py)`")
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)]*))?\)")
 WIDTH, HEIGHT = 120, 250  # of a page, in characters and lines
-# Records of what was measured, and tables that benchmarks write, have any size
-RECORDS = ("docs/notebook/", "docs/evidence/packing_tables.md", "CHANGELOG.md")
+# Records of what was measured, and tables that programs write, have any size
+RECORDS = ("docs/notebook/", "docs/evidence/packing_tables.md", "docs/reference/flags.md", "CHANGELOG.md")
 BLOCK = re.compile(r"<!-- table: .*?<!-- end -->", re.DOTALL)
 # Pages that are still to be rewritten; none may be added
 TOO_WIDE = {
@@ -42,7 +42,6 @@ TOO_WIDE = {
     "docs/guides/packing.md",
     "docs/guides/text.md",
     "docs/guides/torch.md",
-    "docs/guides/training.md",
     "docs/reference/api.md",
     "docs/reference/architecture.md",
     "docs/reference/checkpoints.md",
@@ -51,7 +50,6 @@ TOO_WIDE = {
     "docs/start/installing.md",
 }
 TOO_LONG = {
-    "docs/guides/training.md",
     "docs/reference/api.md",
 }
 
