@@ -1,6 +1,6 @@
 """Benchmarks and the papers' experiments: `python -m benchmarks.NAME` in a checkout; `--help` explains each.
 
-    training_speed     packed against unpacked, a BERT without packs, transformers and KerasHub
+    training_speed     packed against unpacked, a BERT without packs, and the programs of others
     accelerator        one GPU or TPU: exactness, steps, speed-ups, the largest micro-batch, and peers
     inference_speed    vectors of texts per second, packed, padded, and by transformers
     learning_curves    packed against unpacked over sequences and hours, and the ablations

@@ -119,7 +119,7 @@ def peers(model, limit):
     found = {PADDED: functools.partial(transformers_training, model.config, padded, is_mixed=True)}
     for kind in kinds:
         name = f"{PADDING_FREE}, {kind}" + (", attention without dropout" if kind == "flex" else "")
-        found[name] = functools.partial(padding_free_training, model.config, packs, kind)
+        found[name] = functools.partial(padding_free_training, model.config, packs, kind, is_mixed=True)
     return found
 
 

@@ -5,8 +5,17 @@ from pathlib import Path
 from bert_packed.core.storage import make_folder, write_whole
 
 BAR = 0.8  # of the room of a group of bars
-# The same in every picture
-COLORS = {"packed": "C0", "unpacked": "C1", "optimus2d": "C0", "megatron1d": "C1"}
+# Of each thing the same in every picture
+COLORS = {
+    "packed": "C0",
+    "unpacked": "C1",
+    "padding-free": "seagreen",
+    "sorted by length": "0.45",
+    "padded": "0.65",
+    "keras-hub": "plum",
+    "optimus2d": "C0",
+    "megatron1d": "C1",
+}
 
 
 def new_figure(columns, rows=1, size=(4.2, 3.2)):
@@ -43,6 +52,16 @@ def draw_bars(axes, rows, label, columns, horizontal=True):
         axes.set_xticks(range(len(rows)), labels)
     if len(columns) > 1:
         axes.legend(fontsize="small")
+
+
+def draw_amounts(axes, amounts):
+    """Draw a bar with its number for each label: dict from label to (a key of `COLORS`, value)."""
+    kinds, values = zip(*amounts.values(), strict=True)
+    bars = axes.barh([*amounts], values, BAR, color=[COLORS[kind] for kind in kinds])
+    axes.bar_label(bars, fmt="{:,.0f}", padding=3)
+    axes.margins(x=0.15)  # room for the number of the longest
+    axes.invert_yaxis()
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def draw_curves(axes, curves):

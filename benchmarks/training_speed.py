@@ -1,4 +1,4 @@
-"""Training speed on packs, against unpacked rows, a BERT without packs, transformers and KerasHub.
+"""Training speed on packs, against unpacked rows and the programs of others.
 
 python -m benchmarks.training_speed --bert_config_file=bert-mini --reference
 
@@ -13,6 +13,7 @@ import sys
 
 import numpy as np
 
+from benchmarks.pictures import draw_amounts, new_figure, save_picture
 from benchmarks.results import Settings, show
 from benchmarks.synthetic_data import (
     WIKIPEDIA,
@@ -33,12 +34,14 @@ from bert_packed.runs.interleaved_timing import time_interleaved
 from bert_packed.training.engines import choose_backend
 
 DESCRIPTION = """
-Tables 1 and 2 of "Efficient Sequence Packing without Cross-contamination": interleaved training steps of one
-shape, on packs and on one sequence a row, by this package and by a plain BERT that knows nothing of packs.
-With --reference also by transformers on torch, on rows padded to one length and in batches sorted by length,
-in two processes: one as its users have it, and one whose C library keeps freed memory, as our commands let
-theirs ("memory kept"; left out where the environment has MALLOC_... or GLIBC_TUNABLES, which then hold for
-all); and by KerasHub, padded, where it is installed.
+Tables 1 and 2 of "Efficient Sequence Packing without Cross-contamination": interleaved training steps of
+one shape, on packs and on one sequence a row, by this package and by a plain BERT that knows nothing of
+packs. With --reference also by KerasHub, padded, where it is installed, and by two peers on torch.
+transformers has rows padded to one length, and batches sorted by length. A padding-free BERT has the
+sequences of the packs one after another, and attention inside each. Both run in two processes: one as their
+users have it, and one whose C library keeps freed memory, as our commands let theirs ("memory kept"; left
+out where the environment has MALLOC_... or GLIBC_TUNABLES, which then hold for all). --picture draws real
+tokens a second of all of them.
 
 The packing factor is that of a plan for all sequences of the data. Tokens are random, dropout is on. A
 speed-up is the median of the ratios of neighbouring steps, in sequences a second; `from` and `to` are its
@@ -52,6 +55,17 @@ LEAST_SHARE = 0.98  # of the packing factor, wanted over a plain BERT
 PLAIN_ON_PACKS, PLAIN, PACKED, UNPACKED = "plain, on packs", "plain", "packed", "unpacked"
 KERAS_HUB = "keras-hub, padded"
 PADDED, SORTED = "padded", "sorted by length"  # behind the name of transformers
+PADDING_FREE = "padding-free"
+
+# Of the picture, from above: label and color by way
+BARS = {
+    PACKED: ("bert_packed, packed", "packed"),
+    PADDING_FREE: ("torch, padding-free", "padding-free"),
+    f"transformers, {SORTED}": ("transformers, sorted by length", "sorted by length"),
+    UNPACKED: ("bert_packed, one sequence a row", "unpacked"),
+    KERAS_HUB: ("KerasHub, padded", "keras-hub"),
+    f"transformers, {PADDED}": ("transformers, padded", "padded"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +80,8 @@ class SpeedConfig(Settings):
     batch_size: int = setting(8, "packs, or rows, a step", minimum=1)
     micro_batch_size: int = setting(0, "packs that ours computes at once; 0 = all of the step's", minimum=0)
     repeats: int = setting(21, "timed steps of each way", minimum=1)
-    reference: bool = setting(False, "also measure transformers (extra `reference`) and KerasHub")
+    reference: bool = setting(False, "also measure peers on torch (extra `reference`) and KerasHub")
+    picture: str = setting("", "also draw real tokens a second into this PNG")
 
     def __post_init__(self):
         super().__post_init__()
@@ -120,6 +135,8 @@ def main(config):
         programs = (engines[name].step_programs(batches[PACKED][0])[0] for name in (PLAIN, PACKED))
         tables["XLA's count"] = [count_row(*programs)]
     show("training_speed", config, tables, [f"utilisation of {peak / 1e9:,.1f} GFLOP/s"])
+    if config.picture:
+        draw(tables["steps"], config)
 
 
 def make_batches(corpus, config, vocab_size):
@@ -162,7 +179,11 @@ def make_engines(model_config, micro_batch_size):
 def peer_ways(model_config, batches, stack):
     """Functions of the repeat that take a step of the peers, by name, until the stack ends."""
     from benchmarks.peers import keras_hub_model, process
-    from benchmarks.peers.training import keras_hub_training, transformers_training
+    from benchmarks.peers.training import (
+        keras_hub_training,
+        padding_free_training,
+        transformers_training,
+    )
 
     padded, ways = batches[UNPACKED], {}
     if keras_hub_model.is_installed():
@@ -172,7 +193,15 @@ def peer_ways(model_config, batches, stack):
     for name, keeps_memory in process.torch_processes().items():
         peer = stack.enter_context(transformers_training(model_config, rows, keeps_memory))
         ways |= {f"{name}, {one}": functools.partial(peer.call, "step", one) for one in rows}
+        free = padding_free_training(model_config, batches[PACKED], "one by one", keeps_memory)
+        name = name.replace(process.AS_IT_IS, PADDING_FREE)
+        ways[name] = functools.partial(stack.enter_context(free).call, "step")
     return ways
+
+
+def has_all_of_a_pack(name):
+    """True of ways whose step has the sequences of packs, not one a row."""
+    return name == PACKED or name.startswith(PADDING_FREE)
 
 
 def step_rows(seconds, corpus, model_config, batch_size, peak):
@@ -181,7 +210,7 @@ def step_rows(seconds, corpus, model_config, batch_size, peak):
 
     rows = []
     for name, times in seconds.items():
-        sums = sums_of_a_row(corpus, name == PACKED)
+        sums = sums_of_a_row(corpus, has_all_of_a_pack(name))
         # Sorted batches are of all lengths
         per_step = (statistics.mean if name.endswith(SORTED) else statistics.median)(times)
         # The plain model takes packs for single sequences: these steps are only there to be timed
@@ -213,12 +242,30 @@ def speed_up_rows(seconds, factor, is_printed):
         shares = list(median_row("", gains).values())
         if name.endswith(SORTED):  # steps of all lengths: their mean counts, and has no such interval
             shares = [statistics.mean(gains), None, None]
+        if has_all_of_a_pack(name):  # nothing is padded there either
+            rows.append(row(f"speed-up over {name}", shares))
+            continue
         is_its = name == PLAIN  # the paper's baseline
         speed_ups = [value and factor * value for value in shares]
         rows.append(row(f"speed-up over {name}", speed_ups, PRINTED["speed-up"] if is_its else None))
         printed, at_least = (PRINTED["share"], LEAST_SHARE) if is_its else (None, None)
         rows.append(row(f"share of the packing factor, over {name}", shares, printed, at_least))
     return rows
+
+
+def draw(rows, config):
+    """Draw real tokens a second of rows of `step_rows`, of peers in two processes the faster, into a PNG."""
+    rates = {}
+    for row in rows:
+        name = row["way"].replace(", memory kept", "")
+        rates[name] = max(rates.get(name, 0.0), row["real tokens/s"] or 0.0)
+    amounts = {label: (kind, rates[name]) for name, (label, kind) in BARS.items() if name in rates}
+    figure, [[axes]] = new_figure(1, size=(7.5, 0.7 + 0.42 * len(amounts)))
+    draw_amounts(axes, amounts)
+    model = config.bert_config_file.rpartition("/")[2].removesuffix(".json")
+    shape = f"{config.batch_size} rows of {config.max_seq_length} tokens"
+    axes.set_xlabel(f"real tokens a second in training: {model}, {shape}")
+    save_picture(figure, config.picture, dpi=120)
 
 
 def count_row(plain, packed):

@@ -1,8 +1,7 @@
 """Training steps of a BERT without padding, on torch: the fastest peer that we could write.
 
 The tokens of all sequences follow one another. Attention is inside each sequence, logits are of predictions
-alone, steps compute in bfloat16 (autocast), and blocks and head are compiled on a GPU. It imports torch: only
-a `PeerProcess` should import it.
+alone, and blocks and head are compiled on a GPU. It imports torch: only a `PeerProcess` should import it.
 
 Legend: T tokens of a batch, P predictions of a batch, Q sequences of a batch, D model width, N heads, H head
 width, V vocabulary.
@@ -105,10 +104,11 @@ def attend_one_by_one(query_TNH, key_TNH, value_TNH, batch, rate):
     """Attention of one sequence after another, by torch's kernel for it."""
     parts = (one.split(batch["lengths"]) for one in (query_TNH, key_TNH, value_TNH))
     found = [
-        functional.scaled_dot_product_attention(*(one.transpose(0, 1) for one in part), dropout_p=rate)
+        # A batch of one: without that axis torch takes none of its fused kernels
+        functional.scaled_dot_product_attention(*(one.transpose(0, 1)[None] for one in part), dropout_p=rate)
         for part in zip(*parts, strict=True)
     ]
-    return torch.cat([one.transpose(0, 1) for one in found])
+    return torch.cat([one[0].transpose(0, 1) for one in found])
 
 
 def attend_nested(query_TNH, key_TNH, value_TNH, batch, rate):
@@ -140,10 +140,12 @@ class Training:
     """Training steps of `Bert` from a folder of transformers, by AdamW with clipping, on its batches.
 
     On a GPU where there is one. `batches` are from `training.without_padding`, `attention` is a key of
-    `ATTENTIONS`.
+    `ATTENTIONS`; steps compute in bfloat16 (autocast) with `is_mixed`.
     """
 
-    def __init__(self, folder, model_config, batches, attention, learning_rate, weight_decay, max_grad_norm):
+    def __init__(
+        self, folder, model_config, batches, attention, learning_rate, weight_decay, max_grad_norm, is_mixed
+    ):
         _, transformers = import_torch()
         self._device = find_device(torch)
         theirs = transformers.BertForPreTraining.from_pretrained(folder).state_dict()
@@ -151,7 +153,7 @@ class Training:
         self._model.load_state_dict(_our_tensors(theirs, model_config.num_hidden_layers))
         self._model.to(self._device).train()
         self._rate, self._attend = model_config.attention_probs_dropout_prob, ATTENTIONS[attention]
-        self._max_grad_norm = max_grad_norm
+        self._max_grad_norm, self._is_mixed = max_grad_norm, is_mixed
         self._optimizer = torch.optim.AdamW(
             self._model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True
         )
@@ -175,7 +177,7 @@ class Training:
         """Step on one of the batches, the next with each repeat; returns its loss."""
         batch = self._batches[repeat % len(self._batches)]
         self._optimizer.zero_grad()
-        with torch.autocast(self._device, torch.bfloat16):
+        with torch.autocast(self._device, torch.bfloat16, enabled=self._is_mixed):
             loss = self._run(batch, *self._compiled, rate=self._rate)
         loss.backward()
         nn.utils.clip_grad_norm_(self._model.parameters(), self._max_grad_norm)

@@ -44,7 +44,7 @@ def transformers_training(model_config, rows, keeps_memory=False, is_mixed=False
 
 
 @contextlib.contextmanager
-def padding_free_training(model_config, batches, attention, seconds=None):
+def padding_free_training(model_config, batches, attention, keeps_memory=False, is_mixed=False, seconds=None):
     """`padding_free.Training` on the sequences of batch dicts of a BERT, in another process, as above.
 
         with padding_free_training(config, batches, "flex") as peer:
@@ -53,8 +53,11 @@ def padding_free_training(model_config, batches, attention, seconds=None):
     Raises `InputError` as `transformers_training`.
     """
     with contextlib.ExitStack() as stack:
-        arguments = model_config, without_padding(batches), attention, *ADAMW.values()
-        yield _start(stack, model_config, batches[0], [], _make_padding_free, arguments, seconds=seconds)
+        # On a CPU, which takes sequences one by one, a filled-up batch would only be slower
+        given = without_padding(batches, 1 if attention == "one by one" else TOKENS_AT_ONCE)
+        arguments = model_config, given, attention, *ADAMW.values(), is_mixed
+        options = {"keeps_memory": keeps_memory, "seconds": seconds}
+        yield _start(stack, model_config, batches[0], [], _make_padding_free, arguments, **options)
 
 
 def _make_padding_free(*arguments):

@@ -226,7 +226,7 @@ def test_peers_are_timed_in_turns_beside_ours(corpus, monkeypatch):
     model, limit, called, kinds = model_of(corpus, "gpu", repeats=2), TimeLimit(1000), [], []
 
     @contextlib.contextmanager
-    def padding_free_training(config, batches, kind, seconds):
+    def padding_free_training(config, batches, kind, seconds, is_mixed):
         assert config == model.config and 0 < seconds <= 1000
         np.testing.assert_equal(batches, model.batches(corpus.packed_batch))
         kinds.append(kind)

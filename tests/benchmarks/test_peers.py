@@ -233,11 +233,11 @@ def test_sequences_without_padding_are_those_of_the_packs():
 
 
 @pytest.mark.slow  # imports torch and transformers
-@pytest.mark.parametrize("attention", ["one by one", "varlen"])
-def test_a_bert_without_padding_computes_our_loss_and_trains(attention):
+@pytest.mark.parametrize(("attention", "is_mixed"), [("one by one", False), ("varlen", True)])
+def test_a_bert_without_padding_computes_our_loss_and_trains(attention, is_mixed):
     import_reference()
     packed, _ = packed_and_unpacked()
-    with training.padding_free_training(CONFIG, [packed], attention) as peer:
+    with training.padding_free_training(CONFIG, [packed], attention, is_mixed=is_mixed) as peer:
         losses = [peer.call("step", repeat) for repeat in range(5)]
     assert losses[-1] < losses[0]
 

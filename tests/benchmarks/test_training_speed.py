@@ -7,7 +7,7 @@ import types
 import keras
 import numpy as np
 import pytest
-from benchmark_command import tables_of, write_config
+from benchmark_command import is_png, tables_of, write_config
 from tiny import CONFIG
 
 from benchmarks import training_speed
@@ -27,6 +27,7 @@ SECONDS = {
     PLAIN: [2.02, 2.04, 4.12, 2.08, 2.1, 2.12, 1.07],  # but for the last as long as packed
     UNPACKED: [4.04, 4.08, 8.24, 4.16, 4.2, 4.24, 4.28],
     "transformers, sorted by length": [2.02 * 3, 2.04, 4.12 * 2, 2.08, 2.1, 2.12, 2.14],
+    "padding-free, memory kept": [3.03, 3.06, 6.18, 3.12, 3.15, 3.18, 3.21],  # 1.5 times as long as packed
 }
 
 
@@ -76,8 +77,8 @@ def test_a_row_holds_the_mean_of_the_data(corpus):
 def test_speeds_and_utilisation_are_of_the_data(corpus):
     rows = {row.pop("way"): row for row in training_speed.step_rows(SECONDS, corpus, CONFIG, 3, peak=1e6)}
     assert rows[PLAIN_ON_PACKS]["sequences/s"] is None
-    for name, median in ((PACKED, 2.1), (UNPACKED, 4.2)):
-        row, sums = rows[name], sums_of_a_row(corpus, name == PACKED)
+    for name, median in ((PACKED, 2.1), (UNPACKED, 4.2), ("padding-free, memory kept", 3.15)):
+        row, sums = rows[name], sums_of_a_row(corpus, name != UNPACKED)
         assert row["s/step"] == median
         assert row["sequences/s"] == pytest.approx(3 * sums["num_sequences"] / median)
         assert row["real tokens/s"] == pytest.approx(3 * sums["num_tokens"] / median)
@@ -100,6 +101,9 @@ def test_ratios_are_of_neighbours_times_the_factor():
     assert share["print"] == pytest.approx(0.958, abs=1e-3)
     assert rows["speed-up over unpacked"]["median"] == pytest.approx(4.0)
     assert rows["speed-up over unpacked"]["print"] is None
+    # The same sequences as in the packs: no factor comes on top
+    assert rows["speed-up over padding-free, memory kept"]["median"] == pytest.approx(1.5)
+    assert "share of the packing factor, over padding-free, memory kept" not in rows
     by_length = rows["speed-up over transformers, sorted by length"]
     assert by_length["median"] == pytest.approx(2.0 * 10 / 7) and by_length["from"] is None
     assert {row["print"] for row in training_speed.speed_up_rows(SECONDS, 2.0, is_printed=False)} == {None}
@@ -109,6 +113,28 @@ def test_print_is_of_the_papers_data_alone():
     assert SpeedConfig().is_printed and SpeedConfig(histogram="wikipedia_512").is_printed
     others = {"histogram": "glue_cola"}, {"input_file": "x"}, {"max_seq_length": 384}
     assert not any(SpeedConfig(**one).is_printed for one in (*others, {"max_sequences_per_pack": "max"}))
+
+
+def test_the_picture_has_the_faster_process_of_each_peer(monkeypatch):
+    figures = []
+    monkeypatch.setattr(training_speed, "save_picture", lambda figure, path, dpi: figures.append(figure))
+    rows = [
+        {"way": PLAIN_ON_PACKS, "real tokens/s": None},
+        {"way": PACKED, "real tokens/s": 4000.0},
+        {"way": PLAIN, "real tokens/s": 2500.0},
+        {"way": "transformers, padded", "real tokens/s": 900.0},
+        {"way": "transformers, memory kept, padded", "real tokens/s": 1234.0},
+        {"way": "padding-free", "real tokens/s": 3000.0},
+        {"way": "padding-free, memory kept", "real tokens/s": 2000.0},
+    ]
+    training_speed.draw(rows, SpeedConfig())
+    ((axes,),) = (figure.axes for figure in figures)
+    labels = ["bert_packed, packed", "torch, padding-free", "transformers, padded"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == labels
+    assert [bar.get_width() for bar in axes.patches] == [4000, 3000, 1234]
+    assert [text.get_text() for text in axes.texts] == ["4,000", "3,000", "1,234"]
+    assert len({bar.get_facecolor() for bar in axes.patches}) == 3
+    assert axes.get_xscale() == "linear" and "bert-mini, 8 rows of 512" in axes.get_xlabel()
 
 
 def test_xla_s_counts_are_compared():
@@ -131,7 +157,9 @@ def test_the_command(tmp_path, monkeypatch, uncompiled):
     monkeypatch.setattr("bert_packed.runs.step_cost.measured_flops_per_second", lambda: 1e9)
     config = write_config(tmp_path / "config.json", num_hidden_layers=1, max_position_embeddings=32)
     flags = {**TOY, "max_seq_length": 24, "repeats": 1, "bert_config_file": config}
-    tables = tables_of("training_speed", tmp_path, input_file=paths[0], **flags)
+    picture = tmp_path / "speed.png"
+    tables = tables_of("training_speed", tmp_path, input_file=paths[0], picture=picture, **flags)
+    assert is_png(picture)
     assert [row["way"] for row in tables["steps"]] == [PLAIN_ON_PACKS, PACKED, PLAIN, UNPACKED]
     (data,) = tables["data"]
     assert data["sequences"] == 40 and len(tables["speed-ups"]) == 5
@@ -175,14 +203,24 @@ def test_peers_are_asked_for_their_rows(monkeypatch):
         assert rows == {"padded": ["a", "b"], "sorted by length": ["c"]}
         yield types.SimpleNamespace(call=lambda *of: called.append((keeps_memory, *of)))
 
+    @contextlib.contextmanager
+    def padding_free_training(model_config, batches, attention, keeps_memory):
+        assert (batches, attention) == (["p"], "one by one")
+        yield types.SimpleNamespace(call=lambda *of: called.append((keeps_memory, *of)))
+
     monkeypatch.setattr(keras_hub_model, "is_installed", lambda: False)
-    monkeypatch.setattr(process, "torch_processes", lambda: {"transformers": False, "kept": True})
+    processes = {"transformers": False, "transformers, memory kept": True}
+    monkeypatch.setattr(process, "torch_processes", lambda: processes)
     monkeypatch.setattr(training, "transformers_training", transformers_training)
-    batches = {UNPACKED: ["a", "b"], "sorted by length": ["c"]}
+    monkeypatch.setattr(training, "padding_free_training", padding_free_training)
+    batches = {PACKED: ["p"], UNPACKED: ["a", "b"], "sorted by length": ["c"]}
     with contextlib.ExitStack() as stack:
         ways = training_speed.peer_ways(CONFIG, batches, stack)
         for way in ways.values():
             way(5)
-    names = [(who, rows) for who in ("transformers", "kept") for rows in ("padded", "sorted by length")]
-    assert list(ways) == [", ".join(name) for name in names]
-    assert called == [(who == "kept", "step", rows, 5) for who, rows in names]
+    expected = {}
+    for kept, keeps_memory in (("", False), (", memory kept", True)):
+        for rows in ("padded", "sorted by length"):
+            expected[f"transformers{kept}, {rows}"] = (keeps_memory, "step", rows, 5)
+        expected[f"padding-free{kept}"] = (keeps_memory, "step", 5)
+    assert dict(zip(ways, called, strict=True)) == expected
