@@ -1,6 +1,7 @@
 """Command line: `bert-packed NAME`, or `python -m bert_packed NAME`, for every command of the package."""
 
 import importlib
+import importlib.metadata
 import sys
 
 # By name: the module with its `command`, and what that does
@@ -30,8 +31,11 @@ def usage():
 def main():
     """Run the command that the first argument names; returns its exit status."""
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
-    if name in ("--help", "-h", "--helpfull"):
+    if name in ("--help", "-h", "--helpfull", "help"):
         print(usage())
+        return 0
+    if name == "--version":
+        print(f"bert_packed {importlib.metadata.version('bert_packed')}")
         return 0
     if name not in COMMANDS:
         print(

@@ -12,7 +12,7 @@ every sequence is in them once, training as a masked language model with other m
 that no sequence of a pack sees another, and an export that transformers and load_encoder open.
 
 The same command continues after a kill and leaves out what is done. OUTPUT_DIR/flags has what was chosen, as
-flagfiles of the single commands; a change of pretrain.flags before training has saved is honoured.
+flagfiles of the single commands; a setting changed in pretrain.flags before training has saved is honored.
 
 Exit status 1: the proof or the audit has found a fault.
 """

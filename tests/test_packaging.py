@@ -43,6 +43,8 @@ def test_one_command_leads_to_every_script(described, monkeypatch, capsys):
     assert main() == 0
     shown = capsys.readouterr().out
     assert all(f"\n  {name} " in shown for name in COMMANDS)
+    monkeypatch.setattr(sys, "argv", ["/bin/bert-packed", "--version"])
+    assert main() == 0 and capsys.readouterr().out == f"bert_packed {described['version']}\n"
     monkeypatch.setattr(sys, "argv", ["/bin/bert-packed", "pak"])
     assert main() == 2
     assert "must be one of train, create, pack, " in capsys.readouterr().err

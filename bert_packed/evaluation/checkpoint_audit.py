@@ -36,7 +36,7 @@ def audit_checkpoint(config):
     """Audit a checkpoint as an `AuditConfig` says; prints what is audited.
 
     Returns:
-        Rows of a table, a dict for each check: `name`, `value`, `limit` and `result`, "pass" or "FAIL".
+        Rows of a table, a dict for each check: `name`, `largest`, `tolerance` and `result`, "pass" or "FAIL".
 
     Raises:
         InputError: the records hold no pack of several sequences, or do not fit the checkpoint.

@@ -10,7 +10,6 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 
@@ -18,7 +17,6 @@ from bert_packed import schema
 from bert_packed.checkpoints import starting_weights
 from bert_packed.config import DTYPES, MASKED_LM
 from bert_packed.core.settings import InputError
-from bert_packed.core.storage import read_json
 from bert_packed.objectives.features import TOKENS
 from bert_packed.parallel.targets import devices_here
 from bert_packed.records.sequences import BERT_LAYOUT, make_sequences
@@ -37,7 +35,6 @@ ALGORITHM = "lpfhp"  # plans at once, where others search
 # Defaults: packs in a batch, and batches that threads compute at once
 CPU_BATCH_SIZE, BATCH_SIZE = 1, 8
 CPU_NUM_BATCHES_AT_ONCE, NUM_BATCHES_AT_ONCE = 2, 1
-TOKENIZER_CONFIG = "tokenizer_config.json"  # of Hugging Face
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,8 +129,7 @@ def load_encoder(
     from keras import ops
 
     from bert_packed.models.packed_model import build_model
-    from bert_packed.runs.run_directory import read_run
-    from bert_packed.runs.vocabulary import find_vocab, run_folder, trained_case
+    from bert_packed.runs.vocabulary import find_vocab, known_case
     from bert_packed.training.backend import compiled
     from bert_packed.training.engines.engine import named_weights
 
@@ -151,11 +147,8 @@ def load_encoder(
     if length is None or length < NUM_SPECIAL:
         raise InputError(f"`max_seq_length` must be at least {NUM_SPECIAL}. Received: {length}.")
     if do_lower_case is None:
-        run = run_folder(init_checkpoint)
-        do_lower_case = trained_case(read_run(run)) if run else None
-    if do_lower_case is None:
-        settings = read_json(Path(init_checkpoint) / TOKENIZER_CONFIG, default={})
-        do_lower_case = bool(settings.get("do_lower_case", True))
+        known = known_case(init_checkpoint)
+        do_lower_case = True if known is None else known
     tokenizer = tokenization.make_tokenizer(vocabulary, do_lower_case)
     # The head is not used; any may be missing in a checkpoint
     model = build_model(MASKED_LM, config, seed=0, dtype=dtype)

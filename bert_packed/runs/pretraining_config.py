@@ -371,6 +371,8 @@ class PretrainingConfig(RunConfig):
     def check_given(self, names):
         """Refuse what a default hides: num_train_steps beside num_train_epochs, do_eval=false."""
         check_settings(self, {"num_train_steps"}.intersection(names))
+        if "do_eval" in names and not self.do_eval and not self.do_train:
+            raise InputError("`do_train` or `do_eval` must be true. Received: false for both.")
         if "do_eval" in names and not self.do_eval and self.eval_input_file:
             raise InputError(
                 f"`eval_input_file` must be empty with do_eval=false. Received: {self.eval_input_file}."

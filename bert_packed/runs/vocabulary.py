@@ -8,7 +8,7 @@ from bert_packed.checkpoints import checkpoint
 from bert_packed.checkpoints.exported_tokenizer import TOKENIZER_JSON, file_name
 from bert_packed.checkpoints.exported_tokenizer import WORDPIECES as VOCAB_FILE
 from bert_packed.core.settings import InputError
-from bert_packed.core.storage import file_sha256, is_file, open_file, write_json, write_whole
+from bert_packed.core.storage import file_sha256, is_file, open_file, read_json, write_json, write_whole
 from bert_packed.data.dynamic_masking import DynamicMasking
 from bert_packed.records.inputs import folder_of
 from bert_packed.runs import run_directory
@@ -16,6 +16,7 @@ from bert_packed.text import byte_bpe
 from bert_packed.text.masking import masking_rules
 from bert_packed.text.tokenization import load_vocab
 
+TOKENIZER_CONFIG = "tokenizer_config.json"  # of Hugging Face
 MOST_PADDING = 127  # rows that round a vocabulary up to a multiple of 128, as accelerators like it
 
 
@@ -101,6 +102,16 @@ def trained_case(run):
     """The `do_lower_case` of a run, by the content of its `run.json`; None where it is not known."""
     # Fine-tuning has it among its flags, pre-training where its records say so
     return run["flags"].get("do_lower_case", (run.get("vocabulary") or {}).get("do_lower_case"))
+
+
+def known_case(init_checkpoint):
+    """The `do_lower_case` of a checkpoint, by its run or Hugging Face's settings beside it; else None."""
+    folder = run_folder(init_checkpoint)
+    case = trained_case(run_directory.read_run(folder)) if folder else None
+    if case is None:
+        settings = read_json(Path(init_checkpoint) / TOKENIZER_CONFIG, default={})
+        case = settings.get("do_lower_case")
+    return None if case is None else bool(case)
 
 
 def run_folder(init_checkpoint):

@@ -1,14 +1,15 @@
 """Choices from text, packs and machine: model, batch, steps and learning rate of `bert-packed train`."""
 
 import dataclasses
-import os
 
 from bert_packed.config import config_json, load_model_config
-from bert_packed.core.storage import write_json
+from bert_packed.core.storage import exists, write_json
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.schema import MLM
 from bert_packed.text_to_model.config import DEFAULT_EPOCHS
 
+GIVEN = "given"
+MODEL_FILE = "bert_config.json"  # of the model that `init_checkpoint` is
 LARGE_TEXT_BYTES = 100 * 2**20
 SMALL_VOCABULARY, LARGE_VOCABULARY = 8192, 30_522
 CPU_MODEL, ACCELERATOR_MODEL = "bert-mini", "bert-base"
@@ -18,6 +19,7 @@ CPU_TOKENS_AT_ONCE = 4096  # more are no faster on CPUs
 ACCELERATOR_TOKENS_AT_ONCE = 2**16
 SHARE_OF_MEMORY = 0.5  # the rest is for data, other programs, and what the compiler does not count
 WARMUP_SHARE, NUM_EVALUATIONS = 0.1, 10
+LEAST_INTERVAL = 50  # steps between checkpoints and evaluations
 # Peak learning rates of Adam by the model's width: BERT's and RoBERTa's for base and large, ours below
 RATES = ((256, 1e-3), (512, 5e-4), (768, 2e-4))
 LEAST_RATE = 1e-4
@@ -33,47 +35,45 @@ class Choice:
 
 
 def choose_vocab_size(config, num_bytes):
-    """Tokens of a vocabulary that is trained on so many bytes of text."""
+    """Tokens of a vocabulary that is trained on a number of bytes of files."""
     if config.vocab_size:
         return config.vocab_size
     return LARGE_VOCABULARY if num_bytes >= LARGE_TEXT_BYTES else SMALL_VOCABULARY
 
 
-def choose_training(config, manifest, folders, platform):
+def choose_training(config, manifest, folder, platform):
     """Choose all but the micro-batch and the steps that hours allow.
 
     Args:
         config: `TrainConfig`.
         manifest: Of the training packs.
-        folders: `steps.Folders`.
+        folder: `OutputFolder`.
         platform: "cpu", "gpu" or "tpu".
 
     Returns:
         (`PretrainingConfig`, list of `Choice`).
     """
     on_cpus, factor = platform == "cpu", manifest["packing_factor"]
-    model = _choose_model(config, folders, on_cpus)
+    model = _choose_model(config, folder, on_cpus)
     width = load_model_config(model.value).hidden_size
     rate = config.learning_rate or next((rate for most, rate in RATES if width <= most), LEAST_RATE)
     sequences = min(max(manifest["num_sequences"] // STEPS_OF_AN_EPOCH, LEAST_SEQUENCES), MOST_SEQUENCES)
     packs = config.train_batch_size or max(round(sequences / factor), 1)
     most = (CPU_TOKENS_AT_ONCE if on_cpus else ACCELERATOR_TOKENS_AT_ONCE) // config.max_seq_length
-    packs, at_once = divide(packs, max(most, 1))
+    packs, at_once = divide(packs, max(most, 1), bool(config.train_batch_size))
+    why_packs = f"{packs * factor:.0f} sequences at packing factor {factor:.2f}"
+    why_rate = f"of Adam, for a width of {width}"
     choices = [
         model,
-        Choice("train_batch_size", packs, f"{packs * factor:.0f} sequences at packing factor {factor:.2f}"),
-        Choice("learning_rate", rate, f"of Adam, for a width of {width}"),
+        Choice("train_batch_size", packs, GIVEN if config.train_batch_size else why_packs),
+        Choice("learning_rate", rate, GIVEN if config.learning_rate else why_rate),
     ]
     training = PretrainingConfig(
-        input_file=folders.packed_files("train"),
-        eval_input_file=folders.packed_files("eval"),
-        do_eval=True,
-        output_dir=folders.run,
-        bert_config_file=model.value,
+        **places_of(config, folder, model.value),
+        do_eval=bool(config.eval_fraction),
         init_checkpoint=config.init_checkpoint,
         objective=MLM,
         masking="dynamic",
-        vocab_file=folders.vocab_file,
         optimizer="adam",
         learning_rate=rate,
         train_batch_size=packs,
@@ -85,36 +85,54 @@ def choose_training(config, manifest, folders, platform):
     return training, choices
 
 
-def divide(packs, most):
-    """Packs of a step in equal micro-batches of at most `most`: (packs, rounded up, packs at once).
+def places_of(config, folder, bert_config_file):
+    """The settings of a training that name files of an output directory: dict."""
+    stored = folder.path("flags", MODEL_FILE)
+    return {
+        "input_file": folder.packed_files("train"),
+        "eval_input_file": folder.packed_files("eval") if config.eval_fraction else "",
+        "output_dir": folder.run,
+        "vocab_file": folder.vocab_file,
+        "bert_config_file": stored if exists(stored) else bert_config_file,
+    }
 
-    10 packs, at most 4 at once   ->   (12, 4)
+
+def divide(packs, most, is_given):
+    """Packs of a step in equal micro-batches of at most `most`: (packs, packs at once).
+
+    Unless their number is given, packs are rounded up to fuller micro-batches:
+
+        10 packs, at most 4 at once   ->   (12, 4), given (10, 2)
     """
+    if is_given:
+        return packs, max(size for size in range(1, min(most, packs) + 1) if packs % size == 0)
     num_parts = -(-packs // most)
     at_once = -(-packs // num_parts)
     return at_once * num_parts, at_once
 
 
-def fit_memory(training, program, memory_bytes):
+def fit_memory(training, program, memory_bytes, is_given):
     """A `PretrainingConfig` whose micro-batch fits a memory, by the program that was compiled for its own.
 
-    Returns (config, `Choice`).
+    `is_given` is as in `divide`. Returns (config, `Choice`).
     """
     from bert_packed.training.step_report import size_that_fills
 
-    at_once, why = training.packs_at_once, "the compiler's plan of memory was not told"
+    at_once = training.packs_at_once
+    why = "as many as are computed well at once; the memory has room for them"
     if memory_bytes and program.peak_bytes is not None:
         most = max(size_that_fills(SHARE_OF_MEMORY * memory_bytes, program, at_once), 1)
-        packs, at_once = divide(training.train_batch_size, min(most, at_once))
-        training = dataclasses.replace(
-            training, train_batch_size=packs, micro_batch_size=at_once, eval_batch_size=at_once
-        )
-        why = f"up to {most:,} fit half of {memory_bytes / 2**30:.1f} GiB"
+        if most < at_once:
+            packs, at_once = divide(training.train_batch_size, most, is_given)
+            training = dataclasses.replace(
+                training, train_batch_size=packs, micro_batch_size=at_once, eval_batch_size=at_once
+            )
+            why = f"fits half of {memory_bytes / 2**30:.1f} GiB"
     return training, Choice("micro_batch_size", at_once, why)
 
 
 def choose_steps(config, training, num_packs, step_seconds=None):
-    """A `PretrainingConfig` with its steps, by epochs or by hours of steps that take so many seconds.
+    """A `PretrainingConfig` with its steps, by epochs or by hours of steps of `step_seconds`.
 
     Returns (config, list of `Choice`).
     """
@@ -124,16 +142,16 @@ def choose_steps(config, training, num_packs, step_seconds=None):
     else:
         epochs = config.num_train_epochs or DEFAULT_EPOCHS
         steps = max(round(epochs * num_packs / training.train_batch_size), 1)
-        why = f"{epochs:g} epochs of {num_packs:,} packs"
-    every = max(steps // NUM_EVALUATIONS, 1)
+        why = f"{epochs:g} times {num_packs:,} packs"
+    every = max(steps // NUM_EVALUATIONS, LEAST_INTERVAL)
     warmup = int(steps * WARMUP_SHARE)
     training = dataclasses.replace(
         training,
         num_train_steps=steps,
         num_warmup_steps=warmup,
-        eval_steps=every,
+        eval_steps=every if training.do_eval else 0,
         save_checkpoints_steps=min(every, 1000),
-        log_steps=min(every, 10),
+        log_steps=min(max(steps // NUM_EVALUATIONS, 1), 10),
     )
     return training, [
         Choice("num_train_steps", steps, why),
@@ -141,13 +159,13 @@ def choose_steps(config, training, num_packs, step_seconds=None):
     ]
 
 
-def _choose_model(config, folders, on_cpus):
+def _choose_model(config, folder, on_cpus):
     if config.bert_config_file:
-        return Choice("bert_config_file", config.bert_config_file, "given")
+        return Choice("bert_config_file", config.bert_config_file, GIVEN)
     if config.init_checkpoint:
         from bert_packed.checkpoints import starting_weights
 
-        path = os.path.join(folders.top, "bert_config.json")
+        path = folder.path("flags", MODEL_FILE)
         write_json(path, config_json(starting_weights.read_model_config(config.init_checkpoint)))
         return Choice("bert_config_file", path, "as stored with init_checkpoint")
     if on_cpus:

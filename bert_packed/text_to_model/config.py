@@ -1,6 +1,7 @@
 """The settings of `bert-packed train`, and its result."""
 
 import dataclasses
+import os
 
 from bert_packed.config import MODEL_SIZES
 from bert_packed.core.settings import InputError, check_settings, result_settings, setting
@@ -9,6 +10,11 @@ from data_gen.jobs.runners import MAX_WORKERS, TEXT_WORKERS_HELP
 
 DATA, MODEL, STEPS, CALL = "Text", "Model", "Batches and steps", "This call"
 DEFAULT_EPOCHS = 3.0
+LONGEST_HOURS, MOST_EPOCHS, MOST_PACKS = 10_000, 10**6, 2**20
+# A vocabulary that is given is not trained
+NOT_GIVEN = {f"{name}=": f"be left out with {name}" for name in ("vocab_file", "init_checkpoint")}
+PATHS = ("vocab_file", "bert_config_file", "init_checkpoint")
+TRAINING = ("bert_config_file", "num_train_epochs", "train_hours", "train_batch_size", "learning_rate")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +27,7 @@ class TrainConfig:
         "with `text`; also .gz, and tables with the extra `arrow` (docs/guides/text.md)",
         required=True,
         positional=True,
+        changeable=True,  # the same text may be named in other words
         group=DATA,
     )
     output_dir: str = setting(
@@ -35,9 +42,10 @@ class TrainConfig:
     )
     vocab_size: int = setting(
         0,
-        "tokens of a vocabulary trained here; 0 = 8,192, from 100 MB of text on 30,522",
+        "tokens of a vocabulary trained here; 0 = 8,192, or 30,522 for files of 100 MB and more",
         minimum=0,
         maximum=2**20,
+        only_with=NOT_GIVEN,
     )
     do_lower_case: bool = setting(True, "lower-case the text and strip accents; false for cased vocabularies")
     max_seq_length: int = setting(
@@ -45,7 +53,7 @@ class TrainConfig:
     )
     masked_lm_prob: float = setting(0.15, "share of the tokens to predict, other ones in every epoch")
     eval_fraction: float = setting(
-        0.02, "share of the documents held out, at least one", minimum=1e-6, maximum=0.5
+        0.02, "share of the documents held out, at least one; 0 = none", minimum=0, maximum=0.5
     )
     bert_config_file: str = setting(
         "",
@@ -58,15 +66,20 @@ class TrainConfig:
         0.0,
         f"passes over the text; 0 = {DEFAULT_EPOCHS:g}, or as many as train_hours allow",
         minimum=0,
+        maximum=MOST_EPOCHS,
         group=STEPS,
     )
     train_hours: float = setting(
         0.0,
         "hours that the training takes, by the time of a step, which is measured first; 0 = by the epochs",
         minimum=0,
+        maximum=LONGEST_HOURS,
     )
     train_batch_size: int = setting(
-        0, "packs per optimizer step; 0 = of 32 to 256 sequences, by the size of the text", minimum=0
+        0,
+        "packs per optimizer step; 0 = of 32 to 256 sequences, by the size of the text",
+        minimum=0,
+        maximum=MOST_PACKS,
     )
     learning_rate: float = setting(0.0, "peak learning rate; 0 = by the model's width", minimum=0)
     random_seed: int = setting(12345, "seed of everything", minimum=0, maximum=2**31 - 1)
@@ -88,9 +101,24 @@ class TrainConfig:
             )
 
     @property
-    def identity(self):
-        """The settings that a call must share with the one that it continues: dict."""
-        return result_settings(self)
+    def splits(self):
+        """Names of the splits of the text."""
+        return ("train", "eval") if self.eval_fraction else ("train",)
+
+    @property
+    def data_settings(self):
+        """Settings that the instances and packs depend on: dict, with whole paths."""
+        return {name: value for name, value in self._settings().items() if name not in TRAINING}
+
+    @property
+    def training_settings(self):
+        """Settings that the training alone depends on: dict, with whole paths."""
+        return {name: value for name, value in self._settings().items() if name in TRAINING}
+
+    def _settings(self):
+        settings = result_settings(self)
+        paths = [name for name in PATHS if settings[name] and settings[name] not in MODEL_SIZES]
+        return settings | {name: os.path.abspath(settings[name]) for name in paths}
 
 
 @dataclasses.dataclass(frozen=True)

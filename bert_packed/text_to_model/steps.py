@@ -13,11 +13,12 @@ OUTPUT_DIR/
 
 import dataclasses
 import os
-import shutil
 
+from bert_packed.checkpoints import starting_weights
+from bert_packed.config import MASKED_LM
 from bert_packed.core.command_line import parse, print_table, to_flagfile
 from bert_packed.core.settings import InputError
-from bert_packed.core.storage import exists, lock, make_folder, read_json, remove, write_json, write_text
+from bert_packed.core.storage import exists, lock, make_folder, read_json, write_json, write_text
 from bert_packed.evaluation.checkpoint_audit import AuditConfig, audit_checkpoint
 from bert_packed.records.inputs import find_files, stamp_files
 from bert_packed.records.manifests import read_manifest
@@ -26,44 +27,19 @@ from bert_packed.runs.export_config import ExportConfig
 from bert_packed.runs.pretrain import pretrain
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.schema import MLM
+from bert_packed.text.tokenization import load_vocab
 from bert_packed.text_to_model import choices
 from bert_packed.text_to_model.config import TrainingResult
+from bert_packed.text_to_model.output_folder import OutputFolder, begin, describe_text
 from bert_packed.training.engines import choose_backend
 from data_gen.pack_config import PackConfig
 from data_gen.text.create_config import CreateConfig
 from data_gen.text.sources import find_text_sources
 
-SPLITS = ("train", "eval")
 NUM_STEPS = 6
-SEVERAL_SEQUENCES = 1.0  # more than this packing factor: some pack has several
-
-
-@dataclasses.dataclass(frozen=True)
-class Folders:
-    """Paths below an output directory."""
-
-    top: str
-
-    def path(self, *names):
-        return os.path.join(self.top, *names)
-
-    @property
-    def run(self):
-        return self.path("run")
-
-    @property
-    def model(self):
-        return self.path("model")
-
-    @property
-    def vocab_file(self):
-        return self.path("instances", "vocab.txt")
-
-    def instance_files(self, split):
-        return self.path("instances", f"{split}-*.tfrecord")
-
-    def packed_files(self, split):
-        return self.path("packed", split, "*.tfrecord")
+# Of the audit's comparison with unpacked sequences. What leaks changes a neighbour, for which 0 alone passes;
+# this is rounding, which grows with depth: a fault in positions or losses is larger by far
+AUDIT_TOLERANCE = 1e-4
 
 
 def train(config):
@@ -85,75 +61,73 @@ def train(config):
         MemoryError: the devices have too little memory.
     """
     sources = find_text_sources(config.input_file)
-    stamps = stamp_files(sorted(path for source in sources for path in source.paths))
-    folders = Folders(config.output_dir)
-    if os.path.isfile(folders.top):
-        raise InputError(f"`output_dir` must be a directory. Received: {folders.top}, which is a file.")
-    make_folder(folders.top)
-    with lock(folders.top, f"`output_dir` is in use by another call. Received: {folders.top}."):
-        _begin(config, folders, stamps)
-        return _run_steps(config, folders, sum(size for _, size, _ in stamps))
+    text = describe_text(sources)
+    num_bytes = sum(size for _, size, *_ in text)
+    check(config, num_bytes)
+    folder = OutputFolder(config.output_dir)
+    if os.path.isfile(folder.top):
+        raise InputError(f"`output_dir` must be a directory. Received: {folder.top}, which is a file.")
+    make_folder(folder.top)
+    try:
+        with lock(folder.top, f"`output_dir` is in use by another call. Received: {folder.top}."):
+            begin(config, folder, text)
+            return _run_steps(config, folder, num_bytes)
+    except KeyboardInterrupt as error:
+        error.add_note("the same command continues")
+        raise
 
 
-def _begin(config, folders, stamps):
-    """Write `train.json`, or compare with that of the call to be continued."""
-    path = folders.path("train.json")
-    identity = {"settings": config.identity, "text": stamps}
-    if not exists(path):
-        if others := sorted(os.listdir(folders.top)):
+def check(config, num_bytes):
+    """Refuse now what a later step would refuse, after hours of earlier ones; raises `InputError`."""
+    # TensorFlow: not for --help
+    from bert_packed.runs.vocabulary import find_vocab, known_case
+
+    start = config.init_checkpoint
+    starting_weights.check_exists(start)
+    if config.vocab_file or start:
+        num_wordpieces = len(load_vocab(find_vocab(start, config.vocab_file)))
+    else:
+        num_wordpieces = choices.choose_vocab_size(config, num_bytes)
+    # Without either, both models that may be chosen have as many positions
+    model = config.bert_config_file or ("" if start else choices.CPU_MODEL)
+    model_config = starting_weights.read_model_config(start, model, num_wordpieces)
+    starting_weights.check_reads(
+        model_config, [MASKED_LM], config.max_seq_length, num_wordpieces, start, config.bert_config_file
+    )
+    if start:
+        starting_weights.check(start, model_config, MASKED_LM)
+        case = known_case(start)
+        if case not in (None, config.do_lower_case):
             raise InputError(
-                f"`output_dir` must be empty or an earlier call's. Received: {folders.top}, which holds "
-                f"{others[0]}."
+                f"`do_lower_case` must be as in the training of `init_checkpoint`, {case}. "
+                f"Received: {config.do_lower_case}."
             )
-        write_json(path, identity)
-        return
-    before = read_json(path)
-    if config.overwrite:
-        _remove(folders, *(name for name in os.listdir(folders.top) if name != "train.json"))
-        write_json(path, identity)
-    elif before.get("text") != identity["text"]:
-        raise InputError(
-            f"`input_file` must be the text that {path} names, as it was, unless --overwrite. "
-            "Received: other files, or changed ones."
-        )
-    elif before.get("settings") != identity["settings"]:
-        old = before.get("settings") or {}
-        changed = [
-            f"{name} {old.get(name)!r} -> {value!r}"
-            for name, value in identity["settings"].items()
-            if old.get(name) != value
-        ]
-        raise InputError(
-            f"a call must continue as it began, unless --overwrite. Received: {', '.join(changed)}; {path} "
-            "has the former."
-        )
 
 
-def _run_steps(config, folders, num_bytes):
-    _make_instances(config, folders, num_bytes)
-    _make_packs(config, folders)
-    if failures := _prove_packs(folders):
-        return TrainingResult(folders.top, "", failures=failures)
-    if stopped_by := _train_model(config, folders):
-        return TrainingResult(folders.top, "", stopped_by)
-    if failures := _audit_model(folders):
-        return TrainingResult(folders.top, "", failures=failures)
-    _export_model(config, folders)
-    print(f"\nthe model is in {folders.model}", flush=True)
-    return TrainingResult(folders.top, folders.model)
+def _run_steps(config, folder, num_bytes):
+    _make_instances(config, folder, num_bytes)
+    _make_packs(config, folder)
+    if failures := _prove_packs(config, folder):
+        return TrainingResult(folder.top, "", failures=failures)
+    if stopped_by := _train_model(config, folder):
+        return TrainingResult(folder.top, "", stopped_by)
+    if failures := _audit_model(folder):
+        return TrainingResult(folder.top, "", failures=failures)
+    _export_model(config, folder)
+    print(f"\nthe model is in {folder.model}", flush=True)
+    return TrainingResult(folder.top, folder.model)
 
 
-def _make_instances(config, folders, num_bytes):
-    output_dir = folders.path("instances")
+def _make_instances(config, folder, num_bytes):
+    output_dir = folder.path("instances")
     if not _is_due(1, "instances", read_manifest(output_dir) is not None):
         return
+    from bert_packed.runs.vocabulary import find_vocab
     from data_gen.text.create_job import create, summarize  # TensorFlow
 
-    _remove(folders, "packed", "proof.json", "audit.json", "model")
+    folder.remove_after("instances")
     vocab_file = config.vocab_file
     if config.init_checkpoint and not vocab_file:
-        from bert_packed.runs.vocabulary import find_vocab  # Keras
-
         vocab_file = str(find_vocab(config.init_checkpoint))
     created = CreateConfig(
         input_file=config.input_file,
@@ -169,70 +143,79 @@ def _make_instances(config, folders, num_bytes):
         random_seed=config.random_seed,
         num_workers=config.num_workers,
     )
-    _write_flags(folders, "create", "create", created)
+    _write_flags(folder, "create", "create", created)
     print_table(summarize(create(created)))
 
 
-def _make_packs(config, folders):
-    outputs = {split: folders.path("packed", split) for split in SPLITS}
+def _make_packs(config, folder):
+    outputs = {split: folder.path("packed", split) for split in config.splits}
     if not _is_due(2, "packs", all(read_manifest(path) is not None for path in outputs.values())):
         return
     from data_gen.pack_job import metrics_row, pack  # SciPy and HiGHS
 
-    _remove(folders, "proof.json", "audit.json", "model")
+    folder.remove_after("packed")
     rows = []
     for split, output_dir in outputs.items():
         manifest = read_manifest(output_dir)
         packed = PackConfig(
-            input_file=folders.instance_files(split),
+            input_file=folder.instance_files(split),
             output_dir=output_dir,
             max_seq_length=config.max_seq_length,
             random_seed=config.random_seed,
             num_workers=config.num_workers,
         )
-        _write_flags(folders, f"pack-{split}", "pack", packed)
+        _write_flags(folder, f"pack-{split}", "pack", packed)
         row = metrics_row(manifest or pack(packed))
         rows.append({"data": split, **{name: row[name] for name in ("sequences", "packs", "lower bound")}})
         rows[-1] |= {name: row[name] for name in ("efficiency %", "packing factor")}
     print_table(rows)
 
 
-def _prove_packs(folders):
+def _prove_packs(config, folder):
     """Prove that the packs hold every sequence once; returns sentences about what they do not."""
-    path = folders.path("proof.json")
-    if not _is_due(3, "proof", exists(path)):
+    path = folder.path("proof.json")
+    inputs, packs = (
+        {split: find_files(files_of(split), "input_file") for split in config.splits}
+        for files_of in (folder.instance_files, folder.packed_files)
+    )
+    # Files that are gone or others since need another proof
+    files = sorted(path for found in (inputs, packs) for paths in found.values() for path in paths)
+    stamps = [[os.path.relpath(one, folder.top), size, time] for one, size, time in stamp_files(files)]
+    is_done = exists(path) and read_json(path).get("files") == stamps
+    if not _is_due(3, "proof", is_done):
         return ()
     from data_gen.verification import compare_files, find_overlong  # TensorFlow
 
-    proof, failures = {}, []
-    for split in SPLITS:
-        inputs = find_files(folders.instance_files(split), "input_file")
-        packs = find_files(folders.packed_files(split), "packed_file")
-        result = compare_files(inputs, packs, find_overlong(packs))
-        proof[split] = {"input sequences": result.num_input_sequences, "missing": result.num_missing}
-        proof[split] |= {"packed sequences": result.num_packed_sequences, "unexpected": result.num_unexpected}
-        failures += [*result.differences, *result.false_claims]
-    print_table([{"data": split, **row} for split, row in proof.items()])
+    rows, failures = [], []
+    for split in config.splits:
+        result = compare_files(inputs[split], packs[split], find_overlong(packs[split]))
+        row = {"data": split, "input sequences": result.num_input_sequences, "missing": result.num_missing}
+        row |= {"packed sequences": result.num_packed_sequences, "unexpected": result.num_unexpected}
+        rows.append(row)
+        failures += [f"the proof of the packs failed: {one}" for one in result.differences]
+        failures += [f"the proof of the packs failed: {one}" for one in result.false_claims]
+    print_table(rows)
     if not failures:
-        write_json(path, proof)
+        write_json(path, {"splits": rows, "files": stamps})
     return tuple(failures)
 
 
-def _train_model(config, folders):
+def _train_model(config, folder):
     """Train, or go on; returns the signal that stopped it, or 0."""
-    if not _is_due(4, "training", exists(folders.path("audit.json"))):
+    if not _is_due(4, "training", exists(folder.path("audit.json")) and exists(folder.run)):
         return 0
-    path = folders.path("flags", "pretrain.flags")
-    if not exists(path):
-        training, chosen = _choose(config, folders)
+    folder.remove_after("run")
+    if not exists(folder.training_flags):
+        training, chosen = _choose(config, folder)
         print_table([dataclasses.asdict(one) for one in chosen])
-        _write_flags(folders, "pretrain", "pretrain", training)
-    # As it was chosen, or as a person has changed it since
-    training = parse(PretrainingConfig, ["bert-packed", f"--flagfile={path}"])
-    return pretrain(training).stopped_by
+        _write_flags(folder, "pretrain", "pretrain", training)
+    # As it was chosen, or as a person has changed it since; but its places are those of this call
+    training = parse(PretrainingConfig, ["bert-packed", f"--flagfile={folder.training_flags}"])
+    places = choices.places_of(config, folder, training.bert_config_file)
+    return pretrain(dataclasses.replace(training, **places)).stopped_by
 
 
-def _choose(config, folders):
+def _choose(config, folder):
     """`PretrainingConfig` and the list of what was chosen; steps are compiled, and with hours timed."""
     choose_backend()
     # Keras: not before the backend is chosen
@@ -241,49 +224,58 @@ def _choose(config, folders):
     from bert_packed.runs.pretraining import time_step
     from bert_packed.training.backend import device_memory_bytes
 
-    manifest = read_manifest(folders.path("packed", "train"))
-    training, chosen = choices.choose_training(config, manifest, folders, devices_here().platform)
-    memory_bytes = device_memory_bytes()
+    manifest = read_manifest(folder.path("packed", "train"))
+    training, chosen = choices.choose_training(config, manifest, folder, devices_here().platform)
+    memory_bytes, given = device_memory_bytes(), bool(config.train_batch_size)
     if memory_bytes:
-        training, choice = choices.fit_memory(training, compile_largest_program(training), memory_bytes)
+        training, choice = choices.fit_memory(
+            training, compile_largest_program(training), memory_bytes, given
+        )
         chosen.append(choice)
     seconds = time_step(training) if config.train_hours else None
     training, of_steps = choices.choose_steps(config, training, manifest["num_packs"], seconds)
     return training, [*chosen, *of_steps]
 
 
-def _audit_model(folders):
+def _audit_model(folder):
     """Audit the trained model; returns sentences about the checks that fail."""
-    path = folders.path("audit.json")
+    path = folder.path("audit.json")
     if not _is_due(5, "audit", exists(path)):
         return ()
-    _remove(folders, "model")
-    if read_manifest(folders.path("packed", "train"))["packing_factor"] <= SEVERAL_SEQUENCES:
+    folder.remove_after("audit.json")
+    if read_manifest(folder.path("packed", "train"))["packing_factor"] <= 1:
         print("every pack holds one sequence: there is nothing to leak")
         write_json(path, [])
         return ()
-    audit = AuditConfig(input_file=folders.packed_files("train"), init_checkpoint=folders.run)
-    _write_flags(folders, "audit", "audit", audit)
+    audit = AuditConfig(
+        input_file=folder.packed_files("train"), init_checkpoint=folder.run, tolerance=AUDIT_TOLERANCE
+    )
+    _write_flags(folder, "audit", "audit", audit)
     rows = audit_checkpoint(audit)
     print_table(rows)
-    failures = tuple(f"{row['name']}: {row['largest']:.3g}" for row in rows if row["result"] != "pass")
+    failures = tuple(
+        f"the audit failed, and no model is exported: {row['name']} is {row['largest']:.3g}, and must be at "
+        f"most {row['tolerance']:g}"
+        for row in rows
+        if row["result"] != "pass"
+    )
     if not failures:
         write_json(path, rows)
     return failures
 
 
-def _export_model(config, folders):
-    if not _is_due(6, "export", exists(folders.model)):
+def _export_model(config, folder):
+    if not _is_due(6, "export", exists(folder.model)):
         return
-    audit_file = folders.path("audit.json")
+    audit_file = folder.path("audit.json")
     export = ExportConfig(
-        init_checkpoint=folders.run,
-        output_dir=folders.model,
-        vocab_file=folders.vocab_file,
+        init_checkpoint=folder.run,
+        output_dir=folder.model,
+        vocab_file=folder.vocab_file,
         do_lower_case=config.do_lower_case,
         audit_file=audit_file if read_json(audit_file, list) else "",
     )
-    _write_flags(folders, "export", "export", export)
+    _write_flags(folder, "export", "export", export)
     export_checkpoint(export)
 
 
@@ -293,18 +285,8 @@ def _is_due(number, name, is_done):
     return not is_done
 
 
-def _write_flags(folders, name, command, config):
+def _write_flags(folder, name, command, config):
     """Write the settings of a step as a flagfile of its command."""
-    path = folders.path("flags", f"{name}.flags")
-    make_folder(folders.path("flags"))
+    path = folder.path("flags", f"{name}.flags")
+    make_folder(folder.path("flags"))
     write_text(path, f"# bert-packed {command} --flagfile={path}\n{to_flagfile(config)}")
-
-
-def _remove(folders, *names):
-    """Remove files and folders of an earlier call, which later steps made."""
-    for name in names:
-        path = folders.path(name)
-        if os.path.isdir(path):
-            shutil.rmtree(path)
-        elif exists(path):
-            remove(path)

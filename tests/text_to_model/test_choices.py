@@ -6,7 +6,7 @@ import pytest
 
 from bert_packed.text_to_model import choices
 from bert_packed.text_to_model.config import TrainConfig
-from bert_packed.text_to_model.steps import Folders
+from bert_packed.text_to_model.output_folder import OutputFolder
 
 MANIFEST = {"packing_factor": 2.0, "num_sequences": 20_000, "num_packs": 10_000}
 
@@ -17,16 +17,24 @@ def config(**settings):
 
 def choose(platform="cpu", manifest=MANIFEST, **settings):
     """`PretrainingConfig` for a platform, and why its settings are what they are."""
-    training, chosen = choices.choose_training(config(**settings), manifest, Folders("my"), platform)
+    training, chosen = choices.choose_training(config(**settings), manifest, OutputFolder("my"), platform)
     return training, {one.setting: one.why for one in chosen}
 
 
 @pytest.mark.parametrize(
-    ("packs", "most", "expected"),
-    [(10, 4, (12, 4)), (8, 8, (8, 8)), (9, 8, (10, 5)), (1, 100, (1, 1)), (7, 1, (7, 1))],
+    ("packs", "most", "expected", "given"),
+    [
+        (10, 4, (12, 4), 2),
+        (8, 8, (8, 8), 8),
+        (9, 8, (10, 5), 3),
+        (1, 9, (1, 1), 1),
+        (7, 1, (7, 1), 1),
+        (131, 8, (136, 8), 1),
+    ],
 )
-def test_a_step_is_whole_micro_batches(packs, most, expected):
-    assert choices.divide(packs, most) == expected
+def test_a_step_is_whole_micro_batches(packs, most, expected, given):
+    assert choices.divide(packs, most, False) == expected
+    assert choices.divide(packs, most, True) == (packs, given)
 
 
 def test_a_batch_counts_sequences_and_so_fewer_packs():
@@ -51,7 +59,8 @@ def test_what_is_given_is_taken():
         train_batch_size=16, learning_rate=0.5, bert_config_file="bert-tiny", random_seed=7
     )
     assert (training.train_batch_size, training.learning_rate) == (16, 0.5)
-    assert (training.bert_config_file, why["bert_config_file"]) == ("bert-tiny", "given")
+    assert training.bert_config_file == "bert-tiny"
+    assert {why[name] for name in ("bert_config_file", "train_batch_size", "learning_rate")} == {"given"}
 
 
 @pytest.mark.parametrize(
@@ -67,14 +76,14 @@ def test_the_model_is_of_the_machine_and_the_rate_of_the_model(platform, model, 
 def test_a_micro_batch_fits_half_of_the_memory():
     program = types.SimpleNamespace(argument_bytes=100, peak_bytes=100 + 8 * 50)  # 50 a pack
     training, _ = choose()
-    fitted, choice = choices.fit_memory(training, program, 2 * (100 + 4 * 50))
+    fitted, choice = choices.fit_memory(training, program, 2 * (100 + 4 * 50), False)
     assert (fitted.micro_batch_size, fitted.eval_batch_size, choice.value) == (4, 4, 4)
     assert fitted.train_batch_size % 4 == 0 and fitted.train_batch_size >= training.train_batch_size - 4
-    assert choices.fit_memory(training, program, 10**9)[0] == training
-    assert choices.fit_memory(training, program, 10)[0].micro_batch_size == 1
+    assert choices.fit_memory(training, program, 10**9, False)[0] == training
+    assert choices.fit_memory(training, program, 10, True)[0].micro_batch_size == 1
     unknown = types.SimpleNamespace(argument_bytes=None, peak_bytes=None)
-    assert choices.fit_memory(training, unknown, 10)[0] == training
-    assert "not told" in choices.fit_memory(training, program, None)[1].why
+    assert choices.fit_memory(training, unknown, 10, False)[0] == training
+    assert choice.why == "fits half of 0.0 GiB"
 
 
 def test_steps_are_of_epochs_or_hours():
@@ -83,7 +92,10 @@ def test_steps_are_of_epochs_or_hours():
     packs = of_epochs.num_train_steps * of_epochs.train_batch_size
     assert packs == pytest.approx(50_000, rel=0.01)
     assert of_epochs.num_warmup_steps == of_epochs.num_train_steps // 10
-    assert of_epochs.eval_steps == of_epochs.save_checkpoints_steps == of_epochs.num_train_steps // 10
+    assert of_epochs.eval_steps == of_epochs.save_checkpoints_steps == of_epochs.num_train_steps // 10 == 50
+    unevaluated, _ = choose(eval_fraction=0.0)
+    assert not unevaluated.eval_input_file and not unevaluated.do_eval
+    assert choices.choose_steps(config(), unevaluated, 10_000)[0].eval_steps == 0
     default, _ = choices.choose_steps(config(), training, 10_000)
     assert default.num_train_steps == pytest.approx(3 / 5 * of_epochs.num_train_steps, abs=1)
     of_hours, chosen = choices.choose_steps(config(train_hours=0.5), training, 10_000, step_seconds=1.8)

@@ -1,12 +1,14 @@
 """`bert-packed train`: every step is taken once, a kill costs none, faults stop it."""
 
 import dataclasses
+import glob
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +22,17 @@ from bert_packed import TrainConfig
 from bert_packed.core.command_line import parse
 from bert_packed.core.settings import InputError
 from bert_packed.runs.pretraining_config import PretrainingConfig
+from bert_packed.text_to_model import output_folder
 from bert_packed.train_from_text import main
 from data_gen.pack_config import PackConfig
 from data_gen.text.create_config import CreateConfig
+from data_gen.text.sources import find_text_sources
 
 ROOT = Path(__file__).parents[2]
 STEPS = ("instances", "packs", "proof", "training", "audit", "export")
 LENGTH = 64
+UNTRAINED = shutil.ignore_patterns("run", "model", "audit.*")  # of a copy
+FILES = {"input_file": "text.txt", "vocab_file": "words.txt", "bert_config_file": "model.json"}
 TEXTS = ["doc1 doc2", "doc3", "doc4 doc5 doc6 doc7"]
 
 
@@ -45,10 +51,8 @@ def text(tmp_path_factory):
 
 def flags_of(text, output_dir, **settings):
     return {
-        "input_file": str(text / "text.txt"),
+        **{name: str(text / path) for name, path in FILES.items()},
         "output_dir": str(output_dir),
-        "vocab_file": str(text / "words.txt"),
-        "bert_config_file": str(text / "model.json"),
         "max_seq_length": LENGTH,
         "num_workers": 1,
         "num_train_epochs": 2.0,
@@ -59,7 +63,7 @@ def flags_of(text, output_dir, **settings):
 @pytest.fixture(scope="module")
 def finished(text, tmp_path_factory):
     """The output directory of a call that took every step."""
-    folder = tmp_path_factory.mktemp("finished") / "my"
+    folder = tmp_path_factory.mktemp("finished") / "my [1]"
     result = bert_packed.train(TrainConfig(**flags_of(text, folder)))
     assert result == dataclasses.replace(result, output_dir=str(folder), model_dir=str(folder / "model"))
     assert not result.failures and not result.exit_status
@@ -84,7 +88,8 @@ def test_every_step_leaves_what_it_made(finished):
     packs = json.loads((finished / "packed/train/manifest.json").read_text())
     assert packs["packing_factor"] > 1.3
     proof = json.loads((finished / "proof.json").read_text())
-    assert proof["train"] == {
+    assert proof["splits"][0] == {
+        "data": "train",
         "input sequences": packs["num_sequences"],
         "missing": 0,
         "packed sequences": packs["num_sequences"],
@@ -115,7 +120,7 @@ def test_what_was_chosen_is_a_flagfile_of_each_command(finished):
 
     created, packed = read("create", CreateConfig), read("pack-eval", PackConfig)
     assert (created.objective, created.dupe_factor, created.max_seq_length) == ("mlm", 1, LENGTH)
-    assert packed.input_file == str(finished / "instances/eval-*.tfrecord")
+    assert packed.input_file == f"{glob.escape(str(finished))}/instances/eval-*.tfrecord"
     training = read("pretrain", PretrainingConfig)
     assert (training.masking, training.objective, training.optimizer) == ("dynamic", "mlm", "adam")
     num_packs = json.loads((finished / "packed/train/manifest.json").read_text())["num_packs"]
@@ -143,15 +148,23 @@ def test_a_step_whose_result_is_gone_is_taken_again(text, finished, missing, cap
     assert all((weights[name] == values).all() for name, values in weights_of(finished).items())
 
 
+def test_the_same_call_may_be_made_elsewhere(text, finished, monkeypatch, capsys):
+    before = times(finished)
+    monkeypatch.chdir(finished)
+    relative = {name: os.path.relpath(text / path) for name, path in FILES.items()}
+    bert_packed.train(TrainConfig(**flags_of(text, ".", **relative)))
+    assert capsys.readouterr().out.count("done before") == len(STEPS) and times(finished) == before
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"max_seq_length": 32}, r"a call must continue as it began, .*max_seq_length 64 -> 32"),
         (
             {"num_train_epochs": 0.0, "train_hours": 1.0},
-            r"num_train_epochs 2\.0 -> 0\.0, train_hours 0\.0 ->",
+            r"a training must continue as it began, .*, or without .*run\. .*train_hours 0\.0 -> 1\.0",
         ),
-        ({"input_file": "words.txt"}, r"`input_file` must be the text that .*train\.json names"),
+        ({"input_file": "words.txt"}, r"`input_file` must be the text that .*_train\.json names"),
     ],
 )
 def test_other_settings_and_texts_are_refused(text, finished, changes, message):
@@ -163,21 +176,85 @@ def test_other_settings_and_texts_are_refused(text, finished, changes, message):
     assert times(finished) == before
 
 
-def test_mistakes(text, tmp_path):
-    (tmp_path / "mine").write_text("a file")
-    with pytest.raises(InputError, match=r"`output_dir` must be empty or an earlier call's\. .* holds mine"):
-        bert_packed.train(TrainConfig(**flags_of(text, tmp_path)))
-    with pytest.raises(
-        InputError, match=r"`output_dir` must be a directory\. Received: .*mine, which is a file"
-    ):
-        bert_packed.train(TrainConfig(**flags_of(text, tmp_path / "mine")))
-    with pytest.raises(InputError, match=r"`input_file` must match at least one file\. Received: 'none'"):
-        bert_packed.train(TrainConfig(**flags_of(text, tmp_path / "new", input_file="none")))
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"input_file": "none"}, r"`input_file` must match at least one file\. Received: 'none'"),
+        ({"bert_config_file": "bert-huge"}, "`bert_config_file` must be one of bert-tiny, "),
+        ({"bert_config_file": "mamba-tiny"}, "`bert_config_file` must be of a BERT"),
+        ({"bert_config_file": "", "max_seq_length": 513}, "`max_seq_length` must be at most .*=512"),
+        ({"max_seq_length": 128}, "`max_seq_length` must be at most max_position_embeddings=64"),
+        ({"init_checkpoint": "none"}, "`init_checkpoint` must be a folder, .* that exists"),
+        ({"vocab_file": "none"}, "none"),
+        ({"vocab_size": 50}, "`vocab_size` must be left out with vocab_file"),
+        ({"train_hours": 1.0}, "`num_train_epochs` must be left out with train_hours"),
+        ({"masked_lm_prob": 1.0}, "`masked_lm_prob` must be between 0 and 1"),
+        ({"num_train_epochs": 1e300}, "`num_train_epochs` must be at most 1000000"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_made(text, tmp_path, changes, message):
+    with pytest.raises((InputError, OSError), match=message):
+        bert_packed.train(TrainConfig(**flags_of(text, tmp_path / "new", **changes)))
     assert not (tmp_path / "new").exists()
-    with pytest.raises(InputError, match="`num_train_epochs` must be left out with train_hours"):
-        TrainConfig(**flags_of(text, "x", train_hours=1.0))
-    with pytest.raises(InputError, match="`masked_lm_prob` must be between 0 and 1"):
-        TrainConfig(**flags_of(text, "x", masked_lm_prob=1.0))
+
+
+def test_a_checkpoint_that_reads_other_case_is_refused(text, finished, tmp_path):
+    model = shutil.copytree(finished / "model", tmp_path / "model")
+    (model / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    flags = flags_of(text, tmp_path / "new", vocab_file="", bert_config_file="", init_checkpoint=str(model))
+    with pytest.raises(InputError, match=r"`do_lower_case` must be as in the training .* False"):
+        bert_packed.train(TrainConfig(**flags))
+
+
+def test_folders_of_others_are_left_alone(text, tmp_path):
+    for name in ("train.json", "dev.json"):
+        (tmp_path / name).write_text("{}")
+    for overwrite in (False, True):
+        with pytest.raises(InputError, match=r"`output_dir` must be empty or an earlier .* holds dev\.json"):
+            bert_packed.train(TrainConfig(**flags_of(text, tmp_path, overwrite=overwrite)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dev.json", "train.json"]
+    with pytest.raises(InputError, match=r"`output_dir` must be a directory\. .*dev\.json, which is a file"):
+        bert_packed.train(TrainConfig(**flags_of(text, tmp_path / "dev.json")))
+
+
+def begun(folder, text, **settings):
+    """Begin in an output directory, as `train` does before its first step: what is in it afterwards."""
+    sources = find_text_sources(str(text / "text.txt"))
+    config = TrainConfig(**flags_of(text, folder, **settings))
+    output_folder.begin(config, output_folder.OutputFolder(str(folder)), output_folder.describe_text(sources))
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_another_training_may_begin_until_a_checkpoint_is_there(text, finished, tmp_path):
+    """On the same packs, which are kept."""
+    folder = shutil.copytree(finished, tmp_path / "my", ignore=shutil.ignore_patterns("run"))
+    before = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    gone = before - begun(folder, text, num_train_epochs=5.0)
+    assert gone == {
+        "audit.json",
+        "flags/pretrain.flags",
+        *(one for one in before if one.startswith("model/")),
+    }
+
+
+def test_what_a_killed_overwrite_leaves_does_not_pass_for_whole(text, finished, tmp_path, monkeypatch):
+    folder = shutil.copytree(finished, tmp_path / "my")
+    other = {"num_train_epochs": 5.0, "max_seq_length": 32}
+
+    def killed(path):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "rmtree", killed)
+        begun(folder, text, overwrite=True, **other)
+    with pytest.raises(InputError, match="`input_file` must be the text"):  # the call before
+        begun(folder, text)
+    assert begun(folder, text, **other) == {output_folder.CALL_FILE}
+
+
+def test_a_call_that_made_nothing_binds_nobody(text, tmp_path):
+    begun(tmp_path / "my", text)
+    assert begun(tmp_path / "my", text, max_seq_length=32) == {output_folder.CALL_FILE}
 
 
 def test_texts_are_arguments_and_flags_may_follow():
@@ -189,36 +266,47 @@ def test_texts_are_arguments_and_flags_may_follow():
         parse(PackConfig, ["x", "a.txt"])
 
 
-def test_false_packs_stop_it(text, finished, tmp_path, capsys):
-    """Before a model is trained on them."""
-    folder = tmp_path / "my"
-    shutil.copytree(
-        finished, folder, ignore=shutil.ignore_patterns("run", "model", "proof.json", "audit.json")
+@pytest.mark.parametrize("fault", ["lost", "twice"])
+def test_false_packs_stop_it(text, finished, tmp_path, fault, capsys):
+    """Before a model is trained on them; also where an earlier call has proved them."""
+    folder = shutil.copytree(
+        finished, tmp_path / "my", ignore=shutil.ignore_patterns("run", "model", "audit.*")
     )
-    packs = sorted((folder / "packed/train").glob("*.tfrecord"))
-    shutil.copy(packs[0], packs[1])  # some sequences twice, others never
+    first, second, *_ = sorted((folder / "packed/train").glob("*.tfrecord"))
+    if fault == "lost":
+        first.unlink()
+    else:
+        shutil.copy(first, second)
     assert main(TrainConfig(**flags_of(text, folder))) == 1
-    assert "in the inputs, not in the packs" in capsys.readouterr().err
-    assert not (folder / "run").exists() and not (folder / "proof.json").exists()
+    assert "the proof of the packs failed: in the inputs, not in the packs" in capsys.readouterr().err
+    assert not (folder / "run").exists()
 
 
 def test_a_model_that_leaks_is_not_exported(text, finished, tmp_path, capsys):
-    folder = tmp_path / "my"
-    shutil.copytree(finished, folder, ignore=shutil.ignore_patterns("run", "model", "audit.json"))
-    path = folder / "flags/pretrain.flags"
-    chosen = path.read_text().replace(str(finished), str(folder))
-    path.write_text(f"{chosen}--ablation=no_attention_mask\n")
+    """Trained in a folder that was copied, without a change in the other one."""
+    before = times(finished)
+    folder = shutil.copytree(
+        finished, tmp_path / "my", ignore=shutil.ignore_patterns("run", "model", "audit.*")
+    )
+    with (folder / "flags/pretrain.flags").open("a") as file:
+        file.write("--ablation=no_attention_mask\n")
     assert main(TrainConfig(**flags_of(text, folder))) == 1
-    assert "neighbours: change of hidden_states: " in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "the audit failed, and no model is exported: neighbours: change of hidden_states is " in error
     assert not (folder / "model").exists() and not (folder / "audit.json").exists()
+    assert newest(folder).exists() and times(finished) == before
 
 
 @pytest.mark.slow
 def test_hours_and_a_checkpoint_to_start_from(text, finished, tmp_path):
-    """Steps by their time, measured; the vocabulary and the shape of the start."""
+    """Steps by their time, measured; the vocabulary and the shape of the start; a text of one document."""
     flags = flags_of(text, tmp_path / "my", vocab_file="", bert_config_file="", num_train_epochs=0.0)
     flags |= {"init_checkpoint": str(finished / "model"), "train_hours": 1e-5}
-    bert_packed.train(TrainConfig(**flags))
+    (tmp_path / "one.txt").write_text((text / "text.txt").read_text().replace("\n\n", "\n"))
+    flags["input_file"] = str(tmp_path / "one.txt")
+    with pytest.raises(InputError, match="`eval_fraction` must be 0 for a text of one document"):
+        bert_packed.train(TrainConfig(**flags))
+    bert_packed.train(TrainConfig(**flags, eval_fraction=0.0))
     vocabulary = (tmp_path / "my/instances/vocab.txt").read_text().split()
     assert vocabulary == (text / "words.txt").read_text().split()
     training = parse(PretrainingConfig, ["x", f"--flagfile={tmp_path}/my/flags/pretrain.flags"])
@@ -228,28 +316,40 @@ def test_hours_and_a_checkpoint_to_start_from(text, finished, tmp_path):
     assert any((started[name] != ended[name]).any() for name in started)
 
 
+def is_inside(number, folder):
+    """True once a call has begun to write what a step leaves, and before the step is over."""
+    places = {
+        1: folder / "instances/.incomplete",
+        2: folder / "packed/train/manifest.json",  # before those of the held-out split
+        3: folder / "packed/eval/manifest.json",
+        4: folder / "run/checkpoint-50",
+        5: folder / "flags/audit.flags",
+        6: folder / "flags/export.flags",
+    }
+    return places[number].exists()
+
+
 @pytest.mark.slow
-def test_a_kill_inside_each_step_costs_nothing(text, finished, tmp_path):
-    """Killed at the heading of every step, one after another: the model is that of one call, bit for bit."""
-    folder = tmp_path / "my"
-    flags = [f"--{name}={value}" for name, value in flags_of(text, folder).items()]
+def test_a_kill_inside_each_step_costs_nothing(text, tmp_path):
+    """One after another, in one call's folder: the model is that of a call without kills, bit for bit."""
+    whole, folder = tmp_path / "whole", tmp_path / "my"
+    bert_packed.train(TrainConfig(**flags_of(text, whole, num_train_epochs=60.0)))
+    flags = [f"--{name}={value}" for name, value in flags_of(text, folder, num_train_epochs=60.0).items()]
     command = [sys.executable, "-u", "-m", "bert_packed", "train", *flags]
-    for number, name in enumerate(STEPS, 1):
+    for number in range(1, len(STEPS) + 1):
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-            for line in process.stdout:
-                if line.startswith(f"{number}/6 {name}"):
-                    assert "done" not in line
-                    os.kill(process.pid, signal.SIGKILL)
-                    break
-            process.stdout.read()
-        assert process.returncode == -signal.SIGKILL
+            while not is_inside(number, folder):
+                assert process.poll() is None
+                time.sleep(0.001)
+            process.kill()
+            shown = process.stdout.read()
+        assert process.returncode == -signal.SIGKILL and "the model is in" not in shown
+        assert ("continues from" in shown) == (number > 4)  # a run that is complete, too
     assert subprocess.run(command, cwd=ROOT).returncode == 0
-    expected = weights_of(finished)
-    found = weights_of(folder)
+    expected, found = weights_of(whole), weights_of(folder)
     assert found.keys() == expected.keys()
     for tensor, values in found.items():
         np.testing.assert_array_equal(values, expected[tensor])
     again = [*command[:-1], "--num_train_epochs=1", "--overwrite"]
     assert subprocess.run(again, cwd=ROOT).returncode == 0
-    found = weights_of(folder)
-    assert any((values != expected[tensor]).any() for tensor, values in found.items())
+    assert any((values != expected[tensor]).any() for tensor, values in weights_of(folder).items())
