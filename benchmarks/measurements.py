@@ -172,8 +172,7 @@ MEASUREMENTS = (
     ),
     Measurement(
         name="packing_tables",
-        command="packing_tables --markdown=docs/evidence/packing_tables.md "
-        "--picture=docs/pictures/packing_wikipedia_512.png",
+        command="packing_tables",
         minutes=5,
         tables={
             "packing": Table(
