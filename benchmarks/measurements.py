@@ -182,7 +182,6 @@ MEASUREMENTS = (
                     "packs": "packs",
                     "efficiency": "efficiency, %",
                     "packing_factor": "packing factor",
-                    "against print": "proof, or against the papers",
                 },
                 {
                     "none 1": "one sequence a pack",

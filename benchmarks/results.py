@@ -18,6 +18,8 @@ from bert_packed.core.storage import write_json
 from data_gen.jobs.runners import num_cores
 
 PACKAGES = ("numpy", "scipy", "highspy", "tensorflow", "jax", "keras", "torch", "transformers", "keras-hub")
+# Generations of AMD's CPUs, by family and by whether they have AVX-512
+ZEN = {("23", False): "Zen 2", ("25", False): "Zen 3", ("25", True): "Zen 4", ("26", True): "Zen 5"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,10 +95,16 @@ def current_commit(folder=Path(__file__).parents[1]):
 
 
 def cpu_name(path="/proc/cpuinfo"):
-    """Model of this machine's CPU; "unknown" where Linux does not say."""
+    """Model of this machine's CPU, of an EPYC with its generation; "unknown" where Linux does not say."""
     try:
         with open(path) as file:
             lines = [line.partition(":") for line in file]
     except OSError:
         return "unknown"
-    return next((value.strip() for name, _, value in lines if name.strip() == "model name"), "unknown")
+    values = {}
+    for name, _, value in lines:  # of the first of all cores
+        values.setdefault(name.strip(), value.strip())
+    name = values.get("model name", "unknown")
+    kind = values.get("cpu family"), "avx512f" in values.get("flags", "").split()
+    # Many clouds hide the number of an EPYC's model
+    return f"{name} ({ZEN[kind]})" if kind in ZEN and "EPYC" in name else name

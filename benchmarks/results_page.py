@@ -183,17 +183,13 @@ def machine_name(content):
 
 
 def machines_block(data):
-    """A row for each file: what was measured where, with which versions."""
+    """A row for each file, which has the versions of packages too."""
     if not data:
         return "\n"
-    rows = [["file", "machine", "backend", "versions", "date", "commit"]]
+    rows = [["file", "machine", "backend", "date", "commit"]]
     for name, content in data.items():
-        machine = content["machine"]
-        versions = ", ".join(f"{package} {version}" for package, version in machine["versions"].items())
-        file = f"[{name}](data/{name}.json)"
-        rows.append(
-            [file, machine_name(content), machine["backend"], versions, machine["date"], machine["commit"]]
-        )
+        machine, file = content["machine"], f"[{name}](data/{name}.json)"
+        rows.append([file, machine_name(content), machine["backend"], machine["date"], machine["commit"]])
     return f"\n{markdown_table(rows)}\n\n"
 
 

@@ -36,6 +36,8 @@ def test_a_cpu_is_known_by_its_own_words(tmp_path):
     path = tmp_path / "cpuinfo"
     path.write_text("processor\t: 0\nmodel name\t: One CPU @ 2: GHz\n\nmodel name : two\n")
     assert results.cpu_name(path) == "One CPU @ 2: GHz"
+    path.write_text("cpu family : 25\nmodel name : AMD EPYC\nflags : fpu avx512f\n\ncpu family : 26\n")
+    assert results.cpu_name(path) == "AMD EPYC (Zen 4)"
     assert results.cpu_name(tmp_path / "none") == "unknown"
 
 

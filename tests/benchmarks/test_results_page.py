@@ -84,7 +84,7 @@ def test_a_block_is_written_between_its_marks(monkeypatch):
     text = results_page.written(page, {"training_speed": CONTENT})
     assert f"<!-- table: speed -->\n{SPEED}<!-- end -->\nlast\n" in text
     assert (
-        "| [training_speed](data/training_speed.json) | 2 cores of One CPU | jax | jax 1 | 2026-11-30 |"
+        "| [training_speed](data/training_speed.json) | 2 cores of One CPU | jax | 2026-11-30 | 0123456789ab |"
         in text
     )
     assert "old" not in text and results_page.written(text, {"training_speed": CONTENT}) == text
