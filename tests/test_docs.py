@@ -29,7 +29,6 @@ RECORDS = ("docs/notebook/", "docs/evidence/packing_tables.md", "docs/reference/
 BLOCK = re.compile(r"<!-- table: .*?<!-- end -->", re.DOTALL)
 # Pages that are still to be rewritten; none may be added
 TOO_WIDE = {
-    "README.md",
     "docs/evidence/experiments.md",
     "docs/evidence/paper.md",
     "docs/guides/causal_records.md",
@@ -46,8 +45,6 @@ TOO_WIDE = {
     "docs/reference/architecture.md",
     "docs/reference/checkpoints.md",
     "docs/reference/records.md",
-    "docs/start/accelerators.md",
-    "docs/start/installing.md",
 }
 TOO_LONG = {
     "docs/reference/api.md",
@@ -173,8 +170,8 @@ def test_the_page_of_flags_is_that_of_the_settings():
 
 
 def test_flagfiles_have_the_micro_batches_of_the_page():
-    """The header of each flagfile of pre-training, and the table of docs/start/accelerators.md."""
-    page = (ROOT / "docs/start/accelerators.md").read_text()
+    """The header of each flagfile of pre-training, and the table of docs/reference/compiling.md."""
+    page = (ROOT / "docs/reference/compiling.md").read_text()
     rows = re.findall(r"^\| (`.*) \|$", page.partition("| recipe |")[2].partition("\n\n")[0], re.MULTILINE)
     table = {}
     for names, *cells in (row.split(" | ") for row in rows):

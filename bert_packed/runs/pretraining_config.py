@@ -298,7 +298,7 @@ class PretrainingConfig(RunConfig):
         "",
         "with compile_only: devices that need not be here, KIND:SHAPE as v5e:1, v5e:4x4, v5p:2x2x1, v6e:1 or "
         "h100:4, of which several share each step and need KERAS_BACKEND=jax; pip install -e '.[aot]' "
-        "(docs/start/accelerators.md); "
+        "(docs/reference/compiling.md); "
         "empty = those of this machine",
         parse=parse_target,
         only_with="compile_only",
