@@ -29,22 +29,15 @@ RECORDS = ("docs/notebook/", "docs/evidence/packing_tables.md", "docs/reference/
 BLOCK = re.compile(r"<!-- table: .*?<!-- end -->", re.DOTALL)
 # Pages that are still to be rewritten; none may be added
 TOO_WIDE = {
-    "docs/evidence/experiments.md",
     "docs/evidence/paper.md",
-    "docs/guides/causal_records.md",
-    "docs/guides/data_at_scale.md",
     "docs/guides/fine_tuning.md",
     "docs/guides/layouts.md",
-    "docs/guides/mamba.md",
     "docs/guides/other_features.md",
     "docs/guides/other_programs.md",
-    "docs/guides/packing.md",
-    "docs/guides/text.md",
     "docs/guides/torch.md",
     "docs/reference/api.md",
     "docs/reference/architecture.md",
     "docs/reference/checkpoints.md",
-    "docs/reference/records.md",
 }
 TOO_LONG = {
     "docs/reference/api.md",
