@@ -2,6 +2,7 @@
 
     training_speed     packed against unpacked, a BERT without packs, and the programs of others
     accelerator        one GPU or TPU: exactness, steps, speed-ups, the largest micro-batch, and peers
+    forecast           memory and time of a step on TPUs and GPUs that are not here, by their compilers
     inference_speed    vectors of texts per second, packed, padded, and by transformers
     learning_curves    packed against unpacked over sequences and hours, and the ablations
     full_pretraining   both phases of pre-training and SQuAD, packed and unpacked, in small

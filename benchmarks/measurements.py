@@ -198,6 +198,26 @@ MEASUREMENTS = (
         },
     ),
     Measurement(
+        name="forecast",
+        command="forecast",
+        minutes=15,
+        environment="KERAS_BACKEND=jax",
+        tables={
+            "forecast": Table(
+                "steps",
+                {
+                    "model": "model",
+                    "attention": "attention",
+                    "device": "device",
+                    "packs": "packs",
+                    "memory, GiB": "GiB",
+                    "s/step, estimated": "s a step, estimated",
+                    "real tokens/s, estimated": "real tokens/s, estimated",
+                },
+            )
+        },
+    ),
+    Measurement(
         name="accelerator",
         command="accelerator",
         minutes=8,

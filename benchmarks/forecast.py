@@ -1,0 +1,115 @@
+"""Memory and time of a packed training step on accelerators that are not here, by their compilers.
+
+KERAS_BACKEND=jax python -m benchmarks.forecast --json=forecast.json
+"""
+
+import dataclasses
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.results import Settings, parse_names, show
+from benchmarks.synthetic_data import VOCAB_SIZE, random_packs, spec_of, sums_of_a_row, wikipedia_corpus
+from bert_packed.config import FAMILIES
+from bert_packed.core.command_line import run
+from bert_packed.core.settings import InputError, setting
+from bert_packed.core.storage import read_json
+from bert_packed.records import tfrecords
+from bert_packed.records.example_bytes import serialize_examples
+
+DESCRIPTION = """
+Compiles the step of run_pretraining.py (--compile_for) for each model, attention and device, on packs of
+Wikipedia's lengths at depth 3; extra `aot`. Memory is the compiler's plan. Seconds are its estimate, no
+measurement, and missing for GPUs, whose compiler has none. Each step takes a minute or two for bert-base.
+"""
+DEPTH = 3  # sequences in a pack, as in the papers
+NUM_RECORDS = 8  # only their shapes count
+GIBIBYTE = 2**30
+ATTENTIONS = ("auto", "dense")
+COMMAND = Path(__file__).resolve().parent.parent / "run_pretraining.py"
+
+
+@dataclasses.dataclass(frozen=True)
+class ForecastConfig(Settings):
+    """Every flag of the command; checks itself, raises `InputError`."""
+
+    models: str = setting(
+        "bert-base",
+        "sizes of BERT, with commas",
+        parse=lambda text: parse_names(text, FAMILIES["bert"].sizes),
+    )
+    attentions: str = setting(
+        "auto,dense", "of the steps, with commas", parse=lambda text: parse_names(text, ATTENTIONS)
+    )
+    devices: str = setting("v5e:1,v6e:1,h100:1", "KIND:SHAPE of --compile_for, with commas, of one device")
+    batch_size: int = setting(32, "packs a step, all at once", minimum=1)
+    max_seq_length: int = setting(512, "tokens of a pack", minimum=16)
+
+
+def main(config):
+    """Compile, print and write."""
+    corpus = wikipedia_corpus(config.max_seq_length, DEPTH)
+    tokens = config.batch_size * sums_of_a_row(corpus, is_packed=True)["num_tokens"]
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="forecast_") as folder:
+        records = os.path.join(folder, "packs.tfrecord")
+        write_packs(records, corpus)
+        for model in config.models.split(","):
+            for attention in config.attentions.split(","):
+                for device in config.devices.split(","):
+                    report = compiled(config, folder, records, model, attention, device)
+                    rows.append(
+                        {"model": model, "attention": attention, **forecast_row(device, report, tokens)}
+                    )
+    notes = ["Estimates of compilers; no figure was measured on a device."]
+    show("forecast", config, {"steps": rows}, notes)
+
+
+def write_packs(path, corpus):
+    """Write a few packs, of the shape of all."""
+    spec = spec_of(corpus.plan.strategies, len(corpus.histogram))
+    rng = np.random.default_rng(0)
+    packs = random_packs(corpus.draw_packs(NUM_RECORDS, rng), spec, VOCAB_SIZE, rng)
+    tfrecords.write_records(path, serialize_examples(packs))
+
+
+def compiled(config, folder, records, model, attention, device):
+    """The report of a step that a command compiles; raises `InputError` where it cannot."""
+    target = os.path.join(folder, "compiled")
+    flags = {
+        "input_file": records,
+        "bert_config_file": model,
+        "attention": attention,
+        "train_batch_size": config.batch_size,
+        "micro_batch_size": config.batch_size,
+        "compile_only": target,
+        "compile_for": device,
+    }
+    # A process for each device: a compiler is set up once
+    command = [sys.executable, str(COMMAND), *(f"--{name}={value}" for name, value in flags.items())]
+    environment = {**os.environ, "KERAS_BACKEND": "jax"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise InputError(f"{model} for {device}: {done.stderr.strip().rpartition(chr(10))[2]}")
+    return read_json(os.path.join(target, "step.json"))
+
+
+def forecast_row(device, report, num_tokens):
+    """Columns of a table, of a report of `--compile_only` and the real tokens of a step."""
+    seconds = report["estimated_seconds"]
+    return {
+        "device": device,
+        "packs": report["train_batch_size"],
+        "memory, GiB": report["peak_bytes"] / GIBIBYTE,
+        "of, GiB": report["device_memory_bytes"] / GIBIBYTE,
+        "s/step, estimated": seconds,
+        "real tokens/s, estimated": seconds and num_tokens / seconds,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, ForecastConfig, DESCRIPTION))
