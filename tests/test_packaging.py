@@ -209,3 +209,6 @@ def test_the_wheel_works_in_an_empty_folder(site, tmp_path):
     assert "--bert_config_file=bert-tiny" in (empty / "run/resolved.flags").read_text().splitlines()
     assert (empty / "run/checkpoint-2").is_dir()
     assert "2,490" in bert_packed("pack", dry_run=True, histogram="glue_rte", algorithm="lpfhp")
+    sizes = {"bert_config_file": "bert-tiny", "max_seq_length": 64, "vocab_size": 100, "num_train_epochs": 1}
+    bert_packed("train", input_file=text, output_dir="my", **sizes)
+    assert (empty / "my/model/model.safetensors").exists()
