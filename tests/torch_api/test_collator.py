@@ -427,7 +427,7 @@ def test_labels_by_sequence():
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")  # by Trainer's default
 def test_the_example_of_the_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (example,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    example, *_ = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     names = {}
     exec(compile(example, PAGE.name, "exec"), names)
     losses = [entry["loss"] for entry in names["trainer"].state.log_history if "loss" in entry]
