@@ -1,4 +1,4 @@
-"""The examples of docs/reference/api.md, and those in Python of README.md, run one after another."""
+"""The examples in Python of the API page, README and the packing page run, one after another."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,8 @@ import pytest
 import bert_packed
 
 ROOT = Path(__file__).parent.parent
-PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "docs/reference/api.md")}
+NAMES = "README.md", "docs/reference/api.md", "docs/guides/packing.md"
+PAGES = {name: (ROOT / name).read_text() for name in NAMES}
 TORCH = "from transformers import"  # an extra; what comes after it in its section may need it, too
 
 TRAINS = "bert_packed.load_encoder", "bert_packed.pretrain"  # a section with one of these trains
@@ -42,7 +43,8 @@ def test_every_name_is_on_the_page():
 
 def test_the_examples_run():
     assert run("README.md") == len(examples(PAGES["README.md"])) >= 1
-    assert run("docs/reference/api.md") >= 8
+    assert run("docs/reference/api.md") >= 7
+    assert run("docs/guides/packing.md") >= 5
 
 
 @pytest.mark.slow
@@ -54,4 +56,4 @@ def test_the_examples_with_torch_run():
     for package in ("torch", "transformers"):
         pytest.importorskip(package, reason="pip install -e '.[reference]'")
     numbers = [len(examples(section)) for section in sections("docs/reference/api.md", trains=False)]
-    assert run("docs/reference/api.md", with_torch=True) == sum(numbers) >= 10
+    assert run("docs/reference/api.md", with_torch=True) == sum(numbers) >= 9
