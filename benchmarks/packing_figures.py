@@ -190,23 +190,23 @@ PRINTED = [
 FEW_PACKS = 20  # that two solvers may differ by where several mixes are equally near
 _NOT_UNIQUE = (
     "several mixes are equally near; which one is rounded depends on rounding error in the solver, and the "
-    "packs differ by a few (SciPy 1.17 differs from print, too)"
+    "packs differ by a few (SciPy 1.17 differs from the paper, too)"
 )
 _WEIGHT_ZERO = "lengths of weight 0 are free, so the solution is far from unique"
 _SLIP = "the printed efficiency of 97.310 does not follow from its own tokens and padding (97.315)"
 
-_OTHER_COUNT = "the published code with SciPy 1.17 uses 635; print gives one number for both mixes"
+_OTHER_COUNT = "the published code with SciPy 1.17 uses 635; the paper has one number for both mixes"
 
 # What differs from print and why: (table, algorithm, depth, options) to {figure: `Known`}.
 KNOWN_DIFFERENCES = {
     (WIKIPEDIA, "spfhp", "max", ()): {
         "packs_millions": Known(
-            "the published code gives 8,166,708 packs as well; the print must be older", "8.166708"
+            "the published code gives 8,166,708 packs as well; the printed number must be older", "8.166708"
         ),
     },
     (WIKIPEDIA, "sort", "max", ()): {
         "efficiency": Known(
-            "ours sorts all data at once, in batches of 32; print does not say what it sorts", "99.9998"
+            "ours sorts all data at once, in batches of 32; the paper does not say what it sorts", "99.9998"
         ),
     },
     (WIKIPEDIA, "greedy", "max", ()): {"efficiency": Known("depends on the shuffle", "78.247", 0.01)},

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import os
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from data_gen.dry_run import DEPTHS
 from data_gen.pictures import plot_efficiency, plot_lengths
 
 SORTED_BATCH = 32
+MARKDOWN_WIDTH = 120
 # Extra rows: (histogram, S, depths)
 EXTRA = [("wikipedia_512", 512, (2, 3, 4, 8, "max")), ("squad_1.1_384", 384, (2, 3, "max"))]
 
@@ -196,8 +198,8 @@ def write_markdown(path, rows, reasons, picture=""):
     """Write one section for each table, and the notes, as a page of the documentation."""
     parts = [
         "# The papers' packing tables",
-        "Written by `python -m benchmarks.packing_tables --markdown=FILE`. Efficiency is in "
-        "percent; equal (n) means that n printed figures agree in every digit.",
+        "Are our packing tables those of the papers? `python -m benchmarks.packing_tables --markdown=FILE`\n"
+        "writes them. Efficiency is in percent; equal (n) means that n printed figures agree in every digit.",
     ]
     if picture:
         name = os.path.relpath(picture, Path(path).parent)
@@ -207,7 +209,11 @@ def write_markdown(path, rows, reasons, picture=""):
         parts.append(f"## {table}")
         parts.append(tabulate(section, headers="keys", tablefmt="github", floatfmt=".6g", intfmt=","))
     if reasons:
-        parts += ["## Known differences", reasons.replace("\n", "\n\n")]
+        notes = (textwrap.fill(note, MARKDOWN_WIDTH, break_on_hyphens=False) for note in reasons.split("\n"))
+        parts += ["## Known differences", *notes]
+    parts.append(
+        "See also: [packing](../guides/packing.md), [packing speed](packing_speed.md), [paper](paper.md)."
+    )
     make_folder(Path(path).absolute().parent)
     write_text(path, "\n\n".join(parts) + "\n")
 
