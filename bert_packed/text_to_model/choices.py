@@ -23,6 +23,7 @@ LEAST_INTERVAL = 50  # steps between checkpoints and evaluations
 # Peak learning rates of Adam by the model's width: BERT's and RoBERTa's for base and large, ours below
 RATES = ((256, 1e-3), (512, 5e-4), (768, 2e-4))
 LEAST_RATE = 1e-4
+STARTED_RATE = 5e-5  # of a model that is trained already: the default of fine-tuning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,13 +57,14 @@ def choose_training(config, manifest, folder, platform):
     on_cpus, factor = platform == "cpu", manifest["packing_factor"]
     model = _choose_model(config, folder, on_cpus)
     width = load_model_config(model.value).hidden_size
-    rate = config.learning_rate or next((rate for most, rate in RATES if width <= most), LEAST_RATE)
+    rate = next((rate for most, rate in RATES if width <= most), LEAST_RATE)
+    rate = config.learning_rate or (STARTED_RATE if config.init_checkpoint else rate)
     sequences = min(max(manifest["num_sequences"] // STEPS_OF_AN_EPOCH, LEAST_SEQUENCES), MOST_SEQUENCES)
     packs = config.train_batch_size or max(round(sequences / factor), 1)
     most = (CPU_TOKENS_AT_ONCE if on_cpus else ACCELERATOR_TOKENS_AT_ONCE) // config.max_seq_length
     packs, at_once = divide(packs, max(most, 1), bool(config.train_batch_size))
     why_packs = f"{packs * factor:.0f} sequences at packing factor {factor:.2f}"
-    why_rate = f"of Adam, for a width of {width}"
+    why_rate = "of Adam, from init_checkpoint" if config.init_checkpoint else f"of Adam, for a width of {width}"
     choices = [
         model,
         Choice("train_batch_size", packs, GIVEN if config.train_batch_size else why_packs),

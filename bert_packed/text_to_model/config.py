@@ -81,7 +81,9 @@ class TrainConfig:
         minimum=0,
         maximum=MOST_PACKS,
     )
-    learning_rate: float = setting(0.0, "peak learning rate; 0 = by the model's width", minimum=0)
+    learning_rate: float = setting(
+        0.0, "peak learning rate; 0 = 5e-5 from init_checkpoint, else by the model's width", minimum=0
+    )
     random_seed: int = setting(12345, "seed of everything", minimum=0, maximum=2**31 - 1)
     num_workers: int = setting(
         0, TEXT_WORKERS_HELP, minimum=0, maximum=MAX_WORKERS, changeable=True, group=CALL

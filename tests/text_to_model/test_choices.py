@@ -4,6 +4,8 @@ import types
 
 import pytest
 
+from bert_packed.checkpoints import starting_weights
+from bert_packed.config import MODEL_SIZES, load_model_config
 from bert_packed.text_to_model import choices
 from bert_packed.text_to_model.config import TrainConfig
 from bert_packed.text_to_model.output_folder import OutputFolder
@@ -107,3 +109,14 @@ def test_steps_are_of_epochs_or_hours():
 def test_a_vocabulary_grows_with_the_text():
     assert [choices.choose_vocab_size(config(), size) for size in (10, 10**9)] == [8192, 30_522]
     assert choices.choose_vocab_size(config(vocab_size=50), 10**9) == 50
+
+
+def test_a_model_that_is_trained_already_goes_on_slowly(monkeypatch, tmp_path):
+    monkeypatch.setattr(starting_weights, "read_model_config", lambda path: MODEL_SIZES["bert-mini"])
+    training, chosen = choices.choose_training(
+        config(init_checkpoint="model"), MANIFEST, OutputFolder(str(tmp_path)), "cpu"
+    )
+    assert training.learning_rate == 5e-5 and training.init_checkpoint == "model"
+    assert training.bert_config_file == str(tmp_path / "flags/bert_config.json")
+    assert load_model_config(training.bert_config_file) == MODEL_SIZES["bert-mini"]
+    assert {one.setting: one.why for one in chosen}["learning_rate"] == "of Adam, from init_checkpoint"
