@@ -67,10 +67,8 @@ def test_pages_are_short_and_narrow(page):
 def test_figures_of_the_readme_are_those_of_the_results():
     section = (ROOT / "README.md").read_text().partition("\n## Figures\n")[2].partition("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("|")][2:]
-    if len(rows) > 5:
-        pytest.skip("the figures of the README are still to be chosen")
     results = (ROOT / "docs/evidence/results.md").read_text()
-    assert rows and "docs/evidence/results.md" in section
+    assert len(rows) == 5 and "docs/evidence/results.md" in section
     for row in rows:
         figures = re.findall(r"\d[\d.,]*\d", row.rstrip(" |").rpartition("|")[2])
         assert figures and not [one for one in figures if one not in results], row

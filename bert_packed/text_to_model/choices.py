@@ -64,7 +64,9 @@ def choose_training(config, manifest, folder, platform):
     most = (CPU_TOKENS_AT_ONCE if on_cpus else ACCELERATOR_TOKENS_AT_ONCE) // config.max_seq_length
     packs, at_once = divide(packs, max(most, 1), bool(config.train_batch_size))
     why_packs = f"{packs * factor:.0f} sequences at packing factor {factor:.2f}"
-    why_rate = "of Adam, from init_checkpoint" if config.init_checkpoint else f"of Adam, for a width of {width}"
+    why_rate = (
+        "of Adam, from init_checkpoint" if config.init_checkpoint else f"of Adam, for a width of {width}"
+    )
     choices = [
         model,
         Choice("train_batch_size", packs, GIVEN if config.train_batch_size else why_packs),
