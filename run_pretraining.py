@@ -12,8 +12,9 @@ INPUTS = "input_file", "eval_input_file", "unpacked_input_file"
 # The run is complete and reported, but its speed could not be compared
 STATUS_NOT_COMPARED = 3
 DESCRIPTION = """
-Pre-trains a packed BERT: masked language model and next-sentence prediction on packed TFRecords, with
---objective=mlm the masked language model alone. With --objective=causal_lm a packed Mamba: every next token.
+Pre-trains a packed BERT on packed TFRecords: masked language model and next-sentence prediction. With
+--objective=mlm it trains the masked language model alone. With --objective=causal_lm it trains a packed Mamba
+on every next token.
 
 OUTPUT_DIR receives checkpoints, metrics.csv, eval_metrics.csv and TensorBoard events. The same command
 continues a stopped run. SIGTERM and Ctrl-C save at the next step and stop.

@@ -10,12 +10,12 @@ from bert_packed.runs.finetuning_config import SquadConfig
 DESCRIPTION = """
 Fine-tunes a packed BERT to find answers in texts, and answers questions: SQuAD v1.1 and v2.0.
 
-OUTPUT_DIR receives checkpoints, metrics.csv, predictions.json, nbest_predictions.json, for v2.0
-null_odds.json, and eval_results.json where PREDICT_FILE has the right answers. The same command continues a
-stopped run. Every step takes train_batch_size sequences, the same ones whether they are packed or not
-(--max_sequences_per_pack=1).
+OUTPUT_DIR receives checkpoints, metrics.csv, predictions.json and nbest_predictions.json. It also receives
+null_odds.json for v2.0, and eval_results.json where PREDICT_FILE has the right answers. The same command
+continues a stopped run. Every step takes train_batch_size sequences, the same ones whether they are packed or
+not (--max_sequences_per_pack=1).
 
-Without train_file and predict_file it learns a few questions about this project by heart:
+Without train_file and predict_file it memorizes a few questions about this project:
 --flagfile=squad.flags takes about two minutes on two cores.
 """
 

@@ -7,10 +7,10 @@ from bert_packed.evaluation.checkpoint_audit import AuditConfig, audit_checkpoin
 
 STATUS_FAILED = 1
 DESCRIPTION = """
-Audits contamination: takes real packs, changes one sequence after another and reports the largest change
-and gradient that the others see, which must be exactly 0; then compares outputs, losses, accuracies and
+Audits contamination. It takes real packs, changes one sequence after another, and reports the largest change
+and gradient that the others see. Both must be exactly 0. Then it compares outputs, losses, accuracies and
 gradients with the same sequences unpacked. Packs of --split_sequences are also taken step by step, as in
-training: each must go on from the pack before it in its row, from all of it and from nothing else.
+training. Each must continue the whole of the pack before it in its row, and nothing else.
 
 Prints a table. Exit status 0: all within tolerance; 1: not.
 """

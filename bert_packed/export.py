@@ -9,14 +9,14 @@ from bert_packed.runs.export_config import ExportConfig
 DESCRIPTION = """
 Writes a packed BERT or Mamba in a form that other programs open.
 
-hf           config.json, model.safetensors and a model card, README.md:
-             transformers.BertForPreTraining.from_pretrained(OUTPUT_DIR), BertForMaskedLM for one without next
-             sentences; a fine-tuned model opens as BertForQuestionAnswering, BertForSequenceClassification or
-             BertForTokenClassification, a Mamba as MambaForCausalLM
-keras        model.keras: import bert_packed.models.modeling, of a fine-tuned model bert_packed.models.heads,
-             of a Mamba bert_packed.models.mamba, then keras.saving.load_model
-saved_model  TensorFlow SavedModel of static shapes, signatures `packed` and `unpacked`; it returns the logits
-             of the head that the model has
+hf           config.json, model.safetensors and a model card, README.md. It opens with
+             transformers.BertForPreTraining.from_pretrained(OUTPUT_DIR), or with BertForMaskedLM without next
+             sentences. A fine-tuned model opens as BertForQuestionAnswering, BertForSequenceClassification or
+             BertForTokenClassification, a Mamba as MambaForCausalLM.
+keras        model.keras. Import bert_packed.models.modeling, for a fine-tuned model bert_packed.models.heads,
+             for a Mamba bert_packed.models.mamba. Then call keras.saving.load_model.
+saved_model  TensorFlow SavedModel of static shapes, with signatures `packed` and `unpacked`. It returns the
+             logits of the heads that the model has.
 """
 
 

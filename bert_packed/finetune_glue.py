@@ -7,15 +7,15 @@ from bert_packed.finetuning import finetune
 from bert_packed.runs.finetuning_config import GlueConfig
 
 DESCRIPTION = """
-Fine-tunes a packed BERT on texts or pairs of texts: the classes of CoLA, SST-2, MRPC, QQP, MNLI, QNLI, RTE
-and WNLI, the number of STS-B.
+Fine-tunes a packed BERT on texts or pairs of texts. It learns the classes of CoLA, SST-2, MRPC, QQP, MNLI,
+QNLI, RTE and WNLI, and the number of STS-B.
 
 DATA_DIR holds the official train.tsv and dev.tsv. OUTPUT_DIR receives checkpoints, metrics.csv and, from
-dev.tsv, predictions.tsv and eval_results.json; with --do_predict, from test.tsv, the file that GLUE's server
-takes, such as MRPC.tsv. The same command continues a stopped run. Every step takes train_batch_size
-sequences, the same ones whether they are packed or not (--max_sequences_per_pack=1).
+dev.tsv, predictions.tsv and eval_results.json. With --do_predict it also receives the file that GLUE's server
+takes, such as MRPC.tsv, from test.tsv. The same command continues a stopped run. Every step takes
+train_batch_size sequences, the same ones whether they are packed or not (--max_sequences_per_pack=1).
 
---task_name=all does so for each task whose folder is in DATA_DIR, one after the other, and ends with one
+--task_name=all does this for each task whose folder is in DATA_DIR, one after the other. It ends with one
 table and the average as GLUE counts it. Tasks that are finished are not done again.
 """
 

@@ -9,12 +9,13 @@ from bert_packed.runs.finetuning_config import NerConfig
 DESCRIPTION = """
 Fine-tunes a packed BERT to tag words, as named entities, and tags the words of a file.
 
-TRAIN_FILE and PREDICT_FILE are of CoNLL's form: a word a line, columns separated by spaces or tabs, the tag
-in the last, an empty line after each sentence. OUTPUT_DIR receives checkpoints, metrics.csv, labels.txt, the
-tags by number, predictions.txt, which has the predicted tag after the word and its tag, and, where
-PREDICT_FILE has tags, eval_results.json: accuracy, and of tags B-TYPE, I-TYPE and O precision, recall and F1
-of exact entities as conlleval counts them. The same command continues a stopped run. Every step takes
-train_batch_size sequences, the same ones whether they are packed or not (--max_sequences_per_pack=1).
+TRAIN_FILE and PREDICT_FILE are of CoNLL's form: a word a line, with its tag in the last column. Spaces or
+tabs separate columns, and an empty line ends each sentence. OUTPUT_DIR receives checkpoints, metrics.csv,
+labels.txt and predictions.txt. labels.txt has the tags by number; predictions.txt has each word, its tag and
+the predicted tag. Where PREDICT_FILE has tags, OUTPUT_DIR also receives eval_results.json with the accuracy.
+For tags B-TYPE, I-TYPE and O it has precision, recall and F1 of exact entities too, as conlleval counts them.
+The same command continues a stopped run. Every step takes train_batch_size sequences, the same ones whether
+they are packed or not (--max_sequences_per_pack=1).
 """
 
 

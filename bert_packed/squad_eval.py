@@ -12,9 +12,9 @@ from bert_packed.tasks.squad import check_files, read_squad
 DESCRIPTION = """
 Scores predicted answers to SQuAD questions: exact match and F1 in percent.
 
-v2.0 data also gives the scores of questions with and without an answer and, with --na_prob_file, those at the
-best thresholds. Questions without a prediction count 0; predictions of unknown ids do not count. Both are
-told on standard error.
+v2.0 data also gives the scores of questions with and without an answer. With --na_prob_file it gives those at
+the best thresholds, too. Questions without a prediction count 0; predictions of unknown ids do not count.
+Standard error names both.
 """
 
 

@@ -7,9 +7,10 @@ from bert_packed.text_to_model.config import TrainConfig
 from bert_packed.text_to_model.steps import train
 
 DESCRIPTION = """
-Makes a model of text by one command: vocabulary, instances with a held-out split, packs, the proof that
-every sequence is in them once, training as a masked language model with other masks in every epoch, the audit
-that no sequence of a pack sees another, and an export that transformers and load_encoder open.
+Makes a model from text with one command. It makes a vocabulary, instances with a held-out split, and packs,
+and proves that every sequence is in them once. It trains a masked language model with other masks in every
+epoch, and audits that no sequence of a pack sees another. Then it exports the model for transformers and
+load_encoder.
 
 The same command continues after a kill and leaves out what is done. OUTPUT_DIR/flags has what was chosen, as
 flagfiles of the single commands; a setting changed in pretrain.flags before training has saved is honored.

@@ -6,8 +6,8 @@ from bert_packed.core.command_line import print_table, run
 from data_gen.text.create_config import CreateConfig
 
 DESCRIPTION = """
-Makes BERT pre-training records from text: sentence pairs, masked, in google-research/bert's format; or with
---objective=causal_lm pieces of documents with every next token as label, for models such as Mamba.
+Makes BERT pre-training records from text: masked sentence pairs in google-research/bert's format. With
+--objective=causal_lm it makes pieces of documents with every next token as label, for models such as Mamba.
 
 Without --input_file it reads the embedded sample corpus. OUTPUT_DIR receives train-*.tfrecord, with
 --eval_fraction also eval-*.tfrecord, and vocab.txt, or tokenizer.json, and manifest.json.

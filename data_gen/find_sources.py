@@ -11,9 +11,9 @@ from bert_packed.core.settings import InputError, check_settings, setting
 DESCRIPTION = """
 Traces a pack to its sources: prints the input file and record of each of its sequences, slot after slot.
 The packs must have been made with pack_tfrecords.py --provenance, and input files that are still there must
-be as they were then. Where the input records were made with create_pretraining_data.py --provenance, and are
-still there, it also prints each one's text file and the document's number in it, from 1; and the line where
-that begins, if the text is there as it was.
+be as they were then. It also prints text files and documents if the input records were made with
+create_pretraining_data.py --provenance, and are still there. A document has its number in its file, from 1,
+and the line where it begins, if the text is there as it was.
 """
 
 

@@ -8,7 +8,7 @@ from bert_packed.core.storage import write_json
 from data_gen.pack_config import PackConfig
 
 DESCRIPTION = """
-Packs pre-training records, BERT's or those for causal language modelling: several sequences in one record of
+Packs pre-training records, BERT's or those for causal language modeling: several sequences in one record of
 fixed length, next to no padding.
 
 Without --input_file it packs the embedded sample corpus. With it, OUTPUT_DIR receives

@@ -8,11 +8,13 @@ from bert_packed.core.settings import InputError, check_settings, setting
 from data_gen.pack_config import OVERLONG_CHOICES
 
 DESCRIPTION = """
-Proves that packs hold every sequence of their inputs exactly once: tokens, sentence A/B, mask positions
-and labels, next-sentence label; or, of records for causal language modelling, tokens, labels and the bytes
-of text that they cover. And that the manifest.json beside them, if there is one, is true:
-checksums, counts, histogram, plan, efficiency, a lower bound that is proven, and the vocabulary and objective
-of the inputs' own manifest. Exit status 0 if so; 1, with the first differences or what is false, if not or
+Proves that packs hold every sequence of their inputs exactly once. It compares tokens, sentence A/B, mask
+positions and labels, and next-sentence labels. Of records for causal language modeling it compares tokens,
+labels and the bytes of text that they cover.
+
+It also proves that the manifest.json beside the packs, if there is one, is true. It checks checksums, counts,
+histogram, plan, efficiency and the proven lower bound, and vocabulary and objective against the inputs'
+manifest. Exit status 0 if all is so. Exit status 1, with the first differences or what is false, if not or
 where a pack breaks the layout.
 """
 
