@@ -141,6 +141,10 @@ def chosen_rows(table, content):
     """Rows of the page: list of lists, the titles first."""
     rows = content["tables"][table.name]
     first = next(iter(table.columns))
+    if table.ratios:
+        ratios = {one["figure"]: one for one in content["tables"][table.ratios]}
+        none = dict.fromkeys(table.columns)
+        rows = [none | ratios.get(f"speed-up over {row[first]}", {}) | row for row in rows]
     if table.rows is not None:
         found = {}
         for row in rows:  # of several the first counts

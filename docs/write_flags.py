@@ -8,12 +8,15 @@ from pathlib import Path
 from unittest import mock
 
 from bert_packed.__main__ import COMMANDS
+from bert_packed.config import MODEL_SIZES
 from bert_packed.core.settings import as_text
 
 PAGE = Path(__file__).resolve().parent / "reference" / "flags.md"
 FINETUNING = "squad", "glue", "ner"
+OF_BERTS = "train", *FINETUNING  # which refuse a Mamba
 SHARED = "squad, glue and ner"
 WIDTH = 118
+MAMBA_SIZES = "".join(f", {name}" for name in MODEL_SIZES if name.startswith("mamba-"))
 PAGE_NAME = re.compile(r"docs/(\w+)/(\w+\.md)")
 
 HEAD = """\
@@ -50,7 +53,7 @@ def config_class_of(name):
 def page():
     """The text of docs/reference/flags.md."""
     classes = {name: config_class_of(name) for name in COMMANDS}
-    described = {name: groups(config_class) for name, config_class in classes.items()}
+    described = {name: groups(name, config_class) for name, config_class in classes.items()}
     shared = {
         heading: [
             entry
@@ -75,12 +78,12 @@ def page():
     return "\n".join([*parts, FOOT])
 
 
-def groups(config_class):
-    """A dict from the headings of `--help`, in its order, to the entries of their flags."""
+def groups(name, config_class):
+    """A dict from the headings of a command's `--help`, in its order, to the entries of their flags."""
     found, heading = {}, ""
     for field in dataclasses.fields(config_class):
         heading = field.metadata["group"] or heading
-        found.setdefault(heading, []).append(entry(field))
+        found.setdefault(heading, []).append(entry(name, field))
     order = list(getattr(config_class, "help_order", found))
     return {heading: found[heading] for heading in sorted(found, key=order.index)}
 
@@ -94,8 +97,8 @@ def write_groups(name, its_groups):
     ]
 
 
-def entry(field):
-    """A flag as an item of a list."""
+def entry(name, field):
+    """A flag of a command as an item of a list."""
     about = field.metadata
     least, most = about["minimum"], about["maximum"]
     limits = f"{least} to {most}" if None not in (least, most) else ""
@@ -111,6 +114,8 @@ def entry(field):
     ]
     rules = "; ".join(filter(None, rules))
     help_text = PAGE_NAME.sub(r"[\2](../\1/\2)", about["help"])
+    if name in OF_BERTS:
+        help_text = help_text.replace(MAMBA_SIZES, "")
     text = f"- `--{field.name}={as_text(field.default)}`: {help_text}" + (f" ({rules})" if rules else "")
     return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
 

@@ -70,6 +70,15 @@ def test_every_table_is_of_a_benchmark_and_of_few_rows(measurement):
         assert len(table.rows or ()) <= MOST_ROWS
 
 
+def test_ratios_are_beside_the_speeds_that_they_are_of():
+    table = Table("steps", {"way": "", "s/step": "s", "median": "by", "from": "from"}, ratios="speed-ups")
+    content = copy.deepcopy(CONTENT)
+    content["tables"]["speed-ups"] = [{"figure": "speed-up over padded", "median": 2.0, "from": None}]
+    titles, *rows = results_page.chosen_rows(table, content)
+    assert titles == ["", "s", "by", "from"]
+    assert rows[:2] == [["padded", "1,234", "2", ""], ["other", "1", "", ""]]
+
+
 def test_commands_are_listed_with_their_minutes(capsys):
     assert results_page.main(results_page.PageConfig(commands=True)) == 0
     printed = capsys.readouterr().out
