@@ -56,6 +56,7 @@ COMMANDS = {
     "audit": ("bert_packed.audit", "--init_checkpoint", "--input_file"),
     "export": ("bert_packed.export", "--init_checkpoint", "--output_dir"),
     "squad_eval": ("bert_packed.squad_eval", "--data_file", "--prediction_file"),
+    "train_from_text": ("bert_packed.train_from_text", "--input_file", "--output_dir"),
 }
 NUM_DISTINCT = 2048  # packs; the others repeat them
 LENGTH, DEPTH = 8, 2  # tokens of a sequence, sequences of a pack

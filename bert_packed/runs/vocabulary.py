@@ -40,19 +40,39 @@ def find_vocab(init_checkpoint, vocab_file=""):
     """The vocabulary that is given, else the one of a checkpoint: `Path`; raises `InputError` for none."""
     if vocab_file:
         return Path(vocab_file)
+    if found := _vocab_beside(init_checkpoint):
+        return found
+    raise InputError(
+        f"`vocab_file` must be given where no {VOCAB_FILE} is beside `init_checkpoint`. Received: nothing, "
+        f"and init_checkpoint={str(init_checkpoint)!r}."
+    )
+
+
+def _vocab_beside(init_checkpoint):
+    """The WordPieces of a checkpoint: `Path`, or None."""
     start = Path(init_checkpoint)
     folders = [start] if init_checkpoint else []
     # A run writes vocab.txt beside its checkpoints, and Google beside a prefix. Beside another whole model
     # lies another model's
     if folders and (checkpoint.NAME.fullmatch(start.name) or Path(f"{start}.index").is_file()):
         folders.append(start.parent)
-    for folder in folders:
-        if (folder / VOCAB_FILE).is_file():
-            return folder / VOCAB_FILE
-    raise InputError(
-        f"`vocab_file` must be given where no {VOCAB_FILE} is beside `init_checkpoint`. Received: nothing, "
-        f"and init_checkpoint={str(init_checkpoint)!r}."
-    )
+    return next((folder / VOCAB_FILE for folder in folders if (folder / VOCAB_FILE).is_file()), None)
+
+
+def check_start(init_checkpoint, records):
+    """Refuse weights that learned other WordPieces than the records have, where both are known.
+
+    `records` is a `RecordsVocabulary` or None. Raises `InputError`.
+    """
+    path = _vocab_beside(init_checkpoint)
+    if not path or not records or file_name(records.path) != VOCAB_FILE:
+        return
+    # By tokens, which hold no ASCII white space: line ends may differ
+    if path.read_bytes().split() != records.content.split():
+        raise InputError(
+            f"`init_checkpoint` must have the vocabulary of the records of `input_file`, {records.path}. "
+            f"Received: {path}, another one."
+        )
 
 
 def describe_vocabulary(path, size, model_config, has_checkpoint):

@@ -1,14 +1,13 @@
 """Starts: a command that does not end as it must is named; the packs are a run's data."""
 
-import ast
 import types
-from pathlib import Path
 
 import pytest
 from benchmark_command import tables_of
 
 from benchmarks import start_up
 from benchmarks.start_up import AGAIN, CONTINUE, START, UNKNOWN, StartConfig
+from bert_packed.__main__ import COMMANDS
 from bert_packed.core.settings import InputError
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.runs.pretraining_data import read_data
@@ -36,10 +35,9 @@ def test_the_table_has_the_medians_of_each_way(monkeypatch, tmp_path):
 
 
 def test_every_command_of_the_package_is_started():
-    tree = ast.parse((Path(__file__).parents[2] / "setup.py").read_text())
-    assigned = {node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign)}
-    scripts = ast.literal_eval(assigned["SCRIPTS"])
-    assert {module for module, *_ in start_up.COMMANDS.values()} == set(scripts)
+    assert {module for module, *_ in start_up.COMMANDS.values()} == {
+        module for module, _ in COMMANDS.values()
+    }
     assert all(module.endswith(name) for name, (module, *_) in start_up.COMMANDS.items())
 
 

@@ -150,7 +150,10 @@ def test_without_a_run_the_initial_checkpoint_is_evaluated(data, tmp_path, capsy
             {"max_predictions_per_seq": 4},
             r"`max_predictions_per_seq` must be .*, 20 by .*instances/manifest\.json\. Received: 4\.",
         ),
-        ({"do_eval": "False", "eval_input_file": "{data}/packed/*"}, r"must be empty with do_eval=false\."),
+        (
+            {"do_eval": "False", "eval_input_file": "{data}/packed/*"},
+            r"must be empty with do_eval=false\.|`do_train` or `do_eval` must be true\.",
+        ),
         (
             {"objective": "causal_lm", "max_seq_length": 0},
             "`max_predictions_per_seq` must be 0 for objective",

@@ -114,3 +114,20 @@ def test_a_file_that_is_no_vocabulary_is_refused(data, tmp_path, capsys, content
     error = capsys.readouterr().err
     assert "plain.txt" in error and error.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("place", ["", "checkpoint-2", "export"])
+def test_a_start_of_another_vocabulary_is_refused(data, finished, tmp_path, place, capsys):
+    """Of as many tokens: the ids of the records would mean others. Other line ends mean the same ones."""
+    start = shutil.copytree(finished, tmp_path / "run")
+    if place == "export":
+        start = shutil.copytree(finished / "export-2", tmp_path / "model")
+    tokens = (data / "vocab.txt").read_text().split()
+    flags = FLAGS | {"init_checkpoint": start / place.removeprefix("export")}
+    (start / "vocab.txt").write_text("\r\n".join(tokens))
+    assert run(*arguments(data, tmp_path / "same", **flags)) == 0
+    (start / "vocab.txt").write_text("\n".join([*tokens[:-2], tokens[-1], tokens[-2]]) + "\n")
+    assert run(*arguments(data, tmp_path / "other", **flags)) == 2
+    error = capsys.readouterr().err
+    assert "`init_checkpoint` must have the vocabulary of the records of `input_file`, " in error
+    assert not list((tmp_path / "other").glob("checkpoint-*"))
