@@ -234,6 +234,9 @@ FAMILIES = {
 }
 DEFAULT_TYPE = "bert"  # of a file without `model_type`, as google-research/bert writes it
 MODEL_SIZES = {name: size for family in FAMILIES.values() for name, size in family.sizes.items()}
+ENCODER_SIZES = [  # of families that mask tokens
+    name for family in FAMILIES.values() if MASKED_LM in family.heads for name in family.sizes
+]
 
 
 def family_of(config):

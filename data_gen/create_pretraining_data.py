@@ -1,4 +1,4 @@
-"""Command line: make pre-training records from text, for BERT or for causal language modelling."""
+"""Command line: make pre-training records from text, for BERT or for causal language modeling."""
 
 import sys
 

@@ -8,15 +8,12 @@ from pathlib import Path
 from unittest import mock
 
 from bert_packed.__main__ import COMMANDS
-from bert_packed.config import MODEL_SIZES
 from bert_packed.core.settings import as_text
 
 PAGE = Path(__file__).resolve().parent / "reference" / "flags.md"
 FINETUNING = "squad", "glue", "ner"
-OF_BERTS = "train", *FINETUNING  # which refuse a Mamba
 SHARED = "squad, glue and ner"
 WIDTH = 118
-MAMBA_SIZES = "".join(f", {name}" for name in MODEL_SIZES if name.startswith("mamba-"))
 PAGE_NAME = re.compile(r"docs/(\w+)/(\w+\.md)")
 
 HEAD = """\
@@ -83,7 +80,7 @@ def groups(name, config_class):
     found, heading = {}, ""
     for field in dataclasses.fields(config_class):
         heading = field.metadata["group"] or heading
-        found.setdefault(heading, []).append(entry(name, field))
+        found.setdefault(heading, []).append(entry(field))
     order = list(getattr(config_class, "help_order", found))
     return {heading: found[heading] for heading in sorted(found, key=order.index)}
 
@@ -97,7 +94,7 @@ def write_groups(name, its_groups):
     ]
 
 
-def entry(name, field):
+def entry(field):
     """A flag of a command as an item of a list."""
     about = field.metadata
     least, most = about["minimum"], about["maximum"]
@@ -114,8 +111,6 @@ def entry(name, field):
     ]
     rules = "; ".join(filter(None, rules))
     help_text = PAGE_NAME.sub(r"[\2](../\1/\2)", about["help"])
-    if name in OF_BERTS:
-        help_text = help_text.replace(MAMBA_SIZES, "")
     text = f"- `--{field.name}={as_text(field.default)}`: {help_text}" + (f" ({rules})" if rules else "")
     return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
 

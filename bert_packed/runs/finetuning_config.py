@@ -5,7 +5,7 @@ Names are google-research/bert's (run_squad.py, run_classifier.py) wherever it h
 
 import dataclasses
 
-from bert_packed.config import MODEL_SIZES, WEIGHTINGS
+from bert_packed.config import ENCODER_SIZES, WEIGHTINGS
 from bert_packed.core.settings import InputError, check_depth_fits, parse_depth, setting, variant
 from bert_packed.packing.algorithms import ALGORITHM_NAMES, DEFAULT_ALGORITHM
 from bert_packed.runs.run_config import DATA, MODEL, OPTIMIZER, PREDICTION, STEPS, RunConfig
@@ -26,7 +26,7 @@ class FinetuneConfig(RunConfig):
         RunConfig,
         "bert_config_file",
         "",
-        help=f"size name ({', '.join(MODEL_SIZES)}) or path of a bert_config.json; empty = as stored with "
+        help=f"size name ({', '.join(ENCODER_SIZES)}) or path of a bert_config.json; empty = as stored with "
         "init_checkpoint",
     )
     vocab_file: str = setting(

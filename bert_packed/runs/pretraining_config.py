@@ -121,7 +121,7 @@ class PretrainingConfig(RunConfig):
     )
     objective: str = setting(
         MLM_NSP,
-        "what is learnt: mlm_nsp, masked tokens and next sentences, by a BERT; mlm, masked tokens alone, of "
+        "what is learned: mlm_nsp, masked tokens and next sentences, by a BERT; mlm, masked tokens alone, of "
         "records for either; causal_lm, every next token, by a Mamba",
         choices=OBJECTIVES,
         group=OBJECTIVE,

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 
-from bert_packed.config import MODEL_SIZES
+from bert_packed.config import ENCODER_SIZES, MODEL_SIZES
 from bert_packed.core.settings import InputError, check_settings, result_settings, setting
 from bert_packed.packing.histogram import MAX_LENGTH
 from data_gen.jobs.runners import MAX_WORKERS, TEXT_WORKERS_HELP
@@ -57,7 +57,7 @@ class TrainConfig:
     )
     bert_config_file: str = setting(
         "",
-        f"size name ({', '.join(MODEL_SIZES)}) or path of a bert_config.json; empty = that of "
+        f"size name ({', '.join(ENCODER_SIZES)}) or path of a bert_config.json; empty = that of "
         "init_checkpoint, or bert-base on a GPU or TPU and bert-mini on CPUs",
         group=MODEL,
     )

@@ -53,7 +53,7 @@ class CreateConfig:
     )
     objective: str = setting(
         MLM_NSP,
-        "what is to be learnt: mlm_nsp, BERT's masked tokens and next sentences; mlm, masked tokens alone, "
+        "what is to be learned: mlm_nsp, BERT's masked tokens and next sentences; mlm, masked tokens alone, "
         "of sequences that are full of one document's sentences (RoBERTa); or causal_lm, every next token "
         "of documents as they are (docs/guides/mamba.md)",
         choices=OBJECTIVES,
