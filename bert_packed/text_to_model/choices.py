@@ -3,7 +3,7 @@
 import dataclasses
 
 from bert_packed.config import config_json, load_model_config
-from bert_packed.core.storage import exists, write_json
+from bert_packed.core.storage import write_json
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.schema import MLM
 from bert_packed.text_to_model.config import DEFAULT_EPOCHS
@@ -91,13 +91,13 @@ def choose_training(config, manifest, folder, platform):
 
 def places_of(config, folder, bert_config_file):
     """The settings of a training that name files of an output directory: dict."""
-    stored = folder.path("flags", MODEL_FILE)
+    is_stored = config.init_checkpoint and not config.bert_config_file
     return {
         "input_file": folder.packed_files("train"),
         "eval_input_file": folder.packed_files("eval") if config.eval_fraction else "",
         "output_dir": folder.run,
         "vocab_file": folder.vocab_file,
-        "bert_config_file": stored if exists(stored) else bert_config_file,
+        "bert_config_file": folder.path("flags", MODEL_FILE) if is_stored else bert_config_file,
     }
 
 

@@ -1,4 +1,4 @@
-"""What `bert-packed train` chooses from text, packs and machine."""
+"""Choices of `bert-packed train`: model, batch, memory, steps and vocabulary, by text, packs and machine."""
 
 import types
 
@@ -120,3 +120,7 @@ def test_a_model_that_is_trained_already_goes_on_slowly(monkeypatch, tmp_path):
     assert training.bert_config_file == str(tmp_path / "flags/bert_config.json")
     assert load_model_config(training.bert_config_file) == MODEL_SIZES["bert-mini"]
     assert {one.setting: one.why for one in chosen}["learning_rate"] == "of Adam, from init_checkpoint"
+    # A config that is given later, before the training has saved, is not passed over for the stored one
+    given = config(init_checkpoint="model", bert_config_file="bert-small")
+    training, _ = choices.choose_training(given, MANIFEST, OutputFolder(str(tmp_path)), "cpu")
+    assert training.bert_config_file == "bert-small"
