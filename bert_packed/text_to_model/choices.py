@@ -13,7 +13,7 @@ MODEL_FILE = "bert_config.json"  # of the model that `init_checkpoint` is
 LARGE_TEXT_BYTES = 100 * 2**20
 SMALL_VOCABULARY, LARGE_VOCABULARY = 8192, 30_522
 CPU_MODEL, ACCELERATOR_MODEL = "bert-mini", "bert-base"
-STEPS_OF_AN_EPOCH = 100  # aimed at, within the limits of a step's sequences
+STEPS_OF_A_TRAINING = 2000  # aimed at, within the limits of a step's sequences
 LEAST_SEQUENCES, MOST_SEQUENCES = 32, 256
 CPU_TOKENS_AT_ONCE = 4096  # more are no faster on CPUs
 ACCELERATOR_TOKENS_AT_ONCE = 2**16
@@ -43,7 +43,7 @@ def choose_vocab_size(config, num_bytes):
 
 
 def choose_training(config, manifest, folder, platform):
-    """Choose all but the micro-batch and the steps that hours allow.
+    """Choose all but the steps, and what memory and hours change of their size.
 
     Args:
         config: `TrainConfig`.
@@ -54,22 +54,21 @@ def choose_training(config, manifest, folder, platform):
     Returns:
         (`PretrainingConfig`, list of `Choice`).
     """
-    on_cpus, factor = platform == "cpu", manifest["packing_factor"]
+    on_cpus = platform == "cpu"
     model = _choose_model(config, folder, on_cpus)
     width = load_model_config(model.value).hidden_size
     rate = next((rate for most, rate in RATES if width <= most), LEAST_RATE)
     rate = config.learning_rate or (STARTED_RATE if config.init_checkpoint else rate)
-    sequences = min(max(manifest["num_sequences"] // STEPS_OF_AN_EPOCH, LEAST_SEQUENCES), MOST_SEQUENCES)
-    packs = config.train_batch_size or max(round(sequences / factor), 1)
+    # With hours a first guess, for a step to time
+    sequences = manifest["num_sequences"] * (config.num_train_epochs or DEFAULT_EPOCHS)
+    packs = config.train_batch_size or packs_of_a_step(sequences, manifest["packing_factor"])
     most = (CPU_TOKENS_AT_ONCE if on_cpus else ACCELERATOR_TOKENS_AT_ONCE) // config.max_seq_length
     packs, at_once = divide(packs, max(most, 1), bool(config.train_batch_size))
-    why_packs = f"{packs * factor:.0f} sequences at packing factor {factor:.2f}"
     why_rate = (
         "of Adam, from init_checkpoint" if config.init_checkpoint else f"of Adam, for a width of {width}"
     )
     choices = [
         model,
-        Choice("train_batch_size", packs, GIVEN if config.train_batch_size else why_packs),
         Choice("learning_rate", rate, GIVEN if config.learning_rate else why_rate),
     ]
     training = PretrainingConfig(
@@ -99,6 +98,12 @@ def places_of(config, folder, bert_config_file):
         "vocab_file": folder.vocab_file,
         "bert_config_file": folder.path("flags", MODEL_FILE) if is_stored else bert_config_file,
     }
+
+
+def packs_of_a_step(num_sequences, factor):
+    """Packs of a step, for a training on a number of sequences, at a packing factor."""
+    sequences = min(max(num_sequences // STEPS_OF_A_TRAINING, LEAST_SEQUENCES), MOST_SEQUENCES)
+    return max(round(sequences / factor), 1)
 
 
 def divide(packs, most, is_given):
@@ -135,18 +140,29 @@ def fit_memory(training, program, memory_bytes, is_given):
     return training, Choice("micro_batch_size", at_once, why)
 
 
-def choose_steps(config, training, num_packs, step_seconds=None):
+def choose_steps(config, training, manifest, step_seconds=None):
     """A `PretrainingConfig` with its steps, by epochs or by hours of steps of `step_seconds`.
 
-    Returns (config, list of `Choice`).
+    Hours also choose the packs of a step, unless given. Returns (config, list of `Choice`).
     """
+    packs, factor = training.train_batch_size, manifest["packing_factor"]
     if config.train_hours:
-        steps = max(int(config.train_hours * 3600 / step_seconds), 1)
-        why = f"{config.train_hours:g} h of steps of {step_seconds:.3g} s"
+        pack_seconds = step_seconds / packs
+        num_packs = config.train_hours * 3600 / pack_seconds
+        if not config.train_batch_size:
+            packs, at_once = divide(
+                packs_of_a_step(num_packs * factor, factor), training.packs_at_once, False
+            )
+            training = dataclasses.replace(
+                training, train_batch_size=packs, micro_batch_size=at_once, eval_batch_size=at_once
+            )
+        steps = max(round(num_packs / packs), 1)
+        why = f"{config.train_hours:g} h of steps of {pack_seconds * packs:.3g} s"
     else:
         epochs = config.num_train_epochs or DEFAULT_EPOCHS
-        steps = max(round(epochs * num_packs / training.train_batch_size), 1)
-        why = f"{epochs:g} times {num_packs:,} packs"
+        steps = max(round(epochs * manifest["num_packs"] / packs), 1)
+        why = f"{epochs:g} times {manifest['num_packs']:,} packs"
+    why_packs = f"{packs * factor:.0f} sequences at packing factor {factor:.2f}"
     every = max(steps // NUM_EVALUATIONS, LEAST_INTERVAL)
     warmup = int(steps * WARMUP_SHARE)
     training = dataclasses.replace(
@@ -158,6 +174,7 @@ def choose_steps(config, training, num_packs, step_seconds=None):
         log_steps=min(max(steps // NUM_EVALUATIONS, 1), 10),
     )
     return training, [
+        Choice("train_batch_size", packs, GIVEN if config.train_batch_size else why_packs),
         Choice("num_train_steps", steps, why),
         Choice("num_warmup_steps", warmup, f"{WARMUP_SHARE:.0%} of the steps".replace("%", " %")),
     ]

@@ -77,7 +77,7 @@ class TrainConfig:
     )
     train_batch_size: int = setting(
         0,
-        "packs per optimizer step; 0 = of 32 to 256 sequences, by the size of the text",
+        "packs per optimizer step; 0 = of 32 to 256 sequences, by the length of the training",
         minimum=0,
         maximum=MOST_PACKS,
     )

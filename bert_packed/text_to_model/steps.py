@@ -233,7 +233,7 @@ def _choose(config, folder):
         )
         chosen.append(choice)
     seconds = time_step(training) if config.train_hours else None
-    training, of_steps = choices.choose_steps(config, training, manifest["num_packs"], seconds)
+    training, of_steps = choices.choose_steps(config, training, manifest, seconds)
     return training, [*chosen, *of_steps]
 
 

@@ -23,6 +23,10 @@ def choose(platform="cpu", manifest=MANIFEST, **settings):
     return training, {one.setting: one.why for one in chosen}
 
 
+def steps_of(training, step_seconds=None, **settings):
+    return choices.choose_steps(config(**settings), training, MANIFEST, step_seconds)
+
+
 @pytest.mark.parametrize(
     ("packs", "most", "expected", "given"),
     [
@@ -40,20 +44,34 @@ def test_a_step_is_whole_micro_batches(packs, most, expected, given):
 
 
 def test_a_batch_counts_sequences_and_so_fewer_packs():
-    training, why = choose()
-    assert training.train_batch_size == 104  # of 200 / 2, in thirteen micro-batches
+    training, _ = choose(num_train_epochs=20.0)
+    assert training.train_batch_size == 104  # of 20 times 20,000 sequences / 2,000 steps / 2
     assert training.train_batch_size % training.micro_batch_size == 0
-    assert why["train_batch_size"] == "208 sequences at packing factor 2.00"
+    assert steps_of(training)[1][0].why == "208 sequences at packing factor 2.00"
     # 4,096 tokens at once on CPUs, 65,536 on accelerators
     assert training.micro_batch_size == training.eval_batch_size == 8
-    assert choose("gpu")[0].micro_batch_size == choose("gpu")[0].train_batch_size == 100
-    assert choose(max_seq_length=128)[0].micro_batch_size == 25
+    on_gpu, _ = choose("gpu", num_train_epochs=20.0)
+    assert on_gpu.micro_batch_size == on_gpu.train_batch_size == 100
+    assert choose(num_train_epochs=20.0, max_seq_length=128)[0].micro_batch_size == 25
 
 
-@pytest.mark.parametrize(("num_sequences", "expected"), [(10, 32), (6400, 64), (10**9, 256)])
-def test_a_larger_text_has_larger_steps_within_limits(num_sequences, expected):
+@pytest.mark.parametrize(("num_sequences", "expected"), [(10, 32), (42_667, 64), (10**9, 256)])
+def test_a_longer_training_has_larger_steps_within_limits(num_sequences, expected):
     manifest = {**MANIFEST, "packing_factor": 1.0, "num_sequences": num_sequences}
     assert choose(manifest=manifest)[0].train_batch_size == expected
+
+
+@pytest.mark.parametrize(("hours", "packs", "steps"), [(0.1, 16, 450), (1.0, 40, 1800), (100.0, 128, 56250)])
+def test_hours_choose_steps_and_their_packs_from_the_time_of_one(hours, packs, steps):
+    """At 0.05 s a pack: 7,200, 72,000 and 7,200,000 packs of two sequences."""
+    training, _ = choose(train_hours=hours)
+    timed = 0.05 * training.train_batch_size
+    trained, chosen = steps_of(training, timed, train_hours=hours)
+    assert (trained.train_batch_size, trained.num_train_steps) == (packs, steps)
+    assert trained.train_batch_size % trained.micro_batch_size == 0
+    assert [one.value for one in chosen[:2]] == [packs, steps]
+    given, _ = steps_of(training, timed, train_hours=hours, train_batch_size=training.train_batch_size)
+    assert given.train_batch_size == training.train_batch_size
 
 
 def test_what_is_given_is_taken():
@@ -62,7 +80,8 @@ def test_what_is_given_is_taken():
     )
     assert (training.train_batch_size, training.learning_rate) == (16, 0.5)
     assert training.bert_config_file == "bert-tiny"
-    assert {why[name] for name in ("bert_config_file", "train_batch_size", "learning_rate")} == {"given"}
+    assert {why[name] for name in ("bert_config_file", "learning_rate")} == {"given"}
+    assert steps_of(training, train_batch_size=16)[1][0].why == "given"
 
 
 @pytest.mark.parametrize(
@@ -90,20 +109,20 @@ def test_a_micro_batch_fits_half_of_the_memory():
 
 def test_steps_are_of_epochs_or_hours():
     training, _ = choose(train_batch_size=100)
-    of_epochs, _ = choices.choose_steps(config(num_train_epochs=5.0), training, 10_000)
+    of_epochs, _ = steps_of(training, num_train_epochs=5.0)
     packs = of_epochs.num_train_steps * of_epochs.train_batch_size
     assert packs == pytest.approx(50_000, rel=0.01)
     assert of_epochs.num_warmup_steps == of_epochs.num_train_steps // 10
     assert of_epochs.eval_steps == of_epochs.save_checkpoints_steps == of_epochs.num_train_steps // 10 == 50
     unevaluated, _ = choose(eval_fraction=0.0)
     assert not unevaluated.eval_input_file and not unevaluated.do_eval
-    assert choices.choose_steps(config(), unevaluated, 10_000)[0].eval_steps == 0
-    default, _ = choices.choose_steps(config(), training, 10_000)
+    assert steps_of(unevaluated)[0].eval_steps == 0
+    default, _ = steps_of(training)
     assert default.num_train_steps == pytest.approx(3 / 5 * of_epochs.num_train_steps, abs=1)
-    of_hours, chosen = choices.choose_steps(config(train_hours=0.5), training, 10_000, step_seconds=1.8)
+    of_hours, chosen = steps_of(training, 1.8, train_hours=0.5, train_batch_size=100)
     assert of_hours.num_train_steps == 1000
-    assert chosen[0].why == "0.5 h of steps of 1.8 s"
-    assert choices.choose_steps(config(train_hours=0.5), training, 10_000, 10**6)[0].num_train_steps == 1
+    assert chosen[1].why == "0.5 h of steps of 1.8 s"
+    assert steps_of(training, 10**6, train_hours=0.5)[0].num_train_steps == 1
 
 
 def test_a_vocabulary_grows_with_the_text():
