@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class BatchGrowth:
-    """Packs of each step. From 2 packs to 8 over 4 steps, in micro-batches of 2:
+    """Packs of each step; all sizes last about as many steps. From 2 packs to 8 over 4 steps, M = 2:
 
     step           0  1  2  3  4  5
     packs          2  2  4  6  8  8
