@@ -26,7 +26,7 @@ from bert_packed.training.engines.engine import named_weights
 from bert_packed.training.optimization import (
     AdamWeightDecay,
     Lamb,
-    WarmupPolynomialDecay,
+    WarmupStableDecay,
     optimizer_settings,
 )
 
@@ -251,7 +251,7 @@ def predict_packed(config, model, sequences):
 
 def _build_engine(config, model_config, objective, steps):
     model = objective.build_model(model_config, config.random_seed, dtype=config.dtype, remat=config.remat)
-    schedule = WarmupPolynomialDecay(
+    schedule = WarmupStableDecay(
         config.learning_rate,
         steps.num_train_steps,
         int(steps.num_train_steps * config.warmup_proportion),

@@ -28,6 +28,7 @@ from bert_packed.text.masking import MASK_REPLACE_PROB, RANDOM_REPLACE_PROB, mas
 
 LAYOUTS = ("none", "megatron1d", "optimus2d")
 MASKINGS = ("static", "dynamic")
+DECAY_TYPES = ("polynomial", "1-sqrt")
 MASKED = f"objective={MLM_NSP},{MLM}"
 IF_DYNAMIC = {"masking=dynamic": "be left out with masking=static, which keeps the records' masks"}
 WITHOUT_EPOCHS = {"num_train_epochs=0.0": "be left out with num_train_epochs"}
@@ -208,10 +209,22 @@ class PretrainingConfig(RunConfig):
         minimum=0,
         advanced=True,
     )
-    end_learning_rate: float = setting(
-        0.0, "learning rate after the last step", minimum=0, group=OPTIMIZER, advanced=True
+    decay_type: str = setting(
+        "polynomial",
+        "form of the decay: 1-sqrt falls by the square root of the share of its steps that are done, "
+        "fast at first (ModernBERT)",
+        choices=DECAY_TYPES,
+        group=OPTIMIZER,
+        advanced=True,
     )
-    decay_power: float = setting(1.0, "power of the polynomial decay; 1 = linear", minimum=0, advanced=True)
+    end_learning_rate: float = setting(0.0, "learning rate after the last step", minimum=0, advanced=True)
+    decay_power: float = setting(
+        1.0,
+        "power of the polynomial decay; 1 = linear",
+        minimum=0,
+        only_with={"decay_type=polynomial": "be 1 with decay_type={decay_type}"},
+        advanced=True,
+    )
     attention: str = setting(
         "auto",
         "flash is the platform's fused kernel, on GPU and TPU under KERAS_BACKEND=jax; auto takes it there",

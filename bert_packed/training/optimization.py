@@ -176,15 +176,19 @@ class AdamWeightDecay(MomentOptimizer):
         return 1.0
 
 
-class WarmupPolynomialDecay(keras.optimizers.schedules.LearningRateSchedule):
-    """Linear warm-up to the peak, then polynomial decay to the end value.
+class WarmupStableDecay(keras.optimizers.schedules.LearningRateSchedule):
+    """Linear warm-up to the peak, then decay to the end value.
 
     The decay takes all steps after the warm-up, or the last `num_decay_steps` (warm-up, stable, decay). A
     peak of 4, 2 warm-up steps and 6 steps in total:
 
-        step                         0  1  2  3  4  5
-        rate                         2  4  4  3  2  1
-        rate, num_decay_steps = 2    2  4  4  4  4  2
+        step                                             0  1  2  3  4  5
+        rate                                             2  4  4  3  2  1
+        rate, num_decay_steps = 2                        2  4  4  4  4  2
+        rate, decay_type = "1-sqrt"                      2  4  4  2  1.17  0.54
+
+    A `decay_type` of "polynomial" is (1 - done)^power, where `done` is the share of the decay's steps that
+    lie behind, and "1-sqrt" is 1 - sqrt(done) (Hägele et al. 2024), ModernBERT's.
 
     The schedule begins at `first_step`, the steps that an optimizer with kept moments has counted before.
 
@@ -201,6 +205,7 @@ class WarmupPolynomialDecay(keras.optimizers.schedules.LearningRateSchedule):
         power=1.0,
         num_decay_steps=0,
         first_step=0,
+        decay_type="polynomial",
     ):
         super().__init__()
         self.peak = peak
@@ -210,18 +215,20 @@ class WarmupPolynomialDecay(keras.optimizers.schedules.LearningRateSchedule):
         self.power = power
         self.num_decay_steps = num_decay_steps
         self.first_step = first_step
+        self.decay_type = decay_type
 
     def __call__(self, step):
         step = ops.cast(step - self.first_step, "float32")
         warm = self.peak * (step + 1.0) / max(self.num_warmup_steps, 1)
         decay_steps = self.num_decay_steps or max(self.num_train_steps - self.num_warmup_steps, 1)
         left = ops.clip((self.num_train_steps - step) / decay_steps, 0.0, 1.0)
-        decayed = self.end + (self.peak - self.end) * ops.power(left, self.power)
+        height = 1.0 - ops.sqrt(1.0 - left) if self.decay_type == "1-sqrt" else ops.power(left, self.power)
+        decayed = self.end + (self.peak - self.end) * height
         return ops.where(step < self.num_warmup_steps, warm, decayed)
 
     def get_config(self):
         names = ("peak", "num_train_steps", "num_warmup_steps", "end", "power", "num_decay_steps")
-        return {name: getattr(self, name) for name in (*names, "first_step")}
+        return {name: getattr(self, name) for name in (*names, "first_step", "decay_type")}
 
 
 OPTIMIZERS = {"lamb": Lamb, "adam": AdamWeightDecay}  # by the names of `--optimizer`
@@ -238,7 +245,7 @@ def correct_betas(beta_1, beta_2, packing_factor):
 
 def build_schedule(config, steps_before=0):
     """The learning-rate schedule of a `PretrainingConfig`; `steps_before` as in `build_optimizer`."""
-    return WarmupPolynomialDecay(
+    return WarmupStableDecay(
         config.learning_rate,
         config.num_train_steps,
         config.num_warmup_steps,
@@ -246,6 +253,7 @@ def build_schedule(config, steps_before=0):
         config.decay_power,
         config.num_decay_steps,
         steps_before,
+        config.decay_type,
     )
 
 

@@ -11,7 +11,7 @@ from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
 
 from bert_packed.checkpoints import checkpoint, kept_optimizer, starting_weights
 from bert_packed.core.settings import InputError
-from bert_packed.training.optimization import AdamWeightDecay, Lamb, WarmupPolynomialDecay
+from bert_packed.training.optimization import AdamWeightDecay, Lamb, WarmupStableDecay
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.usefixtures("uncompiled_file")]
 RATE, NUM_STEPS = 0.01, 3  # each phase
@@ -20,7 +20,7 @@ SMALL = dataclasses.replace(CONFIG, num_hidden_layers=1)
 
 def make(seed=1, first_step=0, config=SMALL, kind=Lamb):
     """An engine with one learning rate for the steps of a phase, and 0 before and after them."""
-    rate = WarmupPolynomialDecay(RATE, NUM_STEPS, num_decay_steps=1, first_step=first_step)
+    rate = WarmupStableDecay(RATE, NUM_STEPS, num_decay_steps=1, first_step=first_step)
     return make_engine(config=config, seed=seed, optimizer=kind(rate, beta_2=0.9))
 
 

@@ -114,6 +114,11 @@ def test_heads_must_divide_width():
             {"num_train_steps": 100, "num_warmup_steps": 40, "num_decay_steps": 61},
             r"`num_decay_steps` must be at most .*, 60\. Received: 61\.",
         ),
+        ({"decay_type": "cosine"}, r"`decay_type` must be one of polynomial, 1-sqrt\. Received: 'cosine'\."),
+        (
+            {"decay_type": "1-sqrt", "decay_power": 0.5},
+            r"`decay_power` must be 1 with decay_type=1-sqrt\. Received: 0\.5\.",
+        ),
         (
             {"initial_batch_size": 8},
             r"`initial_batch_size` and `batch_warmup_steps` must be given together\. .*=8, .*=0\.",
@@ -217,6 +222,7 @@ PRETRAINING = {
     "num_train_steps": 100_000,
     "num_warmup_steps": 10_000,
     "num_decay_steps": 0,
+    "decay_type": "polynomial",
     "learning_rate": 1e-3,
     "end_learning_rate": 0.0,
     "decay_power": 1.0,

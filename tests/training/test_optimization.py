@@ -20,7 +20,7 @@ from bert_packed.training.optimization import (
     EXCLUDED_FROM_DECAY,
     AdamWeightDecay,
     Lamb,
-    WarmupPolynomialDecay,
+    WarmupStableDecay,
     _median,
     build_optimizer,
     build_schedule,
@@ -118,19 +118,29 @@ def test_which_variables_are_decayed_and_adapted(kind):
 
 
 def test_schedule_rises_linearly_and_decays_to_the_end():
-    schedule = WarmupPolynomialDecay(4.0, num_train_steps=6, num_warmup_steps=2)
+    schedule = WarmupStableDecay(4.0, num_train_steps=6, num_warmup_steps=2)
     rates = [float(schedule(step)) for step in range(7)]
     assert rates == [2.0, 4.0, 4.0, 3.0, 2.0, 1.0, 0.0]
-    cut_short = WarmupPolynomialDecay(4.0, num_train_steps=2, num_warmup_steps=4)
+    cut_short = WarmupStableDecay(4.0, num_train_steps=2, num_warmup_steps=4)
     assert [float(cut_short(step)) for step in range(3)] == [1.0, 2.0, 3.0]
-    square = WarmupPolynomialDecay(1.0, num_train_steps=4, end=0.2, power=2.0)
+    square = WarmupStableDecay(1.0, num_train_steps=4, end=0.2, power=2.0)
     np.testing.assert_allclose([float(square(s)) for s in range(5)], [1.0, 0.65, 0.4, 0.25, 0.2], rtol=1e-6)
 
 
 def test_a_schedule_that_stays_at_its_peak_until_the_last_steps():
-    schedule = WarmupPolynomialDecay(4.0, num_train_steps=7, num_warmup_steps=2, end=1.0, num_decay_steps=3)
+    schedule = WarmupStableDecay(4.0, num_train_steps=7, num_warmup_steps=2, end=1.0, num_decay_steps=3)
     assert [float(schedule(step)) for step in range(8)] == [2.0, 4.0, 4.0, 4.0, 4.0, 3.0, 2.0, 1.0]
     assert type(schedule).from_config(schedule.get_config()).get_config() == schedule.get_config()
+
+
+def test_a_decay_by_the_square_root_of_the_steps_done():
+    schedule = WarmupStableDecay(4.0, num_train_steps=6, num_warmup_steps=2, decay_type="1-sqrt")
+    rates = [2, 4, 4, 2, 4 * (1 - 0.5**0.5), 4 * (1 - 0.75**0.5), 0]
+    np.testing.assert_allclose([float(schedule(step)) for step in range(7)], rates, rtol=1e-6)
+    assert type(schedule).from_config(schedule.get_config()).get_config() == schedule.get_config()
+    late = WarmupStableDecay(4.0, 9, 2, end=1.0, num_decay_steps=4, decay_type="1-sqrt")
+    rates = [2, 4, 4, 4, 4, 4, 2.5, 4 - 3 * 0.5**0.5, 4 - 3 * 0.75**0.5, 1, 1]
+    np.testing.assert_allclose([float(late(step)) for step in range(11)], rates, rtol=1e-6)
 
 
 def test_a_schedule_begins_where_the_moments_are_of_earlier_steps():
@@ -141,7 +151,7 @@ def test_a_schedule_begins_where_the_moments_are_of_earlier_steps():
     rates = [float(optimizer._learning_rate(step)) for step in range(3, 10)]
     assert rates == [float(build_schedule(config)(step)) for step in range(7)]
     assert rates == [2.0, 4.0, 4.0, 3.0, 2.0, 1.0, 0.0]
-    copy = WarmupPolynomialDecay.from_config(optimizer._learning_rate.get_config())
+    copy = WarmupStableDecay.from_config(optimizer._learning_rate.get_config())
     assert [float(copy(step)) for step in range(3, 10)] == rates
 
 
