@@ -44,13 +44,21 @@ def make_replicas(layout, shape, transport="gather"):
     return make_layout_replicas(layout, shape, transport)
 
 
-def make_engine(layout="none", shape=None, config=WITH_DROPOUT, transport="gather", objective=None, **build):
+def make_engine(
+    layout="none",
+    shape=None,
+    config=WITH_DROPOUT,
+    transport="gather",
+    objective=None,
+    optimizer=Lamb,
+    **build,
+):
     replicas = make_replicas(layout, shape, transport)
     objective = objective or pretraining_objective("per_sequence")
     with replicas.scope() if replicas else contextlib.nullcontext():
         given = {"layout": replicas.layout} if replicas else {}
         model = objective.build_model(config, 1, **given, **build)
-        optimizer = Lamb(
+        optimizer = optimizer(
             0.01, weight_decay_rate=0.01, exclude_from_weight_decay=EXCLUDED_FROM_DECAY, global_clipnorm=CLIP
         )
         return engines.make_engine(model, objective, optimizer, MICRO_BATCH_SIZE, replicas)

@@ -23,12 +23,7 @@ from bert_packed.training import loop, metrics_log, training_metrics
 from bert_packed.training.backend import compiled, out_of_memory_names
 from bert_packed.training.engines import make_engine
 from bert_packed.training.engines.engine import named_weights
-from bert_packed.training.optimization import (
-    AdamWeightDecay,
-    Lamb,
-    WarmupStableDecay,
-    optimizer_settings,
-)
+from bert_packed.training.optimization import OPTIMIZERS, WarmupStableDecay, optimizer_settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,10 +252,9 @@ def _build_engine(config, model_config, objective, steps):
         int(steps.num_train_steps * config.warmup_proportion),
     )
     settings = optimizer_settings(config)
-    if config.optimizer == "lamb":
-        optimizer = Lamb(schedule, **settings)
-    else:
-        optimizer = AdamWeightDecay(schedule, config.adam_bias_correction, **settings)
+    if config.optimizer == "adam":
+        settings["corrects_bias"] = config.adam_bias_correction
+    optimizer = OPTIMIZERS[config.optimizer](schedule, **settings)
     return make_engine(model, objective, optimizer, config.micro_batch_size or None), schedule
 
 

@@ -61,6 +61,7 @@ class FinetuneConfig(RunConfig):
     adam_bias_correction: bool = setting(
         True,
         "correct Adam's moments for their zero start; google-research/bert does not",
+        only_with="optimizer=adam",
         group=OPTIMIZER,
         advanced=True,
     )

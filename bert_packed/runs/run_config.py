@@ -55,8 +55,9 @@ class RunConfig:
     random_seed: int = setting(12345, "seed of weights, dropout and data order", minimum=0, maximum=2**31 - 1)
     optimizer: str = setting(
         "lamb",
-        "LAMB, or adam: Adam with weight decay beside it (AdamW)",
-        choices=("lamb", "adam"),
+        "LAMB, or adam: Adam with weight decay beside it (AdamW), or stable_adamw: AdamW with smaller steps "
+        "where a gradient outgrows its second moment (ModernBERT)",
+        choices=("lamb", "adam", "stable_adamw"),
         group=OPTIMIZER,
     )
     learning_rate: float = setting(1e-3, "peak learning rate", minimum=0)

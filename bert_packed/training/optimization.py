@@ -1,5 +1,6 @@
-"""LAMB as in tensorflow-addons, AdamW, the learning-rate schedule, and the packing correction of betas."""
+"""LAMB, AdamW and StableAdamW, the learning-rate schedule, and the packing correction of betas."""
 
+import math
 import re
 import types
 
@@ -11,7 +12,7 @@ EXCLUDED_FROM_DECAY = ("LayerNorm", "bias", "RMSNorm", "mixer/A_log$", "mixer/D$
 
 
 class MomentOptimizer(keras.optimizers.Optimizer):
-    """Base of Adam and LAMB, which differ in the `ratio` of the update.
+    """Base of Adam, StableAdamW and LAMB, which differ in the `ratio` of the update.
 
         m, v    = moments of the gradient, corrected for their zero start if `corrects_bias`
         update  = m / (sqrt(v) + epsilon) + weight_decay_rate * w
@@ -48,6 +49,8 @@ class MomentOptimizer(keras.optimizers.Optimizer):
         self._momentums, self._velocities = self.add_optimizer_variables(variables, ["momentum", "velocity"])
         # By index: under TensorFlow `update_step` receives the backend's variable, which has no path
         self._decays = [self.decays(variable) for variable in variables]
+        # Numbers of values; an engine whose layout pads weights puts those without padding here
+        self.sizes = [math.prod(variable.shape) for variable in variables]
 
     def moments_of(self, index):
         """First and second moment of the weight with this index: two variables of its shape."""
@@ -57,8 +60,8 @@ class MomentOptimizer(keras.optimizers.Optimizer):
         """True if weight decay applies to a variable."""
         return self.weight_decay_rate > 0 and not _matches(self.exclude_from_weight_decay_patterns, variable)
 
-    def ratio(self, index, variable, update):
-        """The factor of a variable's update: a number or a scalar."""
+    def ratio(self, index, variable, update, gradient, root):
+        """The factor of a variable's update, a number or a scalar; `root` is sqrt(v), corrected as in it."""
         raise NotImplementedError
 
     def update_step(self, gradient, variable, learning_rate):
@@ -81,10 +84,12 @@ class MomentOptimizer(keras.optimizers.Optimizer):
         if self.corrects_bias:
             new_momentum = new_momentum / (1 - ops.power(beta_1, step))
             new_velocity = new_velocity / (1 - ops.power(beta_2, step))
-        update = new_momentum / (ops.sqrt(new_velocity) + self.epsilon)
+        root = ops.sqrt(new_velocity)
+        update = new_momentum / (root + self.epsilon)
         if self._decays[index]:
             update = update + self.weight_decay_rate * ops.convert_to_tensor(variable)
-        update = ops.cast(learning_rate, dtype) * (update * self.ratio(index, variable, update))
+        ratio = self.ratio(index, variable, update, gradient, root)
+        update = ops.cast(learning_rate, dtype) * (update * ratio)
         self.assign_sub(variable, ops.where(counts, update, ops.zeros_like(update)))
 
     def _all_reduce_sum_gradients(self, grads_and_vars):
@@ -128,7 +133,7 @@ class Lamb(MomentOptimizer):
         """True if the trust ratio applies to a variable."""
         return not _matches(self.exclude_from_layer_adaptation_patterns, variable)
 
-    def ratio(self, index, variable, update):
+    def ratio(self, index, variable, update, gradient, root):
         if not self._adapts[index]:
             return 1.0
         weight_norm, update_norm = _norm(variable), _norm(update)
@@ -172,8 +177,30 @@ class AdamWeightDecay(MomentOptimizer):
     def __init__(self, learning_rate=0.001, corrects_bias=True, name="adam_weight_decay", **kwargs):
         super().__init__(learning_rate, corrects_bias=corrects_bias, name=name, **kwargs)
 
-    def ratio(self, index, variable, update):
+    def ratio(self, index, variable, update, gradient, root):
         return 1.0
+
+
+class StableAdamW(MomentOptimizer):
+    """AdamW with the update clipping of Adafactor (Wortsman et al. 2023, Algorithm 2), as in torch-optimi.
+
+        ratio   = 1 / max(1, rms),  rms = sqrt(mean((gradient / max(sqrt(v), epsilon))^2)) of the variable
+
+    The ratio reduces the step of a variable, decay included, whose gradient has outgrown its second moment.
+    The authors take it in place of clipping to a norm (`--max_grad_norm=0`); with both, the norm comes first.
+
+    Decay is decoupled as in AdamW: the rate multiplies it. torch-optimi with `decouple_lr=True`, as for
+    ModernBERT, divides the rate by its peak there: `weight_decay_rate = weight_decay / peak` is the same.
+    """
+
+    def __init__(self, learning_rate=0.001, name="stable_adamw", **kwargs):
+        super().__init__(learning_rate, name=name, **kwargs)
+
+    def ratio(self, index, variable, update, gradient, root):
+        # Squared after the division: the square of a small epsilon would be 0 in float32
+        squares = ops.square(gradient / ops.maximum(root, self.epsilon))
+        # Not `mean`, which would count the padding of a layout
+        return 1.0 / ops.maximum(ops.sqrt(ops.sum(squares) / self.sizes[index]), 1.0)
 
 
 class WarmupStableDecay(keras.optimizers.schedules.LearningRateSchedule):
@@ -231,7 +258,8 @@ class WarmupStableDecay(keras.optimizers.schedules.LearningRateSchedule):
         return {name: getattr(self, name) for name in (*names, "first_step", "decay_type")}
 
 
-OPTIMIZERS = {"lamb": Lamb, "adam": AdamWeightDecay}  # by the names of `--optimizer`
+# By the names of `--optimizer`
+OPTIMIZERS = {"lamb": Lamb, "adam": AdamWeightDecay, "stable_adamw": StableAdamW}
 
 
 def correct_betas(beta_1, beta_2, packing_factor):

@@ -11,7 +11,7 @@ from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
 
 from bert_packed.checkpoints import checkpoint, kept_optimizer, starting_weights
 from bert_packed.core.settings import InputError
-from bert_packed.training.optimization import AdamWeightDecay, Lamb, WarmupStableDecay
+from bert_packed.training.optimization import AdamWeightDecay, Lamb, StableAdamW, WarmupStableDecay
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.usefixtures("uncompiled_file")]
 RATE, NUM_STEPS = 0.01, 3  # each phase
@@ -32,21 +32,20 @@ def train(engine, phase):
     return {name: v.numpy() for name, v in {**engine.weights(), **engine.training_state()}.items()}
 
 
-def begin(folder):
+def begin(folder, kind=Lamb):
     """The engine of a second phase, as `run_pretraining.py` begins it."""
-    engine = make(seed=2, first_step=kept_optimizer.steps_before(None, folder))
+    engine = make(seed=2, first_step=kept_optimizer.steps_before(None, folder), kind=kind)
     starting_weights.load(folder, engine.weights(), SMALL)
     kept_optimizer.load(folder, engine)
     return engine
 
 
-@pytest.fixture(scope="module")
-def phases(uncompiled_file, tmp_path_factory):
-    """A folder with the checkpoint of a first phase, and the values of an engine that went on."""
-    folder, engine = tmp_path_factory.mktemp("run"), make()
+def train_phases(folder, kind=Lamb):
+    """Write the checkpoint of a first phase, and give back the values of an engine that went on."""
+    engine = make(kind=kind)
     train(engine, 1)
-    checkpoint.save_checkpoint(folder, NUM_STEPS, engine, SMALL, {})
-    whole = make_engine(config=SMALL, optimizer=Lamb(RATE, beta_2=0.9))
+    checkpoint.save_checkpoint(folder, NUM_STEPS, engine, SMALL, {"interval": {}, "evaluation_due": False})
+    whole = make_engine(config=SMALL, optimizer=kind(RATE, beta_2=0.9))
     stored = load_file(folder / f"checkpoint-{NUM_STEPS}" / checkpoint.TRAINING)
     checkpoint.assign_tensors(
         folder, checkpoint.read_weights(folder / f"checkpoint-{NUM_STEPS}"), whole.weights()
@@ -54,16 +53,33 @@ def phases(uncompiled_file, tmp_path_factory):
     for variable in whole.optimizer.variables:
         if variable.path in stored:
             variable.assign(stored[variable.path])
-    return folder, train(whole, 2)
+    return train(whole, 2)
+
+
+@pytest.fixture(scope="module")
+def phases(uncompiled_file, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    return folder, train_phases(folder)
+
+
+def assert_continued(values, whole, kind):
+    for name, expected in whole.items():
+        if not name.startswith(("dropout_seed/", f"{kind}/learning_rate")):
+            np.testing.assert_array_equal(values[name], expected, err_msg=name)
+    assert int(values[f"{kind}/iteration"]) == 2 * NUM_STEPS
 
 
 def test_moments_their_correction_and_the_rate_go_on(phases):
     folder, whole = phases
-    values = train(begin(folder), 2)
-    for name, expected in whole.items():
-        if not name.startswith(("dropout_seed/", "lamb/learning_rate")):
-            np.testing.assert_array_equal(values[name], expected, err_msg=name)
-    assert int(values["lamb/iteration"]) == 2 * NUM_STEPS
+    assert_continued(train(begin(folder), 2), whole, "lamb")
+
+
+def test_those_of_stable_adamw_too_and_a_run_that_was_stopped(tmp_path):
+    whole = train_phases(tmp_path, StableAdamW)
+    assert_continued(train(begin(tmp_path, StableAdamW), 2), whole, "stable_adamw")
+    stopped = make(seed=2, first_step=NUM_STEPS, kind=StableAdamW)
+    checkpoint.restore_checkpoint(tmp_path / f"checkpoint-{NUM_STEPS}", stopped)
+    assert_continued(train(stopped, 2), whole, "stable_adamw")
 
 
 def test_without_it_the_moments_start_anew(phases):

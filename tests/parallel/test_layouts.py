@@ -12,6 +12,7 @@ from bert_packed.models import layers
 from bert_packed.models.cpu_gradients import has_gradients_for_cpus
 from bert_packed.models.dropout import is_kept
 from bert_packed.objectives.pretraining import masked_lm_objective
+from bert_packed.training.optimization import StableAdamW
 from bert_packed.training.program_text import find_collectives, read_module
 
 jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
@@ -252,6 +253,23 @@ def test_masked_tokens_alone_in_a_batch_that_grows(trained, case):
     for name, values in values_of(one.training_state()).items():
         if "seed" in name:
             np.testing.assert_array_equal(state[name], values)
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(CASES[0], marks=pytest.mark.slow), CASES[3]], ids=lambda case: case[0]
+)
+def test_padding_does_not_count_in_the_clipping_of_updates(trained, case):
+    """By StableAdamW, whose ratios are of means over all values of a weight."""
+    one, many = (make_engine(*each[:2], optimizer=StableAdamW) for each in (ONE_DEVICE, case))
+    padded = [v.path for v in many.model.trainable_variables if many.replicas.layout.shape_of(v) != v.shape]
+    assert any("word_embeddings" in path for path in padded)
+    for step in range(4):
+        want, found = (to_floats(engine.train_step(batch_at(step))) for engine in (one, many))
+        assert {name: found[name] for name in want} == pytest.approx(want, rel=1e-5)
+    weights = values_of(many.weights())
+    for name, values in values_of(one.weights()).items():
+        if not name.endswith("key/bias"):
+            np.testing.assert_allclose(weights[name], values, atol=1e-5, rtol=0, err_msg=name)
 
 
 @pytest.mark.slow

@@ -119,6 +119,7 @@ def test_heads_must_divide_width():
             {"decay_type": "1-sqrt", "decay_power": 0.5},
             r"`decay_power` must be 1 with decay_type=1-sqrt\. Received: 0\.5\.",
         ),
+        ({"optimizer": "adamw"}, r"`optimizer` must be one of lamb, adam, stable_adamw\. Received: 'adamw'"),
         (
             {"initial_batch_size": 8},
             r"`initial_batch_size` and `batch_warmup_steps` must be given together\. .*=8, .*=0\.",
@@ -277,6 +278,13 @@ def test_defaults_of_what_changes_numbers(config_class, defaults):
 def test_help_shows_what_most_runs_need():
     fields = dataclasses.fields(PretrainingConfig)
     assert sum(not field.metadata["advanced"] for field in fields) <= 42 < len(fields)
+
+
+def test_bias_correction_is_left_out_for_adam_alone():
+    for optimizer in ("lamb", "stable_adamw"):
+        message = r"`adam_bias_correction` must be given with --optimizer=adam only\. Received: False\."
+        with pytest.raises(InputError, match=message):
+            FinetuneConfig(output_dir="x", optimizer=optimizer, adam_bias_correction=False)
 
 
 def test_epsilon_of_fine_tuning_is_never_0():

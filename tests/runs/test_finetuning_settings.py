@@ -239,6 +239,12 @@ def test_the_seed_bias_correction_and_no_prediction(default, files, tmp_path):
     assert not np.array_equal(default.weights[kernel], other.weights[kernel])
 
 
+def test_stable_adamw(files, tmp_path):
+    seen = run_to_loop("squad", tmp_path, **given(files), optimizer="stable_adamw", do_predict=False)
+    optimizer = seen.engine.optimizer
+    assert (type(optimizer).__name__, optimizer.weight_decay_rate) == ("StableAdamW", 0.01)
+
+
 def test_a_checkpoint_is_taken_as_it_is(files, tmp_path):
     models = {"init_checkpoint": files / "start", "bert_config_file": files / "wide.json"}
     seen = run_to_loop("squad", tmp_path, **given(files, **models), do_train=False)

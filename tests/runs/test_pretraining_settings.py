@@ -323,6 +323,17 @@ def test_the_seed_is_of_weights_dropout_and_order(default, files, tmp_path):
     assert default.engine.replicas is None and other.engine.replicas is not None
 
 
+def test_stable_adamw_and_a_decay_by_the_square_root(files, tmp_path):
+    flags = {"optimizer": "stable_adamw", "decay_type": "1-sqrt", "num_warmup_steps": 4, "num_decay_steps": 8}
+    seen = run_to_loop(tmp_path / "run", **given(files[0]), **flags)
+    optimizer = seen.engine.optimizer
+    assert (type(optimizer).__name__, seen.engine.max_grad_norm) == ("StableAdamW", 1.0)
+    for step, share in {0: 0.25, 3: 1, 11: 1, 12: 1, 14: 0.5, 20: 0}.items():
+        optimizer.iterations.assign(step)
+        rates = [seen.hooks.learning_rate(step), float(optimizer.learning_rate)]
+        assert rates == pytest.approx([1e-3 * share] * 2, rel=1e-5)
+
+
 def test_attention(files, tmp_path):
     seen = run_to_loop(tmp_path / "run", **given(files[0]), attention="flash")
     assert seen.status == 2 and "`attention`" in seen.error

@@ -13,7 +13,7 @@ from tiny import CONFIG, make_engine, to_floats
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.training import engines
 from bert_packed.training.engines.engine import clip
-from bert_packed.training.optimization import EXCLUDED_FROM_DECAY, Lamb
+from bert_packed.training.optimization import EXCLUDED_FROM_DECAY, AdamWeightDecay, Lamb, StableAdamW
 
 pytestmark = pytest.mark.both_backends
 
@@ -136,6 +136,33 @@ def test_the_whole_gradient_is_clipped_once(batches):
         np.testing.assert_allclose(
             before.numpy() - after.numpy(), gradient / length, atol=1e-5, err_msg=before.path
         )
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_steps_by_stable_adamw_are_those_of_unpacked_sequences():
+    """With norms and updates clipped: both depend on the gradient of the whole step alone."""
+    limit, weights = 0.5, []
+    for number, kind in ((0, StableAdamW), (1, StableAdamW), (0, AdamWeightDecay)):
+        # A larger epsilon than a run's, which magnifies rounding where gradients are 0
+        optimizer = kind(
+            0.01,
+            beta_2=0.98,
+            epsilon=1e-3,
+            weight_decay_rate=0.1,
+            exclude_from_weight_decay=EXCLUDED_FROM_DECAY,
+            global_clipnorm=limit,
+        )
+        engine = make_engine(config=SHALLOW, optimizer=optimizer)
+        for step in range(5):
+            assert (
+                to_floats(engine.train_step(packed_and_unpacked(step)[number]))["gradient_norm"] > 2 * limit
+            )
+        weights.append({name: np.array(weight.numpy()) for name, weight in engine.weights().items()})
+    packed, unpacked, without_clipping = weights
+    for name, values in unpacked.items():
+        np.testing.assert_allclose(packed[name], values, rtol=0, atol=1e-5, err_msg=name)
+    differences = [np.abs(without_clipping[name] - values).max() for name, values in packed.items()]
+    assert np.median(differences) > 1e-4
 
 
 @pytest.mark.parametrize("limit", [6.5, 20.0, None])

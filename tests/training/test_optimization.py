@@ -1,7 +1,8 @@
-"""LAMB against the golden steps of tensorflow-addons; its exclusions, schedule and packing correction."""
+"""LAMB and StableAdamW against golden steps of their authors; exclusions, schedule and packing correction."""
 
 import contextlib
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from tiny import CONFIG
 
+from bert_packed.config import LEAST_EPSILON
 from bert_packed.objectives.finetuning import answers_objective, classes_objective, tags_objective
 from bert_packed.objectives.next_tokens import next_token_objective
 from bert_packed.objectives.pretraining import masked_lm_objective, pretraining_objective
@@ -18,8 +20,10 @@ from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.training.engines.engine import named_weights
 from bert_packed.training.optimization import (
     EXCLUDED_FROM_DECAY,
+    OPTIMIZERS,
     AdamWeightDecay,
     Lamb,
+    StableAdamW,
     WarmupStableDecay,
     _median,
     build_optimizer,
@@ -29,7 +33,9 @@ from bert_packed.training.optimization import (
     trust_ratios,
 )
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "lamb_tfa_golden.json").read_text())
+DATA = Path(__file__).parents[1] / "data"
+GOLDEN = json.loads((DATA / "lamb_tfa_golden.json").read_text())
+OPTIMI = json.loads((DATA / "stable_adamw_optimi_golden.json").read_text())
 pytestmark = pytest.mark.both_backends
 
 
@@ -66,6 +72,41 @@ def test_golden_runs_tell_lamb_from_keras_lamb():
         optimizer.apply([np.array(gradients["encoder/dense/kernel"], np.float32)], [variable])
     expected = np.array(run["params"][-1]["encoder/dense/kernel"])
     assert np.abs(np.array(variable.numpy()) - expected).max() > 1e-4
+
+
+def optimi_steps(run, make):
+    """Parameters after each golden step by one of ours, and by torch-optimi: pairs of dicts."""
+    config = dict(run["config"])
+    decay = config.pop("weight_decay")
+    if config.pop("decouple_lr", False):
+        decay /= max(OPTIMI["rates"])
+    excluded = OPTIMI["not_decayed"]
+    optimizer = make(weight_decay_rate=decay, exclude_from_weight_decay=excluded, **config)
+    variables = {name: make_variable(name, value) for name, value in OPTIMI["init"].items()}
+    for rate, gradients, expected in zip(OPTIMI["rates"], OPTIMI["gradients"], run["params"], strict=True):
+        optimizer.learning_rate = rate
+        optimizer.apply([np.array(gradients[name], np.float32) for name in variables], variables.values())
+        got = {name: np.array(variable.numpy()) for name, variable in variables.items()}
+        yield got, {name: np.array(values) for name, values in expected.items()}
+
+
+@pytest.mark.parametrize("run", OPTIMI["runs"], ids=range(len(OPTIMI["runs"])))
+def test_stable_adamw_equals_torch_optimi(run):
+    for got, expected in optimi_steps(run, StableAdamW):
+        for name, values in expected.items():
+            np.testing.assert_allclose(got[name], values, rtol=0, atol=1e-6, err_msg=name)
+    # The steps must be able to fail: without the clipping, which is all that differs, each tensor does
+    for name in OPTIMI["init"]:
+        pairs = optimi_steps(run, AdamWeightDecay)
+        assert max(np.abs(got[name] - expected[name]).max() for got, expected in pairs) > 1e-3
+
+
+def test_the_smallest_epsilon_divides_no_0_by_0():
+    """Of a token that no step has seen, gradient and second moment are 0."""
+    variable = make_variable("a/kernel", [1.0, 2.0])
+    optimizer = StableAdamW(0.1, epsilon=LEAST_EPSILON)
+    optimizer.apply([np.float32([0.0, 0.5])], [variable])
+    np.testing.assert_allclose(variable.numpy(), [1.0, 1.9], rtol=1e-6)
 
 
 def names_in(folder, text):
@@ -155,12 +196,14 @@ def test_a_schedule_begins_where_the_moments_are_of_earlier_steps():
     assert [float(copy(step)) for step in range(3, 10)] == rates
 
 
-def test_adam_or_lamb_by_name():
+def test_the_optimizer_by_name():
     config = PretrainingConfig(input_file="x", output_dir="y", optimizer="adam", packing_correction="betas")
     optimizer = build_optimizer(config, packing_factor=2.0)
     assert type(optimizer) is AdamWeightDecay and optimizer.corrects_bias
     assert (optimizer.beta_1, optimizer.weight_decay_rate) == (pytest.approx(0.81), 0.01)
-    assert type(build_optimizer(dataclasses.replace(config, optimizer="lamb"))) is Lamb
+    for name, kind in OPTIMIZERS.items():
+        assert type(build_optimizer(dataclasses.replace(config, optimizer=name))) is kind
+    assert {*OPTIMIZERS} == {*PretrainingConfig.__dataclass_fields__["optimizer"].metadata["choices"]}
 
 
 def test_packing_correction():
@@ -191,9 +234,10 @@ def test_settings_of_every_run_reach_the_optimizer():
     assert optimizer_settings(dataclasses.replace(config, max_grad_norm=0.0))["global_clipnorm"] is None
 
 
-def test_adam_and_lamb_are_no_kinds_of_one_another():
-    assert not issubclass(AdamWeightDecay, Lamb) and not issubclass(Lamb, AdamWeightDecay)
-    for optimizer in (Lamb(0.1, exclude_from_layer_adaptation=["bias"]), AdamWeightDecay(0.1, False)):
+def test_optimizers_are_no_kinds_of_one_another():
+    assert not any(issubclass(*pair) for pair in itertools.permutations(OPTIMIZERS.values(), 2))
+    adapts = Lamb(0.1, exclude_from_layer_adaptation=["bias"])
+    for optimizer in (adapts, AdamWeightDecay(0.1, False), StableAdamW(0.1, beta_2=0.98)):
         again = type(optimizer).from_config(optimizer.get_config())
         assert again.get_config() == optimizer.get_config()
 
@@ -240,7 +284,7 @@ def test_adam_with_weight_decay_equals_a_loop(corrects_bias):
             np.testing.assert_allclose(variables[name].numpy(), values[name], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [Lamb, AdamWeightDecay])
+@pytest.mark.parametrize("kind", OPTIMIZERS.values())
 def test_a_gradient_that_is_nan_changes_neither_weight_nor_moments(kind):
     """The other variables move as if it were not there."""
     start = {"a/kernel": [[1.0, -2.0]], "b/kernel": [[0.5, 3.0]]}

@@ -7,6 +7,8 @@ on one device, or on several over which a layout spreads it; XLA then partitions
 Legend: A micro-batches per step (accumulation), M packs per micro-batch, S pack length.
 """
 
+import math
+
 import jax
 import numpy as np
 from jax import numpy as jnp
@@ -37,6 +39,9 @@ class JaxEngine(Engine):
         if isinstance(optimizer, MomentOptimizer):
             for index, weight in enumerate(model.trainable_variables):
                 self._weight_of_moment |= {id(moment): weight for moment in optimizer.moments_of(index)}
+            if self._layout:
+                shapes = map(self._layout.shape_of, model.trainable_variables)
+                optimizer.sizes = [math.prod(shape) for shape in shapes]
         # Donated: a second copy of weights and moments would be half of the memory of a large model
         options = self.target.compiler_options
         self.compiled_train_step = jax.jit(self._train_step, donate_argnums=0, compiler_options=options)
