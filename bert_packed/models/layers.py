@@ -69,7 +69,8 @@ class PackedEmbeddings(keras.layers.Layer):
             + self.layout.look_up(self.token_type_embeddings, token_type_ids_BS)
             + self.layout.look_up(self.position_embeddings, position_ids_BS)
         )
-        return self.dropout(self.norm(hidden_BSD), training=training)
+        hidden_BSD = self.norm(ops.cast(hidden_BSD, self.compute_dtype))
+        return self.dropout(hidden_BSD, training=training)
 
 
 class SelfAttention(keras.layers.Layer):

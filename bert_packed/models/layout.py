@@ -11,6 +11,8 @@ from keras import ops
 
 from bert_packed.models.cpu_gradients import Linear
 
+FEW_ROWS = 4  # of a table, such as that of token types
+
 
 def dense(width, config, name, dtype=None):
     """A linear layer with BERT's initial weights: truncated normal, zero bias; None is the policy's dtype."""
@@ -34,17 +36,29 @@ class Layout:
         return [layer(hidden_BSD) for layer in layers]
 
     def add_table(self, layer, num_rows, config, name):
-        """Variable `[num_rows, D]` of a Keras layer, with BERT's initial weights."""
+        """Float32 variable `[num_rows, D]` of a Keras layer, with BERT's initial weights."""
         shape = (num_rows, config.hidden_size)
-        return layer.add_weight(shape=shape, initializer=initializer(config), name=name)
+        return layer.add_weight(shape=shape, initializer=initializer(config), name=name, autocast=False)
 
     def add_vocabulary_bias(self, layer, config, name):
         """Bias of `vocabulary_logits`: float32 variable `[V]`, zeros at first."""
         return layer.add_weight(shape=(config.vocab_size,), initializer="zeros", name=name, autocast=False)
 
     def look_up(self, table, ids_BS):
-        """Rows of a table of `add_table`: float `[B, S, D]`."""
-        return ops.take(table, ids_BS, axis=0)
+        """Rows of a table of `add_table`: float32 `[B, S, D]`.
+
+        Float32, since the gradients of all tokens add up in a row. In bfloat16 256 + 1 is 256.
+        """
+        num_rows = table.shape[0]
+        if num_rows > FEW_ROWS:
+            return ops.take(table, ids_BS, axis=0)
+        # Its gradient is a sum for each row. That of `take` lets the tokens add to a row one after another,
+        # which is half of a step on a GPU (docs/evidence/results.md)
+        table, ids_BS1 = ops.convert_to_tensor(table), ids_BS[..., None]
+        found_BSD = ops.broadcast_to(table[0], (*ops.shape(ids_BS), table.shape[1]))
+        for row in range(1, num_rows):
+            found_BSD = ops.where(ids_BS1 == row, table[row], found_BSD)
+        return found_BSD
 
     def vocabulary_logits(self, hidden_BQD, table_VD):
         """Products of each token with each row of a table of `add_table`: `[B, Q, V]`."""

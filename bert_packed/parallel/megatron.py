@@ -87,7 +87,7 @@ class Megatron1D(MeshLayout):
 
     def look_up(self, table, ids_BS):
         if self.spec(table.path, 2) == WHOLE:
-            return jnp.take(jnp.asarray(table), ids_BS, axis=0)
+            return super().look_up(table, ids_BS)
         return self._look_up(jnp.asarray(table), ids_BS)
 
 

@@ -107,7 +107,7 @@ class MeshLayout(Layout):
         is_split = tuple(self.spec(f"/{name}", 2)) != ()
         shape = (self.padded_rows(num_rows) if is_split else num_rows, config.hidden_size)
         rows = _padded(initializer(config), 0, num_rows)
-        table = layer.add_weight(shape=shape, initializer=rows, name=name)
+        table = layer.add_weight(shape=shape, initializer=rows, name=name, autocast=False)
         self.note_shape(table, (num_rows, config.hidden_size))
         return table
 

@@ -57,9 +57,9 @@ class JaxEngine(Engine):
     def train_step(self, batch, wants_stop=False):
         with out_of_memory_names("a training step", "micro_batch_size"):
             state, sums = self.compiled_train_step(*self.step_arguments(batch, wants_stop))
+            for kind, variables in self._variables().items():  # while the device computes
+                _assign(variables, state[kind])
             jax.block_until_ready(sums)  # else an error of the device would show up somewhere later
-        for kind, variables in self._variables().items():
-            _assign(variables, state[kind])
         return sums
 
     def step_arguments(self, batch, wants_stop=False):
