@@ -45,7 +45,7 @@ class JaxEngine(Engine):
         # Donated: a second copy of weights and moments would be half of the memory of a large model
         options = self.target.compiler_options
         self.compiled_train_step = jax.jit(self._train_step, donate_argnums=0, compiler_options=options)
-        self.compiled_eval_step = jax.jit(self._eval_step)
+        self.compiled_eval_step = jax.jit(self._eval_step, compiler_options=options)
         self._compiled_gradients = jax.jit(
             self._normalised_gradients, static_argnames="training", compiler_options=options
         )
