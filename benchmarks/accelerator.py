@@ -53,7 +53,7 @@ class AcceleratorConfig(Settings):
     """Every flag of the command; checks itself, raises `InputError`."""
 
     models: str = setting(
-        "bert-base,bert-large",
+        "bert-base",
         "sizes of BERT to measure, with commas",
         parse=lambda text: parse_names(text, FAMILIES["bert"].sizes),
     )

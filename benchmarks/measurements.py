@@ -231,6 +231,16 @@ MEASUREMENTS = (
         minutes=8,
         environment="KERAS_BACKEND=jax",
         tables={
+            "accelerator steps": Table(
+                "steps",
+                {
+                    "model": "model",
+                    "way": "",
+                    "s/step": "s a step",
+                    "real tokens/s": "real tokens/s",
+                    "share of the peak, %": "of the peak, %",
+                },
+            ),
             "accelerator": Table(
                 "speed-ups",
                 {
@@ -240,7 +250,7 @@ MEASUREMENTS = (
                     "from": "from",
                     "to": "to",
                 },
-            )
+            ),
         },
     ),
 )
