@@ -1,0 +1,105 @@
+"""The commands and examples of README and docs, read from the pages; bash itself reads the commands."""
+
+import dataclasses
+import re
+import subprocess
+import textwrap
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LEFT_OUT = ("docs/notebook/", "docs/reference/flags.md")  # a diary, and what a program writes
+PAGES = {
+    name: path.read_text()
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    if not (name := path.relative_to(ROOT).as_posix()).startswith(LEFT_OUT)
+}
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+INDENTED = re.compile(r"(?<=\n\n)((?: {4}.*\n|\n(?= {4}))+)")
+SPAN = re.compile(r"`([^`]+)`")
+# A command's first word, or what may stand before one; not a command's error message
+SHELL = re.compile(
+    r"(?!bert-packed [a-z-]+: )(?:bert-packed|python3?|pip|hf|zip|export|for|--\w+=|[A-Za-z_]+=\S)"
+)
+# What a page says that its reader sets
+READERS = {"MODEL": "model"}
+SPAN_START = re.compile(r"(?:[A-Z_]+=\S+ )?(?:bert-packed|python|pip|hf) ")
+PYTHON = re.compile(r"(?:import|from) \w|\w+ = \S|[\w.]+\($", re.MULTILINE)
+# Bash has no command to find: each is shown instead, with the variables that it would have had
+RECORD = r"""
+command_not_found_handle() {
+    for name in $(compgen -e); do printf '%s=%s\37' "$name" "${!name}"; done
+    printf '\35'
+    printf '%s\37' "$@"
+    printf '\36'
+}
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A block of a page, or the text of a span of code.
+
+    Attributes:
+        kind: "shell", "python" or "" for output, tables and drawings.
+        text: Without indentation and fence.
+    """
+
+    kind: str
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A command as bash would start it: words, and the variables that were set for it."""
+
+    words: tuple[str, ...]
+    variables: dict
+
+    def __str__(self):
+        return " ".join(self.words)
+
+
+def blocks(page):
+    """The `Block`s of a page's text, fenced and indented, in their order."""
+    kinds = {"bash": "shell", "python": "python", "": ""}
+    found = [(one.start(), Block(kinds[one[1]], one[2])) for one in FENCED.finditer(page)]
+    without = FENCED.sub(lambda one: re.sub(r"[^\n]", "-", one[0]), page)
+    for one in INDENTED.finditer(without):
+        text = textwrap.dedent(one[1])
+        kind = "shell" if SHELL.match(text) else "python" if PYTHON.match(text) else ""
+        found.append((one.start(), Block(kind, text)))
+    return [block for _, block in sorted(found, key=lambda one: one[0])]
+
+
+def spans(page):
+    """Commands in the running text and in tables, as text."""
+    text = re.sub(r"^ {4}.*$", "", FENCED.sub("", page), flags=re.MULTILINE)
+    found = [" ".join(one.split()) for one in SPAN.findall(text)]
+    return [one for one in found if SPAN_START.match(one) and "NAME" not in one]
+
+
+def commands(text, folder):
+    """The `Command`s that bash would start for lines of a page, in a folder.
+
+    Loops, variables, quotes, comments and continued lines are bash's. Raises `ValueError` where bash
+    understands a line otherwise than as commands of others.
+    """
+    if text.startswith("--"):
+        text = f"bert-packed pretrain --input_file=packs --output_dir=run {text}"
+    shell = subprocess.run(
+        ["bash", "--noprofile", "--norc", "-c", f"set -eu\nPATH=/nowhere\n{RECORD}\n{text}\nwait\n"],
+        cwd=folder,
+        env=READERS,
+        capture_output=True,
+        text=True,
+    )
+    if shell.returncode or shell.stderr:
+        raise ValueError(f"bash says {shell.stderr!r} of {text!r}")
+    found = []
+    for record in shell.stdout.split("\36")[:-1]:
+        variables, words = (part.split("\37")[:-1] for part in record.split("\35"))
+        pairs = dict(one.split("=", 1) for one in variables)
+        for name in ("PWD", "OLDPWD", "SHLVL", "_", *READERS):
+            pairs.pop(name, None)
+        found.append(Command(tuple(words), pairs))
+    return found
