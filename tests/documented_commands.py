@@ -18,19 +18,22 @@ INDENTED = re.compile(r"(?<=\n\n)((?: {4}.*\n|\n(?= {4}))+)")
 SPAN = re.compile(r"`([^`]+)`")
 # A command's first word, or what may stand before one; not a command's error message
 SHELL = re.compile(
-    r"(?!bert-packed [a-z-]+: )(?:bert-packed|python3?|pip|hf|zip|export|for|--\w+=|[A-Za-z_]+=\S)"
+    r"(?!bert-packed [a-z-]+: )(?:bert-packed|python3?|pip|hf|zip|tar|git|curl|cd|mkdir|export|for) |"
+    r"--\w+=|[A-Za-z_]+=\S"
 )
 # What a page says that its reader sets
 READERS = {"MODEL": "model"}
 SPAN_START = re.compile(r"(?:[A-Z_]+=\S+ )?(?:bert-packed|python|pip|hf) ")
 PYTHON = re.compile(r"(?:import|from) \w|\w+ = \S|[\w.]+\($", re.MULTILINE)
-# Bash has no command to find: each is shown instead, with the variables that it would have had
+# Bash has no command to find: each is shown, with the variables that it would have had. One call shows all of
+# it, or two commands at a time would mix
 RECORD = r"""
 command_not_found_handle() {
-    for name in $(compgen -e); do printf '%s=%s\37' "$name" "${!name}"; done
-    printf '\35'
-    printf '%s\37' "$@"
-    printf '\36'
+    local record="" name word
+    for name in $(compgen -e); do record+="$name=${!name}"$'\37'; done
+    record+=$'\35'
+    for word in "$@"; do record+="$word"$'\37'; done
+    printf '%s\36' "$record"
 }
 """
 
@@ -56,7 +59,7 @@ class Command:
     variables: dict
 
     def __str__(self):
-        return " ".join(self.words)
+        return " ".join([*(f"{name}={value}" for name, value in self.variables.items()), *self.words])
 
 
 def blocks(page):

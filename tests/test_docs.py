@@ -18,9 +18,6 @@ HALVES = ("data_gen", "bert_packed", "benchmarks")
 PATH = re.compile(
     r"`((?:[a-z_]+/)+[a-z_]+\.py|(?:data_gen|bert_packed|benchmarks|tests|configs|docs)/[a-z_/]*)`"
 )
-COMMAND = re.compile(r"python (?:-m ([a-z_.]+[a-z_])|([a-z_/]+\.py))(?!\.?[A-Za-z])")
-
-
 FILE = re.compile(r"`((?:[a-z_0-9]+/)*[a-z_0-9]+\.py)`")
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)]*))?\)")
 WIDTH, HEIGHT = 120, 250  # of a page without tables that programs write, in characters and lines
@@ -77,15 +74,6 @@ def test_figures_of_the_readme_are_those_of_the_results():
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_files_that_a_page_names_exist(page):
     assert not [name for name in PATH.findall(page.read_text()) if not exists(name)]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_commands_that_a_page_names_exist(page):
-    for module, script in COMMAND.findall(page.read_text()):
-        if module.partition(".")[0] in HALVES:
-            script = module.replace(".", "/") + ".py"
-        if script:
-            assert (ROOT / script).exists(), script
 
 
 def test_files_that_a_docstring_names_exist():

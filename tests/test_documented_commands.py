@@ -2,18 +2,25 @@
 
 import ast
 import contextlib
+import fnmatch
+import functools
 import importlib
 import inspect
+import io
 import json
+import os
 import re
 import runpy
+import shutil
+import sys
 
 import pytest
 import setuptools
+from conftest import run_uncompiled
 from documented_commands import PAGES, ROOT, SPAN_START, blocks, commands, spans
 
 import bert_packed  # noqa: F401  examples name it
-from bert_packed.__main__ import COMMANDS
+from bert_packed.__main__ import COMMANDS, main
 from bert_packed.core import command_line
 from bert_packed.core.settings import InputError
 
@@ -26,6 +33,93 @@ WRITTEN |= {
 }
 # Programs of others, by their first words: the words that are left are theirs
 OF_OTHERS = ("hf download", "zip -j", "pip download", "pip uninstall", "pip wheel")
+
+
+# What a page begins with, besides `documented_files`: path -> the page that makes it
+BEGINS_WITH = {
+    "docs/guides/packing.md": {"my/instances": "docs/guides/text.md"},
+    "docs/guides/training.md": {
+        "my/instances": "docs/guides/text.md",
+        "my/packed": "docs/guides/packing.md",
+        "my/phase1": "README.md",
+        "runs/demo": "README.md",
+    },
+    "docs/guides/fine_tuning.md": {"my/run": "docs/guides/training.md"},
+    "docs/start/from_a_data_set.md": {"all-MiniLM-L6-v2": "docs/start/first_model.md"},
+    "docs/reference/checkpoints.md": {
+        "news": "docs/start/from_a_data_set.md",
+        "bert-base-uncased": "docs/start/first_model.md",
+    },
+    "docs/reference/runs.md": {
+        "my/instances": "docs/guides/text.md",
+        "my/packed": "docs/guides/packing.md",
+    },
+}
+# Where it is on that page, if not under the same path
+ENDS_WITH = {
+    "my/phase1": "runs/demo",
+    "all-MiniLM-L6-v2": "my/model",
+    "bert-base-uncased": "my/model",
+}
+# By command, settings that are lowered where a page has more, or leaves the choice to the data
+MOST = {
+    "train": {"max_seq_length": 128, "num_train_epochs": 1},
+    "create": {"num_workers": 1},
+    "pack": {"num_workers": 1},
+    "pretrain": {
+        "num_train_steps": 4,
+        "num_warmup_steps": 1,
+        "train_batch_size": 8,
+        "micro_batch_size": 8,
+        "eval_batch_size": 8,
+    },
+    "squad": {"num_train_epochs": 0.1, "train_batch_size": 2},
+    "glue": {"num_train_epochs": 1, "train_batch_size": 4},
+    "ner": {"num_train_epochs": 1, "train_batch_size": 4},
+}
+SMALL = {"": "bert-tiny", "bert-mini": "bert-tiny", "bert-base": "bert-tiny"}
+# Lines that a page shows and its commands print
+SAYS = {
+    "README.md": ["neighbours: change of hidden_states 0 0 pass", "the model is in my/model"],
+    "docs/guides/other_programs.md": ["largest change in them 0.0"],
+}
+# "PAGE: COMMAND", or the first line of an example -> why it is parsed alone
+NOT_RUN = {
+    "*: pip *": "the network; CI installs so",
+    "*: hf *": "the network",
+    "*: * python -m pytest *": "a test",
+    "docs/evidence/*": "hours; tests/benchmarks runs each benchmark in small",
+    "docs/guides/mamba.md: * python -m benchmarks.*": "minutes; the same",
+    "docs/guides/mamba.md: * pretrain *": "minutes; tests/commands/test_next_token_runs.py",
+    "docs/guides/mamba.md: * audit *": "of what that trains; the same",
+    "*/checkpoints.md: * --objective=causal_lm *": "minutes; tests/commands/test_export_mamba.py",
+    "*/checkpoints.md: * --init_checkpoint=my/mamba *": "of what that trains; the same",
+    "*/checkpoints.md: import torch": "of what that trains; the same",
+    "docs/start/accelerators.md: python -m benchmarks.*": "minutes; the same",
+    "*: * --distribution=multi_worker*": "several hosts; tests/commands/test_several_processes.py",
+    "*: * --distribution=tpu*": "a TPU",
+    "*: * --compile_for=*": "the extra aot; tests/runs/test_compile_for.py",
+    "docs/guides/data_at_scale.md: * --runner=[!D]*": "a cluster",
+    "docs/guides/data_at_scale.md: * --runner=Dataflow*": "Google Cloud",
+    "docs/guides/fine_tuning.md: zip *": "a program of others, after --do_predict",
+    "docs/guides/layouts.md: *JAX_PLATFORMS=cpu *": "as the first of the page",
+    "docs/guides/layouts.md: * --layout=megatron1d *": "half a minute; tests/commands/test_layout_runs.py",
+    "docs/guides/layouts.md: * --mesh=2,2,2": "half a minute; the same",
+    "docs/guides/layouts.md: * --num_virtual_devices=16": "a minute; tests/runs/test_compile_only.py",
+    "docs/reference/step.md: KERAS_BACKEND=jax *": "as in docs/guides/several_devices.md",
+    "docs/guides/training.md: * --batch_warmup_steps=1000": "flags alone; tests/data/test_batch_growth.py",
+    "README.md: import bert_packed": "tests/test_api_page.py runs it",
+    "docs/reference/api.md: *": "the same",
+    "docs/guides/packing.md: [!b]*": "the same",
+    "docs/guides/other_programs.md: import tensorflow as tf": "tf-models-official, of another Keras",
+    "docs/start/from_a_data_set.md: from sentence_transformers *": "a package that no extra brings",
+    "docs/guides/torch.md: *": "tests/torch_api/test_collator.py runs the first; minutes, or parts",
+    "docs/guides/several_devices.md: bert-packed *": "as in README.md, on one device",
+    "docs/start/accelerators.md: * bert-packed train *": "as in README.md",
+    "docs/start/installing.md: bert-packed pretrain *": "as in README.md",
+}
+BACKEND = os.environ.get("KERAS_BACKEND", "tensorflow")
+NUM_DEVICES = 8  # under JAX
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +141,24 @@ def folder(tmp_path, monkeypatch):
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def examples(page, folder="."):
+    """The commands and examples of a page, in a folder: block's kind, `Command` or text, and first line."""
+    for block in blocks(PAGES[page]):
+        if block.kind == "python":
+            yield "python", block.text, block.text.partition("\n")[0]
+        elif block.kind == "shell":
+            yield from (("shell", command, str(command)) for command in commands(block.text, folder))
+
+
+def runnable(page, folder="."):
+    """Those of `examples` that are run under this backend: kind, and words or text."""
+    for kind, one, line in examples(page, folder):
+        of_backend = one.variables.get("KERAS_BACKEND", "tensorflow") if kind == "shell" else "tensorflow"
+        is_left_out = any(fnmatch.fnmatch(f"{page}: {line}", pattern) for pattern in NOT_RUN)
+        if of_backend == BACKEND and not is_left_out:
+            yield kind, list(one.words) if kind == "shell" else one
 
 
 def settings_of(words):
@@ -83,6 +195,21 @@ def understand(words, extras):
     return None
 
 
+def understand_part(words, extras):
+    """As `understand`, for words that leave out settings that must be given."""
+    added = []
+    while True:
+        try:
+            understand([*words, *(f"--{name}=x" for name in added)], extras)
+        except InputError as error:
+            name = re.match(r"`(\w+)` must be", str(error))[1]
+            if name not in added:
+                assert re.search("must be given|Received: nothing", str(error)), error
+                added.append(name)
+                continue
+        return
+
+
 def check_python(text):
     """Compile an example; all that it takes from `bert_packed` must be there, with its arguments."""
     tree = ast.parse(text)
@@ -105,15 +232,11 @@ def test_commands_are_understood(page, folder, extras):
             json.loads(command.variables.get("TF_CONFIG", "{}"))
             understand(command.words, extras)
         # A command that is not read as one would be left out without a word
-        unread = [line for line in block.text.splitlines() if SPAN_START.match(line)]
+        unread = [line for line in block.text.splitlines() if SPAN_START.match(line.removeprefix("$ "))]
         assert block.kind == "shell" or not [one for one in unread if ": error:" not in one]
     for span in spans(PAGES[page]):
         for command in commands(span, folder):
-            if len(command.words) > 2:
-                try:
-                    understand([word for word in command.words if word != "..."], extras)
-                except InputError as error:  # of what the span leaves out
-                    assert "must be given" in str(error)
+            understand_part([word for word in command.words if word != "..."], extras)
 
 
 @pytest.mark.parametrize("page", [name for name, text in PAGES.items() if "import" in text])
@@ -123,3 +246,92 @@ def test_examples_in_python_are_understood(page):
         pytest.importorskip("torch", reason="pip install -e '.[torch]'")
     for example in examples:
         check_python(example)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A function from a page to the folder in which its commands have run, and all that they said."""
+    for package in ("apache_beam", "datasets", "keras_hub", "transformers"):
+        pytest.importorskip(package, reason="what .ci/run installs")
+    from documented_files import make_documents, write_files
+
+    from bert_packed.training import backend
+    from data_gen import sample_questions
+    from data_gen.text import create_job
+
+    if BACKEND == "jax":
+        import jax
+
+        jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+    given = tmp_path_factory.mktemp("given")
+    write_files(given)
+
+    @functools.cache
+    def finish(page):
+        folder = tmp_path_factory.mktemp("page") / "here"
+        shutil.copytree(given, folder)
+        for path, other in BEGINS_WITH.get(page, {}).items():
+            shutil.copytree(finish(other)[0] / ENDS_WITH.get(path, path), folder / path)
+        said = io.StringIO()
+        with contextlib.chdir(folder), contextlib.redirect_stdout(said):
+            names = {}
+            for kind, text in runnable(page, folder):
+                run_example(text, names) if kind == "python" else run_command(text)
+        return folder, said.getvalue()
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for module in (create_job, sample_questions):  # in the place of what all of Python's modules say
+            monkeypatch.setattr(module, "read_sample_documents", lambda: iter(make_documents()))
+        # `train` compiles no step to see whether it fits
+        monkeypatch.setattr(backend, "device_memory_bytes", lambda: None)
+        yield finish
+
+
+def run_command(words):
+    """Run a command in this process, with the settings of `MOST` and `SMALL`; its status must be 0."""
+    if words[:2] == ["python", "-c"]:
+        run_example(words[2], {})
+        return
+    is_ours = words[0] == "bert-packed"
+    settings, arguments = settings_of(words)
+    config = command_line.parse(settings, arguments)
+    lowered = [
+        f"--{name}={most}"
+        for name, most in MOST.get(arguments[0], {}).items()
+        if getattr(config, name) > most or (name == "num_train_epochs" and not getattr(config, name))
+    ]
+    size = getattr(config, "bert_config_file", None)
+    if size in SMALL and (size or not config.init_checkpoint):
+        lowered.append(f"--bert_config_file={SMALL[size]}")
+    compiled = contextlib.nullcontext() if getattr(config, "compile_only", "") else run_uncompiled()
+    with pytest.MonkeyPatch.context() as monkeypatch, compiled:
+        monkeypatch.setattr(sys, "argv", [*(words[:1] if is_ours else ()), *arguments, *lowered])
+        if is_ours:
+            status = main()
+        else:
+            with pytest.raises(SystemExit) as ended:
+                runpy.run_path(str(ROOT / f"{words[2].replace('.', '/')}.py"), run_name="__main__")
+            status = ended.value.code
+    assert not status, f"status {status} of {' '.join([*words, *lowered])}"
+
+
+def run_example(text, names):
+    """Run an example in Python."""
+    exec(compile(text, "example", "exec"), names)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # as for a user
+@pytest.mark.parametrize(
+    "page", [name for name, text in PAGES.items() if any(one.kind for one in blocks(text))]
+)
+def test_commands_and_examples_run(page, finished):
+    _, said = finished(page)
+    for line in SAYS.get(page, ()) if BACKEND == "tensorflow" else ():
+        shown, text = (" ".join(one.split()) for one in (PAGES[page], said))
+        assert line in shown and line in text
+
+
+def test_what_is_not_run_is_there():
+    found = {f"{page}: {line}" for page in PAGES for _, _, line in examples(page)}
+    assert not [pattern for pattern in NOT_RUN if not fnmatch.filter(found, pattern)]

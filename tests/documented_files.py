@@ -1,0 +1,86 @@
+"""What the pages say that their reader has, in small: texts, tables, tasks, and a checkpoint of Google's."""
+
+import dataclasses
+import json
+
+import datasets
+import numpy as np
+import tensorflow as tf
+from foreign_checkpoints import ONE_LAYER, WIDTH, make_tensors, write_google
+from packs import VOCAB_SIZE
+from squad_files import CONTEXT, entry, write
+
+from bert_packed.text.tokenization import SPECIAL_TOKENS
+
+WORDS = [f"{first}{second}" for first in "bdfgk" for second in "aeiou"]
+GOOGLE_LENGTH = 128
+NUM_DOCUMENTS = 60
+
+
+def make_documents():
+    """Documents of a few sentences: list of lists of strings."""
+    rng = np.random.default_rng(0)
+    return [
+        [" ".join(rng.choice(WORDS, rng.integers(3, 9))) + "." for _ in range(rng.integers(2, 9))]
+        for _ in range(NUM_DOCUMENTS)
+    ]
+
+
+def write_files(folder):
+    """Write everything into a folder."""
+    documents = make_documents()
+    rows = datasets.Dataset.from_dict({"text": [" ".join(sentences) for sentences in documents]})
+    for name in ("my_text", "text", "wiki", "books", "conll", "pairs", "glue/MRPC", "glue/SST-2"):
+        (folder / name).mkdir(parents=True)
+    for name in ("my_text/a.txt", "books/a.txt"):
+        (folder / name).write_text("\n\n".join("\n".join(sentences) for sentences in documents) + "\n")
+    for name in ("my_text.jsonl", "text/a.jsonl", "news.jsonl"):
+        rows.to_json(folder / name)
+    rows.to_parquet(folder / "wiki/a.parquet")
+    rows.save_to_disk(folder / "news/train")
+    (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS, "."]) + "\n")
+    write_tasks(folder)
+    write_pairs(folder / "pairs/a.tfrecord")
+    tensors = make_tensors()[2]
+    name = "bert/embeddings/position_embeddings"
+    tensors[name] = np.resize(tensors[name], (GOOGLE_LENGTH, WIDTH))
+    config = dataclasses.replace(ONE_LAYER, max_position_embeddings=GOOGLE_LENGTH)
+    write_google(folder / "uncased", tensors, config)
+    vocabulary = [*SPECIAL_TOKENS, *WORDS, "."]
+    (folder / "uncased/vocab.txt").write_text("\n".join(vocabulary[:VOCAB_SIZE]) + "\n")
+
+
+def write_tasks(folder):
+    """SQuAD, its predictions, CoNLL and two tasks of GLUE."""
+    entries = tuple(
+        entry(f"q{number}", f"What is {word}?", answer)
+        for number, (word, answer) in enumerate(
+            [("first", "Ada Lovelace"), ("then", "1843"), ("computed", "Bernoulli numbers")]
+        )
+    )
+    for name in ("train-v1.1.json", "dev-v1.1.json"):
+        write(folder / name, (CONTEXT, entries))
+    (folder / "predictions.json").write_text(json.dumps({"q0": "Ada", "q1": "1843", "q2": ""}))
+    sentence = "ba O\nbe B-PER\nbi I-PER\n\nbo O\nbu B-LOC\n\n"
+    for split in ("train", "valid"):
+        (folder / f"conll/{split}.txt").write_text(4 * sentence)
+    pairs = [f"{label}\t1\t2\tba be {label}\tbo bu\n" for label in (0, 1)]
+    single = ["ba be\t1\n", "bo bu\t0\n"]
+    for split in ("train", "dev"):
+        (folder / f"glue/MRPC/{split}.tsv").write_text(
+            "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n" + "".join(4 * pairs)
+        )
+        (folder / f"glue/SST-2/{split}.tsv").write_text("sentence\tlabel\n" + "".join(4 * single))
+
+
+def write_pairs(path):
+    """Records of T5's form: `inputs` and `targets`, of varying lengths."""
+    rng = np.random.default_rng(0)
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for _ in range(20):
+            lengths = {"inputs": rng.integers(1, 300), "targets": rng.integers(1, 60)}
+            features = {
+                name: tf.train.Feature(int64_list=tf.train.Int64List(value=rng.integers(1, 99, length)))
+                for name, length in lengths.items()
+            }
+            writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
