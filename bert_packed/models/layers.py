@@ -193,7 +193,7 @@ class MaskedLanguageModelHead(keras.layers.Layer):
     """Vocabulary logits of the gathered predictions: float32 `[B, P, V]`, by the word embeddings."""
 
     def __init__(self, config, name="predictions", layout=ONE_DEVICE, **kwargs):
-        super().__init__(name=name, **kwargs)
+        super().__init__(name=name, autocast=False, **kwargs)  # the table stays float32
         self.config = config
         self.layout = layout
         self.transform = layout.dense(config.hidden_size, config, "transform")

@@ -114,6 +114,17 @@ def test_the_output_bias_is_not_rounded(batches):
     np.testing.assert_allclose(after - before, np.broadcast_to(bias, before.shape), rtol=1e-5)
 
 
+def test_the_output_table_is_not_rounded():
+    head = build_model(PRETRAINING, CONFIG, 1, dtype=DTYPE).predictions
+    hidden = np.random.default_rng(0).normal(size=(2, 5, CONFIG.hidden_size)).astype("float32")
+    table = np.eye(VOCAB_SIZE, CONFIG.hidden_size, dtype="float32")
+    ones, more = (
+        np.asarray(head(hidden, np.array([[0, 3], [1, 1]]), keras.Variable(scale * table, autocast=False)))
+        for scale in (1, 1.001)
+    )
+    np.testing.assert_allclose(more, 1.001 * ones, rtol=1e-5)
+
+
 def test_packed_equals_unpacked_and_float32(batches):
     packed, unpacked = batches
     mixed, exact = make_mixed_engine(), make_mixed_engine("float32")
