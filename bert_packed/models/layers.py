@@ -73,6 +73,28 @@ class PackedEmbeddings(keras.layers.Layer):
         return self.dropout(hidden_BSD, training=training)
 
 
+def attend_in_sequences(heads, context, dropout, training=None, attend=None, layout=ONE_DEVICE):
+    """Attention of all tokens to those of their own sequence: float `[B, S, N, H]`.
+
+    Args:
+        heads: Queries, scaled already, keys and values, `[B, S, N, H]`.
+        context: `PackContext`.
+        dropout: `Dropout` layer of the probabilities.
+        attend, layout: As in `SelfAttention`.
+    """
+    query_BSNH, key_BSNH, value_BSNH = heads
+    if attend is None:
+        # In float32, scores and softmax: the sum over a row has up to S terms
+        scores_BNSS = context.hide(ops.cast(attention_scores(query_BSNH, key_BSNH), "float32"))
+        probs_BNSS = ops.cast(ops.softmax(scores_BNSS, axis=-1), value_BSNH.dtype)
+        return weighted_values(dropout(probs_BNSS, training=training), value_BSNH)
+    given = {}
+    if training and dropout.rate > 0:
+        batch, length, num_heads, _ = ops.shape(query_BSNH)
+        given["dropout"] = dropout.rows((batch, num_heads, length, length))
+    return layout.attend(attend, query_BSNH, key_BSNH, value_BSNH, context.sequence_ids_BS, **given)
+
+
 class SelfAttention(keras.layers.Layer):
     """Multi-head attention inside each sequence, with residual and layer norm after it.
 
@@ -107,25 +129,16 @@ class SelfAttention(keras.layers.Layer):
         query_BSNH, key_BSNH, value_BSNH = map(
             self._split_heads, self.layout.apply_together((self.query, self.key, self.value), hidden_BSD)
         )
-        query_BSNH = query_BSNH * self.head_width**-0.5
-        if self.attend is None:
-            found_BSNH = self._attend_densely(query_BSNH, key_BSNH, value_BSNH, context, training)
-        else:
-            batch, length = ops.shape(hidden_BSD)[:2]
-            given = {}
-            if training and self.attention_dropout.rate > 0:
-                given["dropout"] = self.attention_dropout.rows((batch, self.num_heads, length, length))
-            found_BSNH = self.layout.attend(
-                self.attend, query_BSNH, key_BSNH, value_BSNH, context.sequence_ids_BS, **given
-            )
+        found_BSNH = attend_in_sequences(
+            (query_BSNH * self.head_width**-0.5, key_BSNH, value_BSNH),
+            context,
+            self.attention_dropout,
+            training,
+            self.attend,
+            self.layout,
+        )
         found_BSD = ops.reshape(found_BSNH, ops.shape(hidden_BSD))
         return self.norm(hidden_BSD + self.dropout(self.output_dense(found_BSD), training=training))
-
-    def _attend_densely(self, query_BSNH, key_BSNH, value_BSNH, context, training):
-        # In float32, scores and softmax: the sum over a row has up to S terms
-        scores_BNSS = context.hide(ops.cast(attention_scores(query_BSNH, key_BSNH), "float32"))
-        probs_BNSS = ops.cast(ops.softmax(scores_BNSS, axis=-1), value_BSNH.dtype)
-        return weighted_values(self.attention_dropout(probs_BNSS, training=training), value_BSNH)
 
     def _split_heads(self, hidden_BSD):
         batch, length = ops.shape(hidden_BSD)[:2]

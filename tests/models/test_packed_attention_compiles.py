@@ -12,12 +12,11 @@ jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 pytest.importorskip("libtpu", reason="pip install -e '.[aot]'")
 from jax import numpy as jnp  # noqa: E402
 from test_packed_attention import SEED, attend  # noqa: E402
-from tiny import CONFIG  # noqa: E402
 
 from bert_packed.models import gpu_attention, packed_attention  # noqa: E402
 from bert_packed.models.context import PackContext  # noqa: E402
 from bert_packed.models.dropout import Dropout  # noqa: E402
-from bert_packed.models.layers import SelfAttention  # noqa: E402
+from bert_packed.models.layers import attend_in_sequences  # noqa: E402
 from bert_packed.parallel.targets import absent_target  # noqa: E402
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
@@ -41,11 +40,10 @@ def compiler_of_a_run():
 
 def attend_as_the_model(query_BSNH, key_BSNH, value_BSNH, ids_BS, rate):
     """The model's dense attention."""
-    layer = SelfAttention(CONFIG)
-    layer.attention_dropout = Dropout(rate, dtype=query_BSNH.dtype)
-    layer.attention_dropout.given_seed = SEED
+    dropout = Dropout(rate, dtype=query_BSNH.dtype)
+    dropout.given_seed = SEED
     context = PackContext(ids_BS, None)
-    return layer._attend_densely(query_BSNH, key_BSNH, value_BSNH, context, training=True)
+    return attend_in_sequences((query_BSNH, key_BSNH, value_BSNH), context, dropout, training=True)
 
 
 target_of = functools.cache(lambda kind: absent_target(f"{kind}:1"))
