@@ -1,6 +1,6 @@
 """Configs of models, their published sizes and ablations, and the registry of architectures; no Keras.
 
-Fields have the names of google-research/bert where it has one, and Hugging Face's for a Mamba.
+Fields have the names of google-research/bert where it has one, and Hugging Face's for other architectures.
 """
 
 import dataclasses
@@ -42,12 +42,14 @@ class BaseConfig:
         training_fields: Fields that may differ from those of the checkpoint that a model starts from.
         max_position_embeddings: Longest sequence; None for any length.
         type_vocab_size: Sentence types; None where they are not read.
+        dropout_fields: Fields that each of `DROPOUT_FIELDS` sets, in their order; () without dropout.
         without_attention: Description of how tokens mix where the model has no attention; else "".
     """
 
     shape_fields = ("hidden_size", "num_hidden_layers", "vocab_size")
     training_fields = ("initializer_range",)
     max_position_embeddings = type_vocab_size = None
+    dropout_fields = ()
     without_attention = ""
     ablation_no_attention_mask = ablation_no_position_reset = ablation_no_next_sentence = False
 
@@ -85,15 +87,12 @@ class ModelConfig(BaseConfig):
     ablation_no_next_sentence: bool = setting(False, "trained without next-sentence loss")
 
     shape_fields = (*BaseConfig.shape_fields[:2], "num_attention_heads", "vocab_size")
+    dropout_fields = tuple((name,) for name in DROPOUT_FIELDS)
     training_fields = (*BaseConfig.training_fields, *DROPOUT_FIELDS)
 
     def __post_init__(self):
         check_settings(self)
-        if self.hidden_size % self.num_attention_heads:
-            raise InputError(
-                "`num_attention_heads` must divide `hidden_size`. Received: "
-                f"num_attention_heads={self.num_attention_heads}, hidden_size={self.hidden_size}."
-            )
+        _check_heads_divide(self)
 
     @classmethod
     def from_json(cls, path, content):
@@ -164,12 +163,131 @@ class MambaConfig(BaseConfig):
         return config
 
 
+@dataclasses.dataclass(frozen=True)
+class ModernBertConfig(BaseConfig):
+    """The fields of a ModernBERT's `config.json`, with ModernBERT-base as default."""
+
+    vocab_size: int = setting(50368, "tokens in the vocabulary", minimum=1)
+    hidden_size: int = setting(768, "width of every layer", minimum=1)
+    num_hidden_layers: int = setting(22, "encoder blocks", minimum=1)
+    num_attention_heads: int = setting(12, "attention heads per block", minimum=1)
+    intermediate_size: int = setting(1152, "width inside the feed-forward layer", minimum=1)
+    hidden_activation: str = setting(
+        "gelu", "of the gates: gelu (exact), gelu_new (tanh) or relu", choices=ACTIVATIONS
+    )
+    max_position_embeddings: int = setting(8192, "longest sequence", minimum=1)
+    global_attn_every_n_layers: int = setting(3, "one of so many blocks, the first, sees far", minimum=1)
+    local_attention: int = setting(
+        128, "width of the window of all other blocks; half of it, rounded down, on each side", minimum=1
+    )
+    global_rope_theta: float = setting(160000.0, "base of the rotary angles of global blocks", minimum=1)
+    local_rope_theta: float = setting(10000.0, "base of the rotary angles of local blocks", minimum=1)
+    embedding_dropout: float = setting(0.0, "dropout of embeddings", minimum=0, maximum=0.99)
+    attention_dropout: float = setting(0.0, "dropout of attention and its result", minimum=0, maximum=0.99)
+    mlp_dropout: float = setting(0.0, "dropout inside the feed-forward layer", minimum=0, maximum=0.99)
+    attention_bias: bool = setting(False, "biases of attention")
+    mlp_bias: bool = setting(False, "biases of the feed-forward layer")
+    norm_bias: bool = setting(False, "biases of the norms")
+    norm_eps: float = setting(1e-5, "epsilon of the norms", minimum=0)
+    decoder_bias: bool = setting(True, "bias of the vocabulary's logits")
+    classifier_bias: bool = setting(False, "bias of the head's first layer")
+    classifier_activation: str = setting("gelu", "of the head, as hidden_activation", choices=ACTIVATIONS)
+    initializer_range: float = setting(0.02, "standard deviation of initial weights", minimum=0)
+    initializer_cutoff_factor: float = setting(
+        2.0, "standard deviations beyond which no initial weight is", minimum=0.01
+    )
+    ablation_no_attention_mask: bool = setting(False, "sequences of a pack see one another")
+    ablation_no_position_reset: bool = setting(False, "positions go on through the pack")
+
+    shape_fields = (*BaseConfig.shape_fields[:2], "num_attention_heads", "vocab_size")
+    dropout_fields = (("embedding_dropout", "mlp_dropout"), ("attention_dropout",))
+    # Contexts are extended by larger angles and lengths than a checkpoint was trained with
+    training_fields = (
+        *BaseConfig.training_fields,
+        *("initializer_cutoff_factor", "embedding_dropout", "attention_dropout", "mlp_dropout"),
+        *("max_position_embeddings", "global_rope_theta", "local_rope_theta"),
+    )
+
+    def __post_init__(self):
+        check_settings(self)
+        _check_heads_divide(self)
+        if self.hidden_size // self.num_attention_heads % 2:
+            raise InputError(
+                "`num_attention_heads` must divide `hidden_size` into even widths. Received: "
+                f"num_attention_heads={self.num_attention_heads}, hidden_size={self.hidden_size}."
+            )
+
+    @property
+    def window(self):
+        """Tokens on each side that a token of a local block attends to."""
+        return self.local_attention // 2
+
+    @property
+    def layer_types(self):
+        """The kind of each block by Hugging Face's name: list of str."""
+        return _layer_types(self.num_hidden_layers, self.global_attn_every_n_layers)
+
+    @classmethod
+    def from_json(cls, path, content):
+        wanted = {"tie_word_embeddings": True, "rope_scaling": None}
+        for name, value in wanted.items():
+            if content.get(name, value) != value:
+                raise InputError(f"{path}: {name} must be {value}. Received: {content[name]}.")
+        found = {name: content[name] for name in _field_names(cls) if name in content}
+        if found.get("initializer_cutoff_factor", 0) is None:
+            found["initializer_cutoff_factor"] = 3.0  # as in transformers
+        # transformers 5 writes a list of layer types and a dict of angles in the place of three numbers
+        for kind, prefix in ((FULL_ATTENTION, "global"), (SLIDING_ATTENTION, "local")):
+            rope = (content.get("rope_parameters") or {}).get(kind) or {}
+            if rope.get("rope_type", "default") != "default" or rope.keys() - {"rope_type", "rope_theta"}:
+                raise InputError(
+                    f"{path}: rope_type must be default, with rope_theta alone. Received: {rope}."
+                )
+            if "rope_theta" in rope:
+                found[f"{prefix}_rope_theta"] = float(rope["rope_theta"])
+        config = super().from_json(path, {**content, **found})
+        given = content.get("layer_types")
+        if given in (None, config.layer_types):
+            return config
+        for number in range(1, config.num_hidden_layers + 1):
+            if given == _layer_types(config.num_hidden_layers, number):
+                return dataclasses.replace(config, global_attn_every_n_layers=number)
+        raise InputError(
+            f"{path}: layer_types must be {FULL_ATTENTION} in the first and then in every n-th layer, "
+            f"{SLIDING_ATTENTION} in all others. Received: {given!r:.100}."
+        )
+
+
+FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
+
+
+def _layer_types(num_layers, every):
+    return [SLIDING_ATTENTION if number % every else FULL_ATTENTION for number in range(num_layers)]
+
+
+def _check_heads_divide(config):
+    if config.hidden_size % config.num_attention_heads:
+        raise InputError(
+            "`num_attention_heads` must divide `hidden_size`. Received: "
+            f"num_attention_heads={config.num_attention_heads}, hidden_size={config.hidden_size}."
+        )
+
+
 def _bert(num_hidden_layers, hidden_size):
     return ModelConfig(
         num_hidden_layers=num_hidden_layers,
         hidden_size=hidden_size,
         num_attention_heads=hidden_size // 64,
         intermediate_size=4 * hidden_size,
+    )
+
+
+def _modern_bert(num_hidden_layers, hidden_size, intermediate_size):
+    return ModernBertConfig(
+        num_hidden_layers=num_hidden_layers,
+        hidden_size=hidden_size,
+        num_attention_heads=hidden_size // 64,
+        intermediate_size=intermediate_size,
     )
 
 
@@ -230,6 +348,19 @@ FAMILIES = {
         (CAUSAL_LM,),
         "bert_packed.models.mamba",
         "bert_packed.checkpoints.mamba_names",
+    ),
+    "modernbert": ModelFamily(
+        "ModernBERT",
+        ModernBertConfig,
+        {  # Warner et al. 2024, Table 4; the tiny ones are ours
+            "modernbert-tiny": _modern_bert(3, 128, 192),
+            "modernbert-mini": _modern_bert(6, 256, 384),
+            "modernbert-base": _modern_bert(22, 768, 1152),
+            "modernbert-large": _modern_bert(28, 1024, 2624),
+        },
+        (MASKED_LM,),
+        "bert_packed.models.modern_bert",
+        "bert_packed.checkpoints.modern_bert_names",
     ),
 }
 DEFAULT_TYPE = "bert"  # of a file without `model_type`, as google-research/bert writes it
@@ -353,18 +484,20 @@ def override_dropout(config, overrides):
 
     `InputError` for a rate given for a model without dropout.
     """
-    rates = {name: getattr(overrides, name) for name in DROPOUT_FIELDS if getattr(overrides, name) >= 0}
-    for name, rate in rates.items():
-        if name not in _field_names(config):
+    given = {name: getattr(overrides, name) for name in DROPOUT_FIELDS if getattr(overrides, name) >= 0}
+    rates = {}
+    for name, rate in given.items():
+        if not config.dropout_fields:
             kind = family_of(config).name
             raise InputError(f"`{name}` must be -1 for a {kind}, which has no dropout. Received: {rate}.")
+        rates |= dict.fromkeys(config.dropout_fields[DROPOUT_FIELDS.index(name)], rate)
     return dataclasses.replace(config, **rates)
 
 
 def without_dropout(config):
     """A model's config with all rates of dropout 0."""
-    rates = {name: 0.0 for name in DROPOUT_FIELDS if name in _field_names(config)}
-    return dataclasses.replace(config, **rates)
+    rates = [name for fields in config.dropout_fields for name in fields]
+    return dataclasses.replace(config, **dict.fromkeys(rates, 0.0))
 
 
 def _field_names(config):
