@@ -1,0 +1,81 @@
+"""Names of ModernBERT's tensors here and in Hugging Face's files.
+
+    here                                        Hugging Face
+    modern_bert/token_embeddings                model.embeddings.tok_embeddings.weight
+    modern_bert/layer_0/attention/qkv/kernel    model.layers.0.attn.Wqkv.weight^T
+    predictions/transform/kernel                head.dense.weight^T
+
+`^T`: stored as outputs × inputs there, as inputs × outputs here. The output matrix is the token embeddings.
+"""
+
+from bert_packed.checkpoints.tensor_names import CheckpointNames, TensorName
+from bert_packed.config import FULL_ATTENTION, MASKED_LM, SLIDING_ATTENTION, config_json
+
+_EMBEDDINGS = TensorName("modern_bert/token_embeddings", "model.embeddings.tok_embeddings.weight")
+_TRANSFORM = TensorName("predictions/transform/kernel", "head.dense.weight", hugging_face_transposed=True)
+
+
+def tensor_names(config, head=MASKED_LM):
+    """The table for a `ModernBertConfig` and a head: list of `TensorName`."""
+    norm = config.norm_bias
+    table = [_EMBEDDINGS]
+    table += _norm("modern_bert/embeddings_LayerNorm", "model.embeddings.norm", norm)
+    for i in range(config.num_hidden_layers):
+        ours, theirs = f"modern_bert/layer_{i}", f"model.layers.{i}"
+        if i > 0:
+            table += _norm(f"{ours}/attention_LayerNorm", f"{theirs}.attn_norm", norm)
+        table += _dense(f"{ours}/attention/qkv", f"{theirs}.attn.Wqkv", config.attention_bias)
+        table += _dense(f"{ours}/attention/output", f"{theirs}.attn.Wo", config.attention_bias)
+        table += _norm(f"{ours}/feed_forward_LayerNorm", f"{theirs}.mlp_norm", norm)
+        table += _dense(f"{ours}/feed_forward/intermediate", f"{theirs}.mlp.Wi", config.mlp_bias)
+        table += _dense(f"{ours}/feed_forward/output", f"{theirs}.mlp.Wo", config.mlp_bias)
+    table += _norm("modern_bert/final_LayerNorm", "model.final_norm", norm)
+    if head == MASKED_LM:
+        table += _dense("predictions/transform", "head.dense", config.classifier_bias)
+        table += _norm("predictions/LayerNorm", "head.norm", norm)
+        if config.decoder_bias:
+            table.append(TensorName("predictions/output_bias", "decoder.bias"))
+    return table
+
+
+def _dense(ours, theirs, has_bias):
+    rows = [TensorName(f"{ours}/kernel", f"{theirs}.weight", hugging_face_transposed=True)]
+    return rows + ([TensorName(f"{ours}/bias", f"{theirs}.bias")] if has_bias else [])
+
+
+def _norm(ours, theirs, has_bias):
+    rows = [TensorName(f"{ours}/gamma", f"{theirs}.weight")]
+    return rows + ([TensorName(f"{ours}/beta", f"{theirs}.bias")] if has_bias else [])
+
+
+def _hugging_face_config(model):
+    config = model.config
+    thetas = {FULL_ATTENTION: config.global_rope_theta, SLIDING_ATTENTION: config.local_rope_theta}
+    # Without tokens' ids transformers takes those of the published vocabulary, and a table of 50,284 rows
+    ids = dict.fromkeys(f"{name}_token_id" for name in ("pad", "bos", "eos", "cls", "sep"))
+    return {
+        "tie_word_embeddings": True,
+        # transformers 4 reads three numbers, which `config_json` has, in the place of the next two
+        "layer_types": config.layer_types,
+        "rope_parameters": {k: {"rope_type": "default", "rope_theta": v} for k, v in thetas.items()},
+        **ids,
+        **config_json(config),
+    }
+
+
+NAMES = CheckpointNames(
+    tensor_names=tensor_names,
+    outputs={MASKED_LM: _TRANSFORM},
+    encoder="modern_bert/",
+    prefix="model.",
+    bare_parts=("embeddings", "layers", "final_norm"),
+    tied=(("decoder.weight", _EMBEDDINGS.hugging_face),),
+    shapeless=(
+        *("num_attention_heads", "hidden_activation", "norm_eps", "local_attention"),
+        *("global_attn_every_n_layers", "attention_bias", "mlp_bias", "norm_bias"),
+        *("decoder_bias", "classifier_bias", "classifier_activation"),
+    ),
+    classes={MASKED_LM: "ModernBertForMaskedLM"},
+    hugging_face_config=_hugging_face_config,
+    vocabularies=("vocab.txt", "tokenizer.json"),
+)

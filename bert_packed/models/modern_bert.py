@@ -1,0 +1,389 @@
+"""Packed ModernBERT: rotary positions, gated feed-forward, norms before, and local attention in bands.
+
+As "Smarter, Better, Faster, Longer" (Warner et al. 2024) describes it and Hugging Face's
+`ModernBertForMaskedLM` computes it.
+
+Legend: B packs per batch, S pack length, D model width, N heads, H head width, R = H / 2 angles of a head,
+F feed-forward width, P predictions per pack, V vocabulary; of bands: T tokens of a tile, n tiles of a pack,
+U = 3 T tokens of a tile and its neighbours.
+"""
+
+import math
+
+import keras
+import numpy as np
+from keras import ops
+
+from bert_packed.config import FULL_ATTENTION, MASKED_LM, ModernBertConfig
+from bert_packed.models.context import MASKED_SCORE, PackContext
+from bert_packed.models.cpu_gradients import Linear, attention_scores, weighted_values
+from bert_packed.models.dropout import Dropout
+from bert_packed.models.layers import activation, attend_in_sequences, gather_tokens
+from bert_packed.models.layout import ONE_DEVICE
+from bert_packed.models.packed_model import PackedModel
+from bert_packed.models.rematerialisation import run_rematerialised
+
+
+def attend_in_window(heads, sequence_ids_BS, window, dropout, training=None):
+    """Attention of all tokens to those of their own sequence at most `window` away: float `[B, S, N, H]`.
+
+    A pack is cut into tiles of `window` tokens. Each attends to itself and its two neighbours, so time and
+    memory grow with S times the window. For a window of 2, the keys of the middle tile's queries:
+
+        sequence ids           1 1 | 1 2 | 2 2
+        key is near, query 1   1 1   1 1   1 0
+                     query 2   0 1   1 1   1 1
+        and of its sequence    1 1   1 0   0 0
+                               0 0   0 1   1 1
+
+    Args:
+        heads: Queries, scaled already, keys and values, `[B, S, N, H]`.
+        sequence_ids_BS: int32, 1..K, 0 is padding, which attends to padding.
+        window: Tokens on each side, from 0.
+        dropout: `Dropout` layer of the probabilities, which it gets as `[B, n, N, T, U]`.
+    """
+    length, num_heads, head_width = heads[0].shape[1:]
+    tile = max(1, min(window, length))
+    num_tiles = -(-length // tile)
+    query_XTNH = ops.reshape(_tiles(heads[0], tile), (-1, tile, num_heads, head_width))  # X = B * n
+    key_XUNH, value_XUNH = (
+        ops.reshape(_with_neighbours(of, tile), (-1, 3 * tile, num_heads, head_width)) for of in heads[1:]
+    )
+    # Tokens outside of the pack are of no sequence, padding neither
+    ids_BnT, ids_BnU = (cut(sequence_ids_BS, tile, -1) for cut in (_tiles, _with_neighbours))
+    distance_TU = np.arange(tile)[:, None] + tile - np.arange(3 * tile)
+    sees_BnTU = ops.logical_and(ids_BnT[..., None] == ids_BnU[:, :, None], np.abs(distance_TU) <= window)
+    sees_X1TU = ops.reshape(sees_BnTU, (-1, 1, tile, 3 * tile))
+
+    scores_XNTU = ops.cast(attention_scores(query_XTNH, key_XUNH), "float32")
+    probs_XNTU = ops.softmax(ops.where(sees_X1TU, scores_XNTU, MASKED_SCORE), axis=-1)
+    # Packs come first in what is dropped, so that a part of a batch drops the units of the whole
+    shape = (num_tiles, num_heads, tile, 3 * tile)
+    probs_BnNTU = ops.reshape(ops.cast(probs_XNTU, value_XUNH.dtype), (-1, *shape))
+    probs_XNTU = ops.reshape(dropout(probs_BnNTU, training=training), (-1, *shape[1:]))
+    found_XTNH = weighted_values(probs_XNTU, value_XUNH)
+    return ops.reshape(found_XTNH, (-1, num_tiles * tile, num_heads, head_width))[:, :length]
+
+
+def _tiles(values_BS, tile, fill=0, num_outside=0):
+    """Values `[B, S, ...]` in tiles `[B, n, T, ...]`, with tiles of the fill before and after."""
+    length, rest = values_BS.shape[1], values_BS.shape[2:]
+    before = num_outside * tile
+    widths = ((0, 0), (before, before + -length % tile), *[(0, 0)] * len(rest))
+    padded = ops.pad(values_BS, widths, constant_values=fill)
+    return ops.reshape(padded, (-1, padded.shape[1] // tile, tile, *rest))
+
+
+def _with_neighbours(values_BS, tile, fill=0):
+    """Values `[B, S, ...]` of each tile and its two neighbours: `[B, n, U, ...]`."""
+    tiles = _tiles(values_BS, tile, fill, num_outside=1)
+    return ops.concatenate([tiles[:, :-2], tiles[:, 1:-1], tiles[:, 2:]], axis=2)
+
+
+def rotation(position_ids_BS, theta, head_width):
+    """Cosines and sines of the rotary angles of positions: float32 `[B, S, 1, R]` each."""
+    frequencies_R = (theta ** -(np.arange(0, head_width, 2) / head_width)).astype("float32")
+    angles_BS1R = ops.cast(position_ids_BS, "float32")[:, :, None, None] * frequencies_R
+    return ops.cos(angles_BS1R), ops.sin(angles_BS1R)
+
+
+def rotate(heads_BSNH, cosines_BS1R, sines_BS1R):
+    """Queries or keys, turned by their positions, in float32."""
+    first_BSNR, second_BSNR = ops.split(ops.cast(heads_BSNH, "float32"), 2, axis=-1)
+    turned = (
+        first_BSNR * cosines_BS1R - second_BSNR * sines_BS1R,
+        second_BSNR * cosines_BS1R + first_BSNR * sines_BS1R,
+    )
+    return ops.cast(ops.concatenate(turned, axis=-1), heads_BSNH.dtype)
+
+
+class CutoffNormal(keras.initializers.Initializer):
+    """Initial weights: normal, without those beyond the config's cutoff.
+
+    The deviation before the cut is `scale` times `initializer_range`.
+    """
+
+    def __init__(self, config, scale=1.0):
+        self.deviation = scale * config.initializer_range
+        self.share = math.erf(config.initializer_cutoff_factor / math.sqrt(2))  # of the normal that is kept
+        self.uniform = keras.initializers.RandomUniform(-self.share, self.share)
+
+    def __call__(self, shape, dtype=None):
+        return math.sqrt(2) * self.deviation * ops.erfinv(self.uniform(shape, dtype))
+
+
+def output_weights(config):
+    """Initial weights of layers whose results are added up over the blocks, and of the head."""
+    return CutoffNormal(config, (2 * config.num_hidden_layers) ** -0.5)
+
+
+def layer_norm(config, name):
+    # The optimizer's exclusions look for "LayerNorm"
+    return keras.layers.LayerNormalization(epsilon=config.norm_eps, center=config.norm_bias, name=name)
+
+
+class RotaryAttention(keras.layers.Layer):
+    """Multi-head attention with rotary positions, to a whole sequence or in a window.
+
+    Args:
+        is_global: False for attention in the config's window.
+        attend: As in `layers.SelfAttention`, for global attention.
+    """
+
+    def __init__(self, config, is_global, attend=None, name="attention", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.is_global = is_global
+        self.attend = attend
+        self.window = config.window
+        self.theta = config.global_rope_theta if is_global else config.local_rope_theta
+        self.num_heads = config.num_attention_heads
+        self.head_width = config.hidden_size // config.num_attention_heads
+        self.qkv = Linear(
+            3 * config.hidden_size,
+            use_bias=config.attention_bias,
+            kernel_initializer=CutoffNormal(config),
+            name="qkv",
+        )
+        self.output_dense = Linear(
+            config.hidden_size,
+            use_bias=config.attention_bias,
+            kernel_initializer=output_weights(config),
+            name="output",
+        )
+        self.attention_dropout = Dropout(config.attention_dropout)
+        self.dropout = Dropout(config.attention_dropout)
+
+    def build(self, hidden_shape, *_):
+        self.qkv.build(hidden_shape)
+        self.output_dense.build(hidden_shape)
+        self.built = True
+
+    def call(self, hidden_BSD, context, training=None):
+        """Attend inside the sequences of a `PackContext`; float `[B, S, D]` to the same."""
+        shape = (-1, hidden_BSD.shape[1], self.num_heads, self.head_width)
+        query_BSNH, key_BSNH, value_BSNH = (
+            ops.reshape(part, shape) for part in ops.split(self.qkv(hidden_BSD), 3, axis=-1)
+        )
+        angles = rotation(context.position_ids_BS, self.theta, self.head_width)
+        query_BSNH = rotate(query_BSNH, *angles) * self.head_width**-0.5
+        heads = query_BSNH, rotate(key_BSNH, *angles), value_BSNH
+        if self.is_global:
+            found_BSNH = attend_in_sequences(heads, context, self.attention_dropout, training, self.attend)
+        else:
+            found_BSNH = attend_in_window(
+                heads, context.sequence_ids_BS, self.window, self.attention_dropout, training
+            )
+        found_BSD = ops.reshape(found_BSNH, (-1, *hidden_BSD.shape[1:]))
+        return self.dropout(self.output_dense(found_BSD), training=training)
+
+
+class GatedFeedForward(keras.layers.Layer):
+    """Two-layer network on each token, whose inner values pass gates."""
+
+    def __init__(self, config, name="feed_forward", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.inner_width = config.intermediate_size
+        self.intermediate = Linear(
+            2 * config.intermediate_size,
+            use_bias=config.mlp_bias,
+            kernel_initializer=CutoffNormal(config),
+            name="intermediate",
+        )
+        self.output_dense = Linear(
+            config.hidden_size,
+            use_bias=config.mlp_bias,
+            kernel_initializer=output_weights(config),
+            name="output",
+        )
+        self.activation = activation(config.hidden_activation)
+        self.dropout = Dropout(config.mlp_dropout)
+
+    def build(self, hidden_shape):
+        self.intermediate.build(hidden_shape)
+        self.output_dense.build((*hidden_shape[:-1], self.inner_width))
+        self.built = True
+
+    def call(self, hidden_BSD, training=None):
+        inner_BSF, gate_BSF = ops.split(self.intermediate(hidden_BSD), 2, axis=-1)
+        inner_BSF = self.activation(inner_BSF) * gate_BSF
+        return self.output_dense(self.dropout(inner_BSF, training=training))
+
+
+class ModernBertBlock(keras.layers.Layer):
+    """Norm, attention, residual; norm, feed-forward network, residual. The residual stays float32.
+
+    The first block has no norm before its attention: the embeddings end in one.
+    """
+
+    def __init__(self, config, number, attend=None, **kwargs):
+        super().__init__(name=f"layer_{number}", autocast=False, **kwargs)
+        self.attention_norm = layer_norm(config, "attention_LayerNorm") if number else None
+        self.attention = RotaryAttention(config, config.layer_types[number] == FULL_ATTENTION, attend)
+        self.feed_forward_norm = layer_norm(config, "feed_forward_LayerNorm")
+        self.feed_forward = GatedFeedForward(config)
+
+    def build(self, hidden_shape, *_):
+        for layer in (self.attention_norm, self.attention, self.feed_forward_norm, self.feed_forward):
+            if layer is not None:
+                layer.build(hidden_shape)
+        self.built = True
+
+    def call(self, hidden_BSD, context, training=None):
+        """float32 `[B, S, D]` to the same."""
+        normed_BSD = hidden_BSD if self.attention_norm is None else self.attention_norm(hidden_BSD)
+        found_BSD = self.attention(normed_BSD, context=context, training=training)
+        hidden_BSD = hidden_BSD + ops.cast(found_BSD, "float32")
+        found_BSD = self.feed_forward(self.feed_forward_norm(hidden_BSD), training=training)
+        return hidden_BSD + ops.cast(found_BSD, "float32")
+
+
+class ModernBertEncoder(keras.layers.Layer):
+    """Token embeddings, blocks and the last norm, over packs.
+
+    Args:
+        remat: Recompute each block in the backward pass instead of keeping its activations.
+        attend: As in `layers.SelfAttention`, for the global blocks.
+    """
+
+    def __init__(self, config, remat=False, attend=None, name="modern_bert", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.config = config
+        self.remat = remat
+        self.embeddings_norm = layer_norm(config, "embeddings_LayerNorm")
+        self.dropout = Dropout(config.embedding_dropout)
+        self.blocks = [ModernBertBlock(config, i, attend) for i in range(config.num_hidden_layers)]
+        self.last_norm = layer_norm(config, "final_LayerNorm")
+
+    def build(self, *_):
+        config = self.config
+        self.embeddings_VD = self.add_weight(
+            shape=(config.vocab_size, config.hidden_size),
+            initializer=CutoffNormal(config),
+            name="token_embeddings",
+            autocast=False,
+        )
+        for layer in (self.embeddings_norm, *self.blocks, self.last_norm):
+            layer.build((None, None, config.hidden_size))
+        self.built = True
+
+    def call(self, token_ids_BS, sequence_ids_BS, position_ids_BS, training=None):
+        hidden_BSD = self.embed(token_ids_BS, training=training)
+        return self.run_blocks(hidden_BSD, sequence_ids_BS, position_ids_BS, training=training)
+
+    def embed(self, token_ids_BS, training=None):
+        hidden_BSD = self.embeddings_norm(ops.take(self.embeddings_VD, token_ids_BS, axis=0))
+        return ops.cast(self.dropout(hidden_BSD, training=training), "float32")
+
+    def run_blocks(self, hidden_BSD, sequence_ids_BS, position_ids_BS, training=None):
+        """The encoder after its embeddings."""
+        if self.config.ablation_no_attention_mask:
+            sequence_ids_BS = ops.minimum(sequence_ids_BS, 1)  # padding stays apart, as in BERT
+        if self.config.ablation_no_position_reset:
+            length = position_ids_BS.shape[1]
+            position_ids_BS = ops.zeros_like(position_ids_BS) + ops.arange(length, dtype="int32")
+        context = PackContext(sequence_ids_BS, position_ids_BS)
+        if self.remat:
+            return self.last_norm(run_rematerialised(self.blocks, hidden_BSD, context, training))
+        for block in self.blocks:
+            hidden_BSD = block(hidden_BSD, context=context, training=training)
+        return self.last_norm(hidden_BSD)
+
+
+class MaskedTokenHead(keras.layers.Layer):
+    """Vocabulary logits of the gathered predictions: float32 `[B, P, V]`, by the token embeddings."""
+
+    def __init__(self, config, name="predictions", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.config = config
+        self.transform = Linear(
+            config.hidden_size,
+            use_bias=config.classifier_bias,
+            kernel_initializer=output_weights(config),
+            name="transform",
+        )
+        self.activation = activation(config.classifier_activation)
+        self.norm = layer_norm(config, "LayerNorm")
+
+    def build(self, hidden_shape):
+        self.transform.build(hidden_shape)
+        self.norm.build(hidden_shape)
+        self.bias_V = None
+        if self.config.decoder_bias:
+            self.bias_V = ONE_DEVICE.add_vocabulary_bias(self, self.config, "output_bias")
+        self.built = True
+
+    def call(self, hidden_BSD, positions_BP, embeddings_VD):
+        gathered_BPD = gather_tokens(hidden_BSD, positions_BP)
+        gathered_BPD = self.norm(self.activation(self.transform(gathered_BPD)))
+        # Cast before the product, not after: its sums would be rounded to bfloat16 in between
+        gathered_BPD, table_VD = (ops.cast(x, "float32") for x in (gathered_BPD, embeddings_VD))
+        logits_BPV = ONE_DEVICE.vocabulary_logits(gathered_BPD, table_VD)
+        return logits_BPV if self.bias_V is None else logits_BPV + self.bias_V
+
+
+@keras.saving.register_keras_serializable(package="bert_packed")
+class PackedModernBertForMaskedLM(PackedModel):
+    """Packed ModernBERT that predicts masked tokens: a dict of `mlm_logits`, float32 `[B, P, V]`.
+
+    Reads also `prediction_positions` `[B, P]`, whose unused slots hold 0. `encoder` holds arguments of
+    `ModernBertEncoder`.
+    """
+
+    config_class = ModernBertConfig
+    head = MASKED_LM
+
+    def __init__(self, config, name="pretraining", **encoder):
+        super().__init__(config, name)
+        self.modern_bert = ModernBertEncoder(config, **encoder)
+        self.predictions = MaskedTokenHead(config)
+
+    def build_encoder(self):
+        self.modern_bert.build()
+
+    def build_heads(self, hidden_shape):
+        self.predictions.build(hidden_shape)
+
+    def encode(self, batch, training=None):
+        return self.modern_bert(*(batch[name] for name in self.encoder_inputs), training=training)
+
+    def embed(self, batch):
+        return self.modern_bert.embed(batch["token_ids"], training=False)
+
+    def encode_embedded(self, hidden_BSD, batch):
+        return self.modern_bert.run_blocks(
+            hidden_BSD, batch["sequence_ids"], batch["position_ids"], training=False
+        )
+
+    def apply_heads(self, hidden_BSD, batch, training=None):
+        table_VD = self.modern_bert.embeddings_VD
+        return {"mlm_logits": self.predictions(hidden_BSD, batch["prediction_positions"], table_VD)}
+
+
+def make_model(head, config, num_outputs, remat=False, attend=None):
+    """A `PackedModernBertForMaskedLM`, not yet built; arguments as in `packed_model.build_model`."""
+    del head, num_outputs  # there is one head, whose outputs are the vocabulary
+    return PackedModernBertForMaskedLM(config, remat=remat, attend=attend)
+
+
+def count_flops(head, config, sums):
+    """Operations that a ModernBERT needs to learn from sequences, counted as `heads.count_flops` does.
+
+    6 L (4 D^2 + 3 D F)      per token; L blocks
+    12 D                     per pair of tokens that attend, in each block
+    6 (D^2 + D V)            per masked-LM prediction
+
+    In a local block a sequence of m tokens has m pairs per token; where m is above the window w plus 1,
+    2 w + 1 - w (w + 1) / m. For m the mean over tokens is taken. The count is exact for sequences of one
+    length, and where none reaches out of the window; for others it is too high.
+    """
+    width, blocks, window = config.hidden_size, config.num_hidden_layers, config.window
+    per_token = 6 * blocks * (4 * width**2 + 3 * width * config.intermediate_size)
+    num_global = config.layer_types.count(FULL_ATTENTION)
+    near = length = sums["num_pairs"] / max(sums["num_tokens"], 1)
+    if length > window + 1:
+        near = 2 * window + 1 - window * (window + 1) / length
+    num_pairs = num_global * sums["num_pairs"] + (blocks - num_global) * near * sums["num_tokens"]
+    flops = per_token * sums["num_tokens"] + 12 * width * num_pairs
+    if head == MASKED_LM:
+        flops += 6 * (width**2 + width * config.vocab_size) * sums["num_predictions"]
+    return flops

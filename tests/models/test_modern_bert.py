@@ -1,0 +1,174 @@
+"""Local attention in bands, and initial weights, dropout and cost of a packed ModernBERT.
+
+`tests/checkpoints/test_modern_bert_reference.py` compares the whole model with transformers.
+
+Legend: B packs per batch, S pack length, N heads, H head width.
+"""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+from modern_bert_models import CONFIG
+from packs import packed_and_unpacked
+
+from bert_packed.config import FULL_ATTENTION, MASKED_LM, MODEL_SIZES
+from bert_packed.models import modern_bert
+from bert_packed.models.context import PackContext
+from bert_packed.models.dropout import Dropout, packs_from
+from bert_packed.models.packed_model import build_model
+from bert_packed.models.rematerialisation import find_dropouts
+from bert_packed.training.backend import gradient
+from bert_packed.training.step_report import jax_program, tensorflow_program
+
+pytestmark = pytest.mark.both_backends
+NO_DROPOUT = Dropout(0.0)
+
+
+def draw(length, seed=0, num_packs=2, num_heads=2, head_width=4):
+    """Queries, keys, values and sequence ids of packs of three sequences, the last pack with padding."""
+    rng = np.random.default_rng(seed)
+    heads = rng.normal(size=(3, num_packs, length, num_heads, head_width)).astype(np.float32)
+    ids_BS = np.zeros((num_packs, length), np.int32)
+    for row in range(num_packs):
+        bounds = np.sort(rng.integers(0, length + 1, 2))
+        ids_BS[row] = 1 + np.searchsorted(bounds, np.arange(length), side="right")
+    ids_BS[-1, length - length // 4 :] = 0
+    return [ops.convert_to_tensor(of) for of in heads], ops.convert_to_tensor(ids_BS)
+
+
+def attend_by_mask(heads, ids_BS, window):
+    """Attention by all scores and one mask."""
+    query_BSNH, key_BSNH, value_BSNH = heads
+    scores_BNSS = ops.einsum("bqnh,bknh->bnqk", query_BSNH, key_BSNH)
+    places_S = np.arange(ids_BS.shape[1])
+    is_near_SS = np.abs(places_S[:, None] - places_S) <= window
+    sees_BSS = ops.logical_and(ids_BS[:, :, None] == ids_BS[:, None], is_near_SS)
+    probs_BNSS = ops.softmax(ops.where(sees_BSS[:, None], scores_BNSS, -1e9), axis=-1)
+    return ops.einsum("bnqk,bknh->bqnh", probs_BNSS, value_BSNH)
+
+
+# Packs shorter and longer than the window, that whole tiles fill or not
+@pytest.mark.parametrize(
+    ("length", "window"), [(24, 5), (24, 6), (25, 24), (7, 10), (13, 12), (2, 3), (9, 1), (9, 0), (200, 64)]
+)
+def test_bands_are_the_dense_mask(length, window):
+    heads, ids_BS = draw(length)
+    weights = ops.convert_to_tensor(np.random.default_rng(1).normal(size=heads[0].shape).astype(np.float32))
+
+    def of(attend):
+        def target(query_BSNH):
+            found = attend([query_BSNH, *(query_BSNH + other for other in heads[1:])])
+            return ops.sum(found * weights)
+
+        return np.asarray(attend(heads)), np.asarray(gradient(target)(heads[0]))
+
+    got = of(lambda heads: modern_bert.attend_in_window(heads, ids_BS, window, NO_DROPOUT))
+    want = of(lambda heads: attend_by_mask(heads, ids_BS, window))
+    for one, other in zip(got, want, strict=True):
+        assert np.abs(one - other).max() <= 1e-5 * np.abs(other).max()
+
+
+def test_a_part_of_a_batch_drops_the_units_of_the_whole():
+    heads, ids_BS = draw(24, num_packs=3)
+    dropout = Dropout(0.4)
+    dropout.given_seed = np.array([3, 4], np.uint32)
+    want = modern_bert.attend_in_window(heads, ids_BS, 5, dropout, training=True)
+    plain = modern_bert.attend_in_window(heads, ids_BS, 5, dropout)
+    assert np.abs(np.asarray(want - plain)).max() > 0.1
+    for row in range(3):
+        with packs_from(row, 3):
+            part = [of[row : row + 1] for of in heads]
+            got = modern_bert.attend_in_window(part, ids_BS[row : row + 1], 5, dropout, training=True)
+        np.testing.assert_allclose(np.asarray(got)[0], np.asarray(want)[row], atol=1e-6)
+
+
+def temporary_bytes(is_global, length):
+    """Of the compiled forward and backward pass of an attention layer, of one pack."""
+    config = dataclasses.replace(CONFIG, local_attention=128)
+    layer = modern_bert.RotaryAttention(config, is_global)
+    layer.build((None, None, config.hidden_size))
+
+    def target(hidden_BSD, ids_BS):
+        return ops.sum(ops.square(layer(hidden_BSD, context=PackContext(ids_BS, ids_BS))))
+
+    def step(hidden_BSD, ids_BS):
+        return gradient(lambda hidden_BSD: target(hidden_BSD, ids_BS))(hidden_BSD)
+
+    inputs = np.zeros((1, length, config.hidden_size), np.float32), np.ones((1, length), np.int32)
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax_program(jax.jit(step).lower(*inputs)).temporary_bytes
+    import tensorflow as tf
+
+    inputs = [tf.constant(of) for of in inputs]
+    return tensorflow_program(tf.function(step, jit_compile=True), *inputs).temporary_bytes
+
+
+def test_memory_of_local_attention_grows_with_the_length():
+    """And of global attention with its square."""
+    short, long = (temporary_bytes(False, length) for length in (2048, 8192))
+    assert 3.9 < long / short < 4.1
+    one, other = (temporary_bytes(True, length) for length in (1024, 2048))
+    assert other / one > 3.9 and short < other / 4
+
+
+def test_initial_weights_are_those_of_the_reference():
+    """Deviations by the kind of weight, cut at two; what is cut makes them smaller by 0.8796."""
+    config = dataclasses.replace(MODEL_SIZES["modernbert-tiny"], vocab_size=997)
+    model = build_model(MASKED_LM, config, seed=1)
+    outputs = ("attention/output/kernel", "feed_forward/output/kernel", "transform/kernel")
+    counted = 0
+    for weight in model.trainable_weights:
+        values = weight.numpy()
+        if values.ndim == 1:
+            assert np.all(values == (0 if weight.path.endswith("bias") else 1)), weight.path
+            continue
+        deviation = 0.02 / np.sqrt(2 * 3) if weight.path.endswith(outputs) else 0.02
+        assert np.std(values) == pytest.approx(0.8796 * deviation, rel=0.02), weight.path
+        assert 1.98 * deviation < np.abs(values).max() <= 2 * deviation * (1 + 1e-5), weight.path
+        counted += 1
+    assert counted == 2 + 4 * 3
+
+
+def test_each_rate_drops_its_own_units():
+    packed, _ = packed_and_unpacked()
+    for name, num_layers in (
+        ("none", 0),
+        ("embedding_dropout", 1),
+        ("attention_dropout", 8),
+        ("mlp_dropout", 4),
+    ):
+        rates = {} if name == "none" else {name: 0.3}
+        model = build_model(MASKED_LM, dataclasses.replace(CONFIG, **rates), seed=1)
+        evaluated, trained = (np.asarray(model.encode(packed, training=is_on)) for is_on in (False, True))
+        assert np.array_equal(trained, evaluated) == (name == "none")
+        # Twice in each attention: probabilities and result
+        assert sum(layer.rate == 0.3 for layer in find_dropouts(model)) == num_layers
+
+
+def test_recomputed_blocks_give_the_same():
+    packed, _ = packed_and_unpacked()
+    rates = {"embedding_dropout": 0.1, "attention_dropout": 0.1, "mlp_dropout": 0.1}
+    config = dataclasses.replace(CONFIG, **rates)
+    one, other = (build_model(MASKED_LM, config, seed=1, remat=remat) for remat in (False, True))
+    np.testing.assert_allclose(
+        one.encode(packed, training=True), other.encode(packed, training=True), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_operations_are_counted_by_hand():
+    """Of the published base model: weights without tables 6 times per token, scores by pairs that attend."""
+    config = MODEL_SIZES["modernbert-base"]
+    sums = {"num_tokens": 1000.0, "num_pairs": 1e6, "num_predictions": 300.0}
+    weights = 22 * (4 * 768**2 + 3 * 768 * 1152) * 1000 + (768**2 + 768 * 50368) * 300
+    near = sum(min(i + 64, 999) - max(i - 64, 0) + 1 for i in range(1000))
+    assert config.layer_types.count(FULL_ATTENTION) == 8
+    pairs = 8 * 1e6 + 14 * near
+    assert modern_bert.count_flops(MASKED_LM, config, sums) == 6 * weights + 12 * 768 * pairs
+    short = {"num_tokens": 20.0, "num_pairs": 400.0, "num_predictions": 0.0}
+    alike = 6 * 22 * (4 * 768**2 + 3 * 768 * 1152) * 20 + 12 * 768 * 22 * 400
+    assert modern_bert.count_flops(None, config, short) == alike

@@ -1,0 +1,54 @@
+"""A tiny ModernBERT, and the same model of transformers with random weights."""
+
+import dataclasses
+
+from packs import VOCAB_SIZE
+from reference import import_reference
+
+from bert_packed.checkpoints import starting_weights
+from bert_packed.config import MASKED_LM, ModernBertConfig
+from bert_packed.models.packed_model import build_model
+from bert_packed.training.engines.engine import named_weights
+
+# Two global blocks and two local ones; packs of 24 tokens are five tiles of the window, the last cut short
+CONFIG = ModernBertConfig(
+    vocab_size=VOCAB_SIZE,
+    hidden_size=16,
+    num_hidden_layers=4,
+    num_attention_heads=2,
+    intermediate_size=24,
+    max_position_embeddings=64,
+    local_attention=10,
+    global_rope_theta=5000.0,
+    local_rope_theta=20.0,
+)
+BIASES = {
+    "as_published": {},
+    "all": dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), True),
+    "no_decoder_bias": {"decoder_bias": False},
+}
+
+
+def make_reference(config=CONFIG, kind="ModernBertForMaskedLM"):
+    """A model of transformers in which every tensor is random, those that start at 0 or 1 too."""
+    torch, transformers = import_reference()
+    given = dataclasses.asdict(config)
+    given = {name: value for name, value in given.items() if not name.startswith("ablation")}
+    ids = dict.fromkeys(f"{name}_token_id" for name in ("pad", "bos", "eos", "cls", "sep"))
+    torch.manual_seed(0)
+    model = getattr(transformers, kind)(transformers.ModernBertConfig(**given, **ids)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.3)
+    return model
+
+
+def load_ours(folder, reference):
+    """Our model with the weights of the folder that transformers writes."""
+    reference.save_pretrained(folder)
+    config = starting_weights.read_config(folder)
+    model = build_model(MASKED_LM, config, seed=1)
+    found = starting_weights.load(folder, named_weights(model), config)
+    assert (found.missing, found.unused) == ([], [])
+    assert found.num_used == len(list(reference.parameters()))
+    return model
