@@ -163,6 +163,11 @@ class MambaConfig(BaseConfig):
         return config
 
 
+# Kinds of attention by Hugging Face's name
+FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
+_THETAS = {FULL_ATTENTION: "global_rope_theta", SLIDING_ATTENTION: "local_rope_theta"}
+
+
 @dataclasses.dataclass(frozen=True)
 class ModernBertConfig(BaseConfig):
     """The fields of a ModernBERT's `config.json`, with ModernBERT-base as default."""
@@ -224,8 +229,12 @@ class ModernBertConfig(BaseConfig):
 
     @property
     def layer_types(self):
-        """The kind of each block by Hugging Face's name: list of str."""
-        return _layer_types(self.num_hidden_layers, self.global_attn_every_n_layers)
+        """The kind of attention of each block: list of str."""
+        every = self.global_attn_every_n_layers
+        return [
+            SLIDING_ATTENTION if number % every else FULL_ATTENTION
+            for number in range(self.num_hidden_layers)
+        ]
 
     @classmethod
     def from_json(cls, path, content):
@@ -236,33 +245,28 @@ class ModernBertConfig(BaseConfig):
         found = {name: content[name] for name in _field_names(cls) if name in content}
         if found.get("initializer_cutoff_factor", 0) is None:
             found["initializer_cutoff_factor"] = 3.0  # as in transformers
-        # transformers 5 writes a list of layer types and a dict of angles in the place of three numbers
-        for kind, prefix in ((FULL_ATTENTION, "global"), (SLIDING_ATTENTION, "local")):
-            rope = (content.get("rope_parameters") or {}).get(kind) or {}
-            if rope.get("rope_type", "default") != "default" or rope.keys() - {"rope_type", "rope_theta"}:
+        # transformers 5 writes these two in the place of three numbers
+        angles, layer_types = content.get("rope_parameters") or {}, content.get("layer_types")
+        for kind, given in angles.items():
+            is_plain = isinstance(given, dict) and given.get("rope_type", "default") == "default"
+            if kind not in _THETAS or not is_plain or given.keys() - {"rope_type", "rope_theta"}:
                 raise InputError(
-                    f"{path}: rope_type must be default, with rope_theta alone. Received: {rope}."
+                    f"{path}: rope_parameters must give {' and '.join(_THETAS)} a rope_type of default and a "
+                    f"rope_theta, and nothing else. Received: {angles}."
                 )
-            if "rope_theta" in rope:
-                found[f"{prefix}_rope_theta"] = float(rope["rope_theta"])
+            if "rope_theta" in given:
+                found[_THETAS[kind]] = given["rope_theta"]
         config = super().from_json(path, {**content, **found})
-        given = content.get("layer_types")
-        if given in (None, config.layer_types):
+        if layer_types in (None, config.layer_types):
             return config
         for number in range(1, config.num_hidden_layers + 1):
-            if given == _layer_types(config.num_hidden_layers, number):
-                return dataclasses.replace(config, global_attn_every_n_layers=number)
+            other = dataclasses.replace(config, global_attn_every_n_layers=number)
+            if layer_types == other.layer_types:
+                return other
         raise InputError(
             f"{path}: layer_types must be {FULL_ATTENTION} in the first and then in every n-th layer, "
-            f"{SLIDING_ATTENTION} in all others. Received: {given!r:.100}."
+            f"{SLIDING_ATTENTION} in all others. Received: {layer_types!r:.100}."
         )
-
-
-FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
-
-
-def _layer_types(num_layers, every):
-    return [SLIDING_ATTENTION if number % every else FULL_ATTENTION for number in range(num_layers)]
 
 
 def _check_heads_divide(config):

@@ -10,11 +10,12 @@ from bert_packed.config import MASKED_LM, ModernBertConfig
 from bert_packed.models.packed_model import build_model
 from bert_packed.training.engines.engine import named_weights
 
-# Two global blocks and two local ones; packs of 24 tokens are five tiles of the window, the last cut short
+# A local block between two global ones; packs of 24 tokens are five tiles of the window, the last cut short
 CONFIG = ModernBertConfig(
     vocab_size=VOCAB_SIZE,
     hidden_size=16,
-    num_hidden_layers=4,
+    num_hidden_layers=3,
+    global_attn_every_n_layers=2,
     num_attention_heads=2,
     intermediate_size=24,
     max_position_embeddings=64,

@@ -14,6 +14,7 @@ from bert_packed.models import modern_bert
 from bert_packed.models.packed_model import build_model
 from bert_packed.objectives.pretraining import masked_lm_objective
 from bert_packed.training import engines
+from bert_packed.training.backend import compiled
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.usefixtures("uncompiled")]
 TOLERANCE = 1e-5  # of the largest
@@ -53,8 +54,12 @@ def differences(model, reference, **changes):
     """
     torch, _ = import_reference()
     batch = make_batch()
-    hidden = np.asarray(model.encode({**batch, **changes}))
-    logits = np.asarray(model({**batch, **changes})["mlm_logits"])
+
+    def forward(batch):
+        hidden_BSD = model.encode(batch)
+        return hidden_BSD, model.apply_heads(hidden_BSD, batch)["mlm_logits"]
+
+    hidden, logits = map(np.asarray, compiled(forward, model)({**batch, **changes}))
     found = []
     for row, pack in enumerate(packs()):
         for slot, sequence in enumerate(pack):
@@ -83,7 +88,8 @@ def test_loss_and_every_gradient_equal(both, biases):
     torch, _ = import_reference()
     model, reference = both(biases)
     engine = engines.make_engine(model, masked_lm_objective("per_token"), micro_batch_size=2)
-    got, sums = engine.gradients(make_batch(), training=False)
+    gradients = compiled(functools.partial(engine.gradients, training=False), model)
+    got, sums = gradients(make_batch())
     sequences = [sequence for pack in packs() for sequence in pack]
     num_predictions = sum(len(sequence.prediction_ids) for sequence in sequences)
     total = 0.0
