@@ -19,6 +19,7 @@ AUTO = "auto"  # `--dtype=auto`, see `run_directory.as_begun`
 LEAST_EPSILON = 1e-30
 ATTENTIONS = ("auto", "dense", "flash")
 WEIGHTINGS = ("per_sequence", "per_token")  # of predictions in a loss
+POOLINGS = ("cls", "mean")
 ACTIVATIONS = ("gelu", "gelu_new", "relu")
 DROPOUT_FIELDS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 # Heads of models: masked tokens and next sentences, masked tokens alone, answer spans, a label for each
@@ -197,6 +198,10 @@ class ModernBertConfig(BaseConfig):
     decoder_bias: bool = setting(True, "bias of the vocabulary's logits")
     classifier_bias: bool = setting(False, "bias of the head's first layer")
     classifier_activation: str = setting("gelu", "of the head, as hidden_activation", choices=ACTIVATIONS)
+    classifier_pooling: str = setting(
+        "mean", "what is classified of a sequence: cls, its first state, or their mean", choices=POOLINGS
+    )
+    classifier_dropout: float = setting(0.0, "dropout before the classifier", minimum=0, maximum=0.99)
     initializer_range: float = setting(0.02, "standard deviation of initial weights", minimum=0)
     initializer_cutoff_factor: float = setting(
         2.0, "standard deviations beyond which no initial weight is", minimum=0.01
@@ -205,12 +210,12 @@ class ModernBertConfig(BaseConfig):
     ablation_no_position_reset: bool = setting(False, "positions go on through the pack")
 
     shape_fields = (*BaseConfig.shape_fields[:2], "num_attention_heads", "vocab_size")
-    dropout_fields = (("embedding_dropout", "mlp_dropout"), ("attention_dropout",))
+    dropout_fields = (("embedding_dropout", "mlp_dropout", "classifier_dropout"), ("attention_dropout",))
     # Contexts are extended by larger angles and lengths than a checkpoint was trained with
     training_fields = (
         *BaseConfig.training_fields,
-        *("initializer_cutoff_factor", "embedding_dropout", "attention_dropout", "mlp_dropout"),
-        *("max_position_embeddings", "global_rope_theta", "local_rope_theta"),
+        *("initializer_cutoff_factor", *dropout_fields[0], *dropout_fields[1]),
+        *("max_position_embeddings", "global_rope_theta", "local_rope_theta", "classifier_pooling"),
     )
 
     def __post_init__(self):
@@ -242,7 +247,9 @@ class ModernBertConfig(BaseConfig):
         for name, value in wanted.items():
             if content.get(name, value) != value:
                 raise InputError(f"{path}: {name} must be {value}. Received: {content[name]}.")
-        found = {name: content[name] for name in _field_names(cls) if name in content}
+        # Without the field transformers takes the first state
+        found = {"classifier_pooling": "cls"}
+        found |= {name: content[name] for name in _field_names(cls) if name in content}
         if found.get("initializer_cutoff_factor", 0) is None:
             found["initializer_cutoff_factor"] = 3.0  # as in transformers
         # transformers 5 writes these two in the place of three numbers
@@ -362,7 +369,7 @@ FAMILIES = {
             "modernbert-base": _modern_bert(22, 768, 1152),
             "modernbert-large": _modern_bert(28, 1024, 2624),
         },
-        (MASKED_LM,),
+        (MASKED_LM, QUESTION_ANSWERING, TOKEN_CLASSIFICATION, CLASSIFICATION),
         "bert_packed.models.modern_bert",
         "bert_packed.checkpoints.modern_bert_names",
     ),

@@ -33,8 +33,7 @@ BIASES = {
 def make_reference(config=CONFIG, kind="ModernBertForMaskedLM"):
     """A model of transformers in which every tensor is random, those that start at 0 or 1 too."""
     torch, transformers = import_reference()
-    given = dataclasses.asdict(config)
-    given = {name: value for name, value in given.items() if not name.startswith("ablation")}
+    given = {k: value for k, value in dataclasses.asdict(config).items() if not k.startswith("ablation")}
     ids = dict.fromkeys(f"{name}_token_id" for name in ("pad", "bos", "eos", "cls", "sep"))
     torch.manual_seed(0)
     model = getattr(transformers, kind)(transformers.ModernBertConfig(**given, **ids)).eval()

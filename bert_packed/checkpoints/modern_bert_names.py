@@ -9,10 +9,22 @@
 """
 
 from bert_packed.checkpoints.tensor_names import CheckpointNames, TensorName
-from bert_packed.config import FULL_ATTENTION, MASKED_LM, SLIDING_ATTENTION, config_json
+from bert_packed.config import (
+    CLASSIFICATION,
+    FULL_ATTENTION,
+    MASKED_LM,
+    QUESTION_ANSWERING,
+    SLIDING_ATTENTION,
+    TOKEN_CLASSIFICATION,
+    config_json,
+)
 
 _EMBEDDINGS = TensorName("modern_bert/token_embeddings", "model.embeddings.tok_embeddings.weight")
-_TRANSFORM = TensorName("predictions/transform/kernel", "head.dense.weight", hugging_face_transposed=True)
+_CLASSIFIERS = (
+    QUESTION_ANSWERING,
+    TOKEN_CLASSIFICATION,
+    CLASSIFICATION,
+)  # in the order of the family's heads
 
 
 def tensor_names(config, head=MASKED_LM):
@@ -30,11 +42,15 @@ def tensor_names(config, head=MASKED_LM):
         table += _dense(f"{ours}/feed_forward/intermediate", f"{theirs}.mlp.Wi", config.mlp_bias)
         table += _dense(f"{ours}/feed_forward/output", f"{theirs}.mlp.Wo", config.mlp_bias)
     table += _norm("modern_bert/final_LayerNorm", "model.final_norm", norm)
-    if head == MASKED_LM:
-        table += _dense("predictions/transform", "head.dense", config.classifier_bias)
-        table += _norm("predictions/LayerNorm", "head.norm", norm)
-        if config.decoder_bias:
-            table.append(TensorName("predictions/output_bias", "decoder.bias"))
+    if head not in NAMES.classes:
+        return table
+    ours = "predictions" if head == MASKED_LM else head
+    table += _dense(f"{ours}/transform", "head.dense", config.classifier_bias)
+    table += _norm(f"{ours}/LayerNorm", "head.norm", norm)
+    if head != MASKED_LM:
+        table += _dense(f"{ours}/classifier", "classifier", True)
+    elif config.decoder_bias:
+        table.append(TensorName("predictions/output_bias", "decoder.bias"))
     return table
 
 
@@ -50,6 +66,7 @@ def _norm(ours, theirs, has_bias):
 
 def _hugging_face_config(model):
     config = model.config
+    labels = {} if model.num_classes is None else {"num_labels": model.num_classes}
     thetas = {FULL_ATTENTION: config.global_rope_theta, SLIDING_ATTENTION: config.local_rope_theta}
     # Without tokens' ids transformers takes those of the published vocabulary, and a table of 50,284 rows
     ids = dict.fromkeys(f"{name}_token_id" for name in ("pad", "bos", "eos", "cls", "sep"))
@@ -59,13 +76,18 @@ def _hugging_face_config(model):
         "layer_types": config.layer_types,
         "rope_parameters": {k: {"rope_type": "default", "rope_theta": v} for k, v in thetas.items()},
         **ids,
+        **labels,
         **config_json(config),
     }
 
 
 NAMES = CheckpointNames(
     tensor_names=tensor_names,
-    outputs={MASKED_LM: _TRANSFORM},
+    # The first layer of masked tokens' head, since a decoder may have no bias
+    outputs={
+        MASKED_LM: _dense("predictions/transform", "head.dense", False)[0],
+        **{head: _dense(f"{head}/classifier", "classifier", True)[1] for head in _CLASSIFIERS},
+    },
     encoder="modern_bert/",
     prefix="model.",
     bare_parts=("embeddings", "layers", "final_norm"),
@@ -75,7 +97,12 @@ NAMES = CheckpointNames(
         *("global_attn_every_n_layers", "attention_bias", "mlp_bias", "norm_bias"),
         *("decoder_bias", "classifier_bias", "classifier_activation"),
     ),
-    classes={MASKED_LM: "ModernBertForMaskedLM"},
+    classes={
+        MASKED_LM: "ModernBertForMaskedLM",
+        QUESTION_ANSWERING: "ModernBertForQuestionAnswering",
+        TOKEN_CLASSIFICATION: "ModernBertForTokenClassification",
+        CLASSIFICATION: "ModernBertForSequenceClassification",
+    },
     hugging_face_config=_hugging_face_config,
     vocabularies=("vocab.txt", "tokenizer.json"),
 )

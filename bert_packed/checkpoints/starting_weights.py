@@ -237,11 +237,13 @@ def stored_ablations(path):
 def stored_head(path):
     """The head of a checkpoint, by its tensors, and its number of outputs: `(name, number)`.
 
-    A bare encoder counts as one for pre-training.
+    A bare encoder counts as one with the first head of its family.
     """
     source = _find(path)
-    shapes, classes = source.shapes(), source.classes()
-    for names in (family.load_names() for family in FAMILIES.values()):
+    shapes, classes, config = source.shapes(), source.classes(), source.config()
+    # Families have names of tensors in common, as `classifier.bias`
+    families = [family_of(config)] if config else list(FAMILIES.values())
+    for names in (family.load_names() for family in families):
         full_names = {names.full_name(name): shape for name, shape in shapes.items()}
         found = {
             head: full_names[name][0]
@@ -254,7 +256,7 @@ def stored_head(path):
             named = [head for head in found if names.classes.get(head) in classes]
             head = next(iter(named or found))
             return head, found[head]
-    return next(iter(FAMILIES.values())).heads[0], 2
+    return families[0].heads[0], 2
 
 
 def _find(path):

@@ -4,8 +4,8 @@ As "Smarter, Better, Faster, Longer" (Warner et al. 2024) describes it and Huggi
 `ModernBertForMaskedLM` computes it.
 
 Legend: B packs per batch, S pack length, D model width, N heads, H head width, R = H / 2 angles of a head,
-F feed-forward width, P predictions per pack, V vocabulary; of bands: T tokens of a tile, n tiles of a pack,
-U = 3 T tokens of a tile and its neighbours.
+F feed-forward width, P predictions per pack, K sequences per pack, Q = P, S or K, V vocabulary, C classes;
+of bands: T tokens of a tile, n tiles of a pack, X tiles of a batch, U = 3 T tokens of three tiles.
 """
 
 import math
@@ -14,7 +14,14 @@ import keras
 import numpy as np
 from keras import ops
 
-from bert_packed.config import FULL_ATTENTION, MASKED_LM, ModernBertConfig
+from bert_packed.config import (
+    CLASSIFICATION,
+    FULL_ATTENTION,
+    MASKED_LM,
+    QUESTION_ANSWERING,
+    TOKEN_CLASSIFICATION,
+    ModernBertConfig,
+)
 from bert_packed.models.context import MASKED_SCORE, PackContext
 from bert_packed.models.cpu_gradients import Linear, attention_scores, weighted_values
 from bert_packed.models.dropout import Dropout
@@ -45,7 +52,7 @@ def attend_in_window(heads, sequence_ids_BS, window, dropout, training=None):
     length, num_heads, head_width = heads[0].shape[1:]
     tile = max(1, min(window, length))
     num_tiles = -(-length // tile)
-    query_XTNH = ops.reshape(_tiles(heads[0], tile), (-1, tile, num_heads, head_width))  # X = B * n
+    query_XTNH = ops.reshape(_tiles(heads[0], tile), (-1, tile, num_heads, head_width))
     key_XUNH, value_XUNH = (
         ops.reshape(_with_neighbours(of, tile), (-1, 3 * tile, num_heads, head_width)) for of in heads[1:]
     )
@@ -100,11 +107,11 @@ def rotate(heads_BSNH, cosines_BS1R, sines_BS1R):
 class CutoffNormal(keras.initializers.Initializer):
     """Initial weights: normal, without those beyond the config's cutoff.
 
-    The deviation before the cut is `scale` times `initializer_range`.
+    `deviation` is the standard deviation before the cut; None is `initializer_range`.
     """
 
-    def __init__(self, config, scale=1.0):
-        self.deviation = scale * config.initializer_range
+    def __init__(self, config, deviation=None):
+        self.deviation = config.initializer_range if deviation is None else deviation
         self.share = math.erf(config.initializer_cutoff_factor / math.sqrt(2))  # of the normal that is kept
         self.uniform = keras.initializers.RandomUniform(-self.share, self.share)
 
@@ -114,7 +121,7 @@ class CutoffNormal(keras.initializers.Initializer):
 
 def output_weights(config):
     """Initial weights of layers whose results are added up over the blocks, and of the head."""
-    return CutoffNormal(config, (2 * config.num_hidden_layers) ** -0.5)
+    return CutoffNormal(config, config.initializer_range / math.sqrt(2 * config.num_hidden_layers))
 
 
 def layer_norm(config, name):
@@ -289,10 +296,10 @@ class ModernBertEncoder(keras.layers.Layer):
         return self.last_norm(hidden_BSD)
 
 
-class MaskedTokenHead(keras.layers.Layer):
-    """Vocabulary logits of the gathered predictions: float32 `[B, P, V]`, by the token embeddings."""
+class PredictionHead(keras.layers.Layer):
+    """Linear layer, activation and norm, which all heads begin with."""
 
-    def __init__(self, config, name="predictions", **kwargs):
+    def __init__(self, config, name, **kwargs):
         super().__init__(name=name, **kwargs)
         self.config = config
         self.transform = Linear(
@@ -304,38 +311,80 @@ class MaskedTokenHead(keras.layers.Layer):
         self.activation = activation(config.classifier_activation)
         self.norm = layer_norm(config, "LayerNorm")
 
-    def build(self, hidden_shape):
+    def build(self, hidden_shape, *_):
         self.transform.build(hidden_shape)
         self.norm.build(hidden_shape)
+        self.built = True
+
+    def call(self, hidden_BQD):
+        return self.norm(self.activation(self.transform(hidden_BQD)))
+
+
+class MaskedTokenHead(PredictionHead):
+    """Vocabulary logits of the gathered predictions: float32 `[B, P, V]`, by the token embeddings."""
+
+    def build(self, hidden_shape, *_):
+        super().build(hidden_shape)
         self.bias_V = None
         if self.config.decoder_bias:
             self.bias_V = ONE_DEVICE.add_vocabulary_bias(self, self.config, "output_bias")
-        self.built = True
 
     def call(self, hidden_BSD, positions_BP, embeddings_VD):
-        gathered_BPD = gather_tokens(hidden_BSD, positions_BP)
-        gathered_BPD = self.norm(self.activation(self.transform(gathered_BPD)))
+        gathered_BPD = super().call(gather_tokens(hidden_BSD, positions_BP))
         # Cast before the product, not after: its sums would be rounded to bfloat16 in between
         gathered_BPD, table_VD = (ops.cast(x, "float32") for x in (gathered_BPD, embeddings_VD))
         logits_BPV = ONE_DEVICE.vocabulary_logits(gathered_BPD, table_VD)
         return logits_BPV if self.bias_V is None else logits_BPV + self.bias_V
 
 
-@keras.saving.register_keras_serializable(package="bert_packed")
-class PackedModernBertForMaskedLM(PackedModel):
-    """Packed ModernBERT that predicts masked tokens: a dict of `mlm_logits`, float32 `[B, P, V]`.
+class ClassifierHead(PredictionHead):
+    """Class logits of tokens or of sequences: float32 `[B, Q, C]`."""
 
-    Reads also `prediction_positions` `[B, P]`, whose unused slots hold 0. `encoder` holds arguments of
-    `ModernBertEncoder`.
+    def __init__(self, config, num_classes, name, **kwargs):
+        super().__init__(config, name, **kwargs)
+        self.classifier = Linear(
+            num_classes,
+            kernel_initializer=CutoffNormal(config, config.hidden_size**-0.5),
+            name="classifier",
+            dtype="float32",
+        )
+        self.dropout = Dropout(config.classifier_dropout)
+
+    def build(self, hidden_shape, *_):
+        super().build(hidden_shape)
+        self.classifier.build(hidden_shape)
+
+    def call(self, hidden_BQD, training=None):
+        return self.classifier(self.dropout(super().call(hidden_BQD), training=training))
+
+
+def pool_sequences(hidden_BSD, sequence_ids_BS, cls_positions_BK, pooling):
+    """The first state of each sequence, or their mean ("mean"): float `[B, K, D]`.
+
+    hidden [[a b c d]], sequence ids [[1 1 2 0]]   ->   [[a c]]   or   [[(a + b) / 2, c]]
     """
+    if pooling == "cls":
+        return gather_tokens(hidden_BSD, cls_positions_BK)
+    slots_K = ops.arange(1, cls_positions_BK.shape[1] + 1, dtype="int32")
+    own_BKS = ops.cast(ops.cast(sequence_ids_BS, "int32")[:, None] == slots_K[:, None], "float32")
+    sums_BKD = ops.matmul(own_BKS, ops.cast(hidden_BSD, "float32"))
+    counts_BK1 = ops.maximum(ops.sum(own_BKS, axis=-1, keepdims=True), 1.0)  # slots without a sequence
+    return ops.cast(sums_BKD / counts_BK1, hidden_BSD.dtype)
+
+
+class PackedModernBert(PackedModel):
+    """A ModernBERT encoder of packs with a head on it; `encoder` holds arguments of `ModernBertEncoder`."""
 
     config_class = ModernBertConfig
-    head = MASKED_LM
 
-    def __init__(self, config, name="pretraining", **encoder):
+    def __init__(self, config, name, num_classes=None, **encoder):
         super().__init__(config, name)
+        self.num_classes = num_classes
         self.modern_bert = ModernBertEncoder(config, **encoder)
-        self.predictions = MaskedTokenHead(config)
+        if self.head == MASKED_LM:
+            self.predictions = MaskedTokenHead(config, name="predictions")
+        else:
+            self.predictions = ClassifierHead(config, num_classes or 2, name=self.head)
 
     def build_encoder(self):
         self.modern_bert.build()
@@ -354,15 +403,75 @@ class PackedModernBertForMaskedLM(PackedModel):
             hidden_BSD, batch["sequence_ids"], batch["position_ids"], training=False
         )
 
+    def get_config(self):
+        classes = {} if self.num_classes is None else {"num_classes": self.num_classes}
+        return {**super().get_config(), **classes}
+
+
+@keras.saving.register_keras_serializable(package="bert_packed")
+class PackedModernBertForMaskedLM(PackedModernBert):
+    """Packed ModernBERT that predicts masked tokens: a dict of `mlm_logits`, float32 `[B, P, V]`.
+
+    Reads also `prediction_positions` `[B, P]`, whose unused slots hold 0.
+    """
+
+    head = MASKED_LM
+
     def apply_heads(self, hidden_BSD, batch, training=None):
         table_VD = self.modern_bert.embeddings_VD
         return {"mlm_logits": self.predictions(hidden_BSD, batch["prediction_positions"], table_VD)}
 
 
+@keras.saving.register_keras_serializable(package="bert_packed")
+class PackedModernBertForQuestionAnswering(PackedModernBert):
+    """Packed ModernBERT that finds answers: a dict of `start_logits` and `end_logits`, float32 `[B, S]`."""
+
+    head = QUESTION_ANSWERING
+
+    def apply_heads(self, hidden_BSD, batch, training=None):
+        logits_BS2 = self.predictions(hidden_BSD, training=training)
+        return {"start_logits": logits_BS2[..., 0], "end_logits": logits_BS2[..., 1]}
+
+
+@keras.saving.register_keras_serializable(package="bert_packed")
+class PackedModernBertForTokenClassification(PackedModernBert):
+    """Packed ModernBERT that gives every token a class: a dict of `logits`, float32 `[B, S, C]`."""
+
+    head = TOKEN_CLASSIFICATION
+
+    def apply_heads(self, hidden_BSD, batch, training=None):
+        return {"logits": self.predictions(hidden_BSD, training=training)}
+
+
+@keras.saving.register_keras_serializable(package="bert_packed")
+class PackedModernBertForClassification(PackedModernBert):
+    """Packed ModernBERT that gives every sequence a class or a number: a dict of `logits`, `[B, K, C]`.
+
+    Reads also `cls_positions` `[B, K]`, whose unused slots hold 0.
+    """
+
+    head = CLASSIFICATION
+
+    def apply_heads(self, hidden_BSD, batch, training=None):
+        names = ("sequence_ids", "cls_positions")
+        pooled_BKD = pool_sequences(
+            hidden_BSD, *(batch[name] for name in names), self.config.classifier_pooling
+        )
+        return {"logits": self.predictions(pooled_BKD, training=training)}
+
+
 def make_model(head, config, num_outputs, remat=False, attend=None):
-    """A `PackedModernBertForMaskedLM`, not yet built; arguments as in `packed_model.build_model`."""
-    del head, num_outputs  # there is one head, whose outputs are the vocabulary
-    return PackedModernBertForMaskedLM(config, remat=remat, attend=attend)
+    """A ModernBERT with one of its family's heads, not yet built; arguments as in `build_model`."""
+    encoder = {"remat": remat, "attend": attend}
+    if head == MASKED_LM:
+        return PackedModernBertForMaskedLM(config, "pretraining", **encoder)
+    if head == QUESTION_ANSWERING:
+        return PackedModernBertForQuestionAnswering(config, "finetuning", **encoder)
+    kinds = {
+        TOKEN_CLASSIFICATION: PackedModernBertForTokenClassification,
+        CLASSIFICATION: PackedModernBertForClassification,
+    }
+    return kinds[head](config, "finetuning", num_outputs, **encoder)
 
 
 def count_flops(head, config, sums):

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from bert_packed.checkpoints import checkpoint, starting_weights
-from bert_packed.config import FINETUNING_HEADS, ModelConfig, override_dropout
+from bert_packed.config import FINETUNING_HEADS, BaseConfig, override_dropout
 from bert_packed.core.command_line import print_table, to_flagfile
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256, write_json, write_text
@@ -30,7 +30,7 @@ from bert_packed.training.optimization import OPTIMIZERS, WarmupStableDecay, opt
 class TextModel:
     """A model's shape, and how it reads texts."""
 
-    config: ModelConfig
+    config: BaseConfig
     vocab_path: Path
     vocabulary: tokenization.Vocabulary
     tokenizer: Any

@@ -166,7 +166,7 @@ def test_mistakes(model_folder, encoder, tmp_path):
     with pytest.raises(InputError, match="keeps sequences apart"):
         inference.load_encoder(tmp_path, vocab)
     with pytest.raises(
-        InputError, match=r"`bert_config_file` must be of a BERT\. Received: model_type mamba"
+        InputError, match=r"`bert_config_file` must be of a BERT or ModernBERT\. Received: model_type mamba"
     ):
         inference.load_encoder(model_folder, vocab, bert_config_file="mamba-tiny")
 

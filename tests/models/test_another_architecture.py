@@ -271,6 +271,9 @@ def test_it_is_not_fine_tuned(files, capsys):
         "vocab_file": files / "vocab.txt",
     }
     assert run(run_squad.main, SquadConfig, **flags) == 2
-    assert "`init_checkpoint` must be of a BERT. Received: model_type gate." in capsys.readouterr().err
+    assert (
+        "`init_checkpoint` must be of a BERT or ModernBERT. Received: model_type gate."
+        in capsys.readouterr().err
+    )
     with pytest.raises(InputError, match="`bert_config_file` must be of a BERT"):
         build_model("pretraining", GateConfig(), 0)
