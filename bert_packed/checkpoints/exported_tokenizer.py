@@ -12,6 +12,14 @@ from bert_packed.core.settings import InputError
 from bert_packed.text import byte_bpe, tokenization
 
 WORDPIECES, TOKENIZER_JSON = "vocab.txt", "tokenizer.json"
+# By transformers' names
+_SPECIAL_TOKENS = {
+    "unk_token": tokenization.UNK,
+    "sep_token": tokenization.SEP,
+    "pad_token": tokenization.PAD,
+    "cls_token": tokenization.CLS,
+    "mask_token": tokenization.MASK,
+}
 
 
 def file_name(vocab_file):
@@ -70,6 +78,8 @@ def write_tokenizer(folder, vocab_file, do_lower_case, max_length=None):
             "bos_token": found.tokenizer.id_to_token(found.start_id),
             "eos_token": found.tokenizer.id_to_token(found.end_id),
         }
+        known = found.tokenizer.get_vocab()
+        settings |= {name: token for name, token in _SPECIAL_TOKENS.items() if token in known}
     else:
         _wordpiece_tokenizer(vocab_file, do_lower_case).save(str(folder / TOKENIZER_JSON))
         settings = {
@@ -77,11 +87,7 @@ def write_tokenizer(folder, vocab_file, do_lower_case, max_length=None):
             "do_lower_case": do_lower_case,
             "strip_accents": do_lower_case,
             "tokenize_chinese_chars": True,
-            "unk_token": tokenization.UNK,
-            "sep_token": tokenization.SEP,
-            "pad_token": tokenization.PAD,
-            "cls_token": tokenization.CLS,
-            "mask_token": tokenization.MASK,
+            **_SPECIAL_TOKENS,
         }
     # Without it transformers gives texts longer than the position table to the model
     if max_length:

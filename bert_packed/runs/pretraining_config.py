@@ -103,8 +103,8 @@ class PretrainingConfig(RunConfig):
         RunConfig,
         "bert_config_file",
         "bert-base",
-        help=f"size name ({', '.join(MODEL_SIZES)}) or path of a bert_config.json, or of a Mamba's "
-        "config.json",
+        help=f"size name ({', '.join(MODEL_SIZES)}) or path of a bert_config.json, or of the "
+        "config.json of a ModernBERT or Mamba",
     )
     init_checkpoint: str = variant(
         RunConfig,

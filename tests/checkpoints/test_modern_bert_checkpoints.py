@@ -19,6 +19,7 @@ from bert_packed.config import MASKED_LM, MODEL_SIZES, ablate, config_json, load
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
 from bert_packed.models.packed_model import build_model
+from bert_packed.text import byte_bpe
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.engines.engine import named_weights
 
@@ -93,6 +94,22 @@ def test_an_export_opens_in_transformers_and_gives_what_it_gave(theirs, tmp_path
     assert read.keys() == written.keys() - {"decoder.weight"}
     for name, values in read.items():
         np.testing.assert_array_equal(values, written[name], err_msg=name)
+
+
+def test_a_tokenizer_of_bytes_goes_along_with_its_special_tokens(tmp_path):
+    _, transformers = import_reference()
+    trained = byte_bpe.train([["packs of packs"]], 259)
+    trained.add_special_tokens(list(SPECIAL_TOKENS))
+    byte_bpe.save(trained, str(tmp_path / "bpe.json"))
+    config = dataclasses.replace(CONFIG, vocab_size=264)
+    checkpoint.save_weights(tmp_path / "ours", named_weights(build_model(MASKED_LM, config, 1)), config)
+    flags = {"init_checkpoint": tmp_path / "ours", "vocab_file": tmp_path / "bpe.json"}
+    assert run_export(**flags, output_dir=tmp_path / "hf") == 0
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    mask = trained.token_to_id("[MASK]")
+    assert tokenizer.mask_token_id == mask and mask in tokenizer("packs of [MASK]")["input_ids"]
+    assert tokenizer.decode(tokenizer("packs, naïvely")["input_ids"]) == "packs, naïvely"
+    assert tokenizer.model_max_length == CONFIG.max_position_embeddings
 
 
 def test_transformers_reads_our_config_as_it_writes_it(theirs, tmp_path):

@@ -106,7 +106,6 @@ def test_it_is_fine_tuned(files, tmp_path):
     ("flags", "message"),
     [
         ({"objective": "mlm_nsp"}, "must be a BERT for objective=mlm_nsp. Received: a ModernBERT."),
-        ({"ablation": "separator_only"}, "must be empty or no_attention_mask or no_position_reset for a"),
         ({"init_checkpoint": "{other}"}, "holds another model: local_attention must be 10. Received: 128."),
     ],
 )
