@@ -140,6 +140,37 @@ def test_initial_weights_are_those_of_the_reference():
 
 
 @uncompiled
+def test_global_blocks_alone_take_a_fused_kernel():
+    packed, _ = packed_and_unpacked()
+    seen = []
+
+    def attend(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS):
+        seen.append(query_BSNH.shape)
+        return attend_by_mask([query_BSNH, key_BSNH, value_BSNH], sequence_ids_BS, window=24)
+
+    models = [build_model(MASKED_LM, CONFIG, seed=1, attend=of) for of in (None, attend)]
+    want, got = (compiled(model.encode, model)(packed) for model in models)
+    assert seen == [(5, 24, 2, 8)] * 2
+    np.testing.assert_allclose(np.asarray(got), np.asarray(want), atol=1e-5)
+
+
+@uncompiled
+def test_mixed_precision_keeps_residuals_and_logits():
+    packed, _ = packed_and_unpacked()
+    models = [build_model(MASKED_LM, CONFIG, seed=1, dtype=dtype) for dtype in ("float32", "mixed_bfloat16")]
+    seen = []
+    for block in models[1].modern_bert.blocks:
+        call = block.call
+        block.call = lambda hidden_BSD, call=call, **given: (
+            seen.append(hidden_BSD) or call(hidden_BSD, **given)
+        )
+    want, got = (model(packed)["mlm_logits"] for model in models)
+    assert [keras.backend.standardize_dtype(of.dtype) for of in (*seen, got)] == ["float32"] * 4
+    want, got = np.asarray(want), np.asarray(got)
+    assert 0 < np.abs(got - want).max() < 0.03 * np.abs(want).max()
+
+
+@uncompiled
 def test_each_rate_drops_its_own_units():
     packed, _ = packed_and_unpacked()
     for name, num_layers in (
