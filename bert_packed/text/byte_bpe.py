@@ -3,9 +3,11 @@
 import dataclasses
 import json
 
+import numpy as np
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 
 from bert_packed.core import storage
@@ -20,7 +22,15 @@ BOUNDARIES = (
     ("<s>", "</s>"),  # RoBERTa, Llama 2
     (tokenization.CLS, tokenization.SEP),  # BERT
 )
-MIN_VOCAB_SIZE = 257  # every byte, and END_OF_TEXT
+# Special tokens of encoders: opening, closing, mask, padding; the first set that a vocabulary has counts
+ENCODER_TOKENS = (
+    (tokenization.CLS, tokenization.SEP, tokenization.MASK, tokenization.PAD),  # ModernBERT
+    ("<s>", "</s>", "<mask>", "<pad>"),  # RoBERTa
+)
+# Of a vocabulary that is trained here, from id 0; as everywhere, 0 is padding
+TRAINED_TOKENS = (tokenization.PAD, tokenization.CLS, tokenization.SEP, tokenization.MASK)
+LINE_END = "Ċ"  # bytes that are no printable characters have others in their place: this is "\n"
+WHITE_SPACE = ("Ġ", LINE_END, "ĉ", "č", "ċ", "Č", *" \n\t\r\v\f")  # added tokens hold these themselves
 MIN_FREQUENCY = 2  # of a merged pair: one that occurs once shortens nothing else
 
 
@@ -32,6 +42,31 @@ class DocumentTokenizer:
     start_id: int
     end_id: int
     vocab_size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderVocabulary:
+    """Tokens of bytes by id: what making and masking sequences reads of a vocabulary, and the padding.
+
+        token              [CLS]  The   Ġcat  s   ,   Ċ   At
+        is_continuation      1     1     0    1   1   0   1      no white space at its beginning
+        ends_line            0     0     0    0   0   1   0      a line end within
+
+    So a word is white space and what follows it: "," is of the word before it, as in fairseq's RoBERTa. The
+    first token of a sequence opens a word in any case.
+    """
+
+    cls_id: int
+    sep_id: int
+    mask_id: int
+    pad_id: int
+    is_continuation: np.ndarray  # bool [V]
+    ends_line: np.ndarray  # bool [V]
+    ordinary_ids: np.ndarray  # int32, ascending: ids of tokens that are not special
+
+    def __len__(self):
+        """V: the largest id and 1; some ids below may be of no token."""
+        return len(self.is_continuation)
 
 
 def load(path):
@@ -66,22 +101,79 @@ def load(path):
     )
 
 
-def train(texts, vocab_size):
+def load_encoder_vocabulary(path):
+    """`EncoderVocabulary` of a `tokenizer.json`, with the first set of `ENCODER_TOKENS` that it holds.
+
+    Raises:
+        InputError: as `load`, or the tokens are not of bytes, or it lacks a special token.
+    """
+    tokenizer = load(path).tokenizer
+    if not isinstance(tokenizer.model, BPE) or not isinstance(tokenizer.decoder, decoders.ByteLevel):
+        raise InputError(
+            "`vocab_file` must be byte-level BPE where a tokenizer.json is read for masked tokens. "
+            f"Received: {path}, {type(tokenizer.model).__name__}, whose decoder is "
+            f"{type(tokenizer.decoder).__name__}."
+        )
+    found = find_encoder_tokens(tokenizer)
+    ids = tokenizer.get_vocab()
+    if not found:
+        nearest = min((sorted({*tokens} - ids.keys()) for tokens in ENCODER_TOKENS), key=len)
+        raise InputError(
+            f"`vocab_file` must hold {' or '.join(', '.join(tokens) for tokens in ENCODER_TOKENS)}, to mask "
+            f"tokens. Received: {path}, without {', '.join(nearest)}."
+        )
+    added = tokenizer.get_added_tokens_decoder()
+    special = {index for index, token in added.items() if token.special} | {*found}
+    is_continuation, ends_line = np.ones(max(ids.values()) + 1, bool), np.zeros(max(ids.values()) + 1, bool)
+    for token, index in ids.items():
+        is_continuation[index] = not token.startswith(WHITE_SPACE)
+        ends_line[index] = LINE_END in token or "\n" in token
+    ordinary = np.array(sorted({*ids.values()} - special), np.int32)
+    return EncoderVocabulary(*found, is_continuation, ends_line, ordinary)
+
+
+def find_encoder_tokens(tokenizer):
+    """Ids of the first set of `ENCODER_TOKENS` that a tokenizer holds, in their order; None without any."""
+    for tokens in ENCODER_TOKENS:
+        ids = [tokenizer.token_to_id(token) for token in tokens]
+        if None not in ids:
+            return ids
+    return None
+
+
+def split_lines(ids, ends_line):
+    """Cut the list of ids of a text after each token that ends a line; `ends_line` is bool `[V]`.
+
+    "a b\\nc", of ids 7 8 5 9   ->   [7 8 5] [9]
+    """
+    first = 0
+    for end in (np.flatnonzero(ends_line[ids]) + 1).tolist():
+        yield ids[first:end]
+        first = end
+    if first < len(ids):
+        yield ids[first:]
+
+
+def train(texts, vocab_size, is_encoder=False):
     """Train byte-level BPE. Equal text gives an equal vocabulary.
 
     Args:
         texts: Iterable of lists of texts.
         vocab_size: Number of tokens; a small text may give fewer.
+        is_encoder: Whether the special tokens are `TRAINED_TOKENS`, which mask tokens; else `END_OF_TEXT`.
 
     Returns:
-        `tokenizers.Tokenizer`: id 0 is `END_OF_TEXT`, then all bytes, then merges, the most frequent first.
+        `tokenizers.Tokenizer`: special tokens from id 0, then all bytes, then merges, the most frequent
+        first.
 
     Raises:
-        InputError: `vocab_size` is below `MIN_VOCAB_SIZE`.
+        InputError: `vocab_size` does not hold every byte and the special tokens.
     """
-    if vocab_size < MIN_VOCAB_SIZE:
+    special = TRAINED_TOKENS if is_encoder else (END_OF_TEXT,)
+    minimum = len(ByteLevel.alphabet()) + len(special)
+    if vocab_size < minimum:
         raise InputError(
-            f"`vocab_size` must be at least {MIN_VOCAB_SIZE}, for every byte and {END_OF_TEXT}. "
+            f"`vocab_size` must be at least {minimum}, for every byte and {', '.join(special)}. "
             f"Received: {vocab_size}."
         )
     tokenizer = Tokenizer(BPE())
@@ -90,11 +182,18 @@ def train(texts, vocab_size):
     trainer = BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=MIN_FREQUENCY,
-        special_tokens=[END_OF_TEXT],
+        special_tokens=list(special),
         initial_alphabet=ByteLevel.alphabet(),  # so that no text has an unknown byte
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    if is_encoder:
+        start, end = tokenization.CLS, tokenization.SEP
+        tokenizer.post_processor = TemplateProcessing(
+            single=f"{start} $A {end}",
+            pair=f"{start} $A {end} $B {end}",
+            special_tokens=[(token, tokenizer.token_to_id(token)) for token in (start, end)],
+        )
     return tokenizer
 
 

@@ -21,7 +21,7 @@ class MaskingRules:
 
     do_whole_word_mask: bool = False  # predict all pieces of a word or none
     mask_replace_prob: float = MASK_REPLACE_PROB  # share of the predicted tokens that become [MASK]
-    random_replace_prob: float = RANDOM_REPLACE_PROB  # share that becomes a random WordPiece
+    random_replace_prob: float = RANDOM_REPLACE_PROB  # share that becomes a random token
 
     def __post_init__(self):
         if self.mask_replace_prob + self.random_replace_prob > 1 + 1e-9:  # 0.1 and 0.9 are 1 in decimals

@@ -45,16 +45,39 @@ class ByteBpe:
     """Byte-level BPE, or any other `tokenizer.json`, with the methods of `WordPieces`."""
 
     vocab_size: int
+    is_encoder: bool = False  # its tokens are masked
     file_name = "tokenizer.json"
 
     def check(self, path):
-        byte_bpe.load(path)
+        (byte_bpe.load_encoder_vocabulary if self.is_encoder else byte_bpe.load)(path)
 
     def train(self, texts, path):
-        byte_bpe.save(byte_bpe.train(texts, self.vocab_size), path)
+        byte_bpe.save(byte_bpe.train(texts, self.vocab_size, self.is_encoder), path)
 
     def load(self, path):
         return byte_bpe.load(path)
 
     def describe(self, path):
         return {"vocab_size": byte_bpe.load(path).vocab_size}
+
+
+def kind_of(path, vocab_size=0, do_lower_case=True):
+    """`WordPieces`, or `ByteBpe` whose tokens are masked, by the name of a vocabulary's file."""
+    if str(path).endswith(".json"):
+        return ByteBpe(vocab_size, is_encoder=True)
+    return WordPieces(vocab_size, do_lower_case)
+
+
+def load_maskable(path):
+    """The vocabulary of records with masks, by the name of its file.
+
+    Returns:
+        `tokenization.Vocabulary` of WordPieces, or of a `tokenizer.json` `byte_bpe.EncoderVocabulary`, which
+        has the same attributes.
+
+    Raises:
+        InputError: the file is no such vocabulary.
+        OSError: it cannot be read.
+    """
+    is_json = str(path).endswith(".json")
+    return (byte_bpe.load_encoder_vocabulary if is_json else tokenization.load_vocab)(path)

@@ -1,0 +1,103 @@
+"""Byte-level vocabularies of encoders: special tokens by name, word starts and line ends by offsets."""
+
+import json
+from itertools import chain
+
+import numpy as np
+import pytest
+from byte_tokenizers import LINES, SPECIAL_IDS, TOKENIZERS, ours, roberta
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from bert_packed.core.settings import InputError
+from bert_packed.text import byte_bpe, tokenization
+from bert_packed.text.vocabularies import ByteBpe, load_maskable
+
+
+@pytest.fixture(params=TOKENIZERS)
+def case(request, tmp_path):
+    path = str(tmp_path / "tokenizer.json")
+    byte_bpe.save(TOKENIZERS[request.param](), path)
+    return request.param, byte_bpe.load(path).tokenizer, load_maskable(path)
+
+
+def test_special_tokens_are_found_by_their_names(case):
+    name, tokenizer, found = case
+    assert [found.cls_id, found.sep_id, found.mask_id, found.pad_id] == SPECIAL_IDS[name]
+    special = {"[UNK]", "<unk>", byte_bpe.END_OF_TEXT}.union(*byte_bpe.ENCODER_TOKENS)
+    ids = tokenizer.get_vocab()
+    assert found.ordinary_ids.tolist() == sorted({i for token, i in ids.items() if token not in special})
+    assert len(found) == max(ids.values()) + 1
+    # In a text they are text
+    quoted = tokenizer.encode("[CLS]<s>[MASK]<mask></s>", add_special_tokens=False)
+    assert not {*quoted.ids} & {*SPECIAL_IDS[name]}
+
+
+def test_words_and_lines_are_those_of_the_offsets(case):
+    """A token opens a word where the text has white space, and ends a line where it holds a line end."""
+    _, tokenizer, found = case
+    num_words = num_lines = 0
+    for text in [*LINES, "\n".join(LINES)]:
+        code = tokenizer.encode(text, add_special_tokens=False)
+        text = tokenizer.normalizer.normalize_str(text) if tokenizer.normalizer else text
+        opens = [text[start].isspace() for start, _ in code.offsets]
+        np.testing.assert_array_equal(~found.is_continuation[code.ids], opens)
+        ends = ["\n" in text[start:end] for start, end in code.offsets]
+        np.testing.assert_array_equal(found.ends_line[code.ids], ends)
+        lines = list(byte_bpe.split_lines(code.ids, found.ends_line))
+        assert [*chain(*lines)] == code.ids and len(lines) == sum(ends) + (not ends[-1])
+        assert all(tokenizer.decode(line).rstrip(" \t").endswith("\n") for line in lines[:-1])
+        num_words, num_lines = num_words + sum(opens), num_lines + len(lines)
+    assert num_words > 60 and num_lines > 12
+
+
+def test_lines_of_a_text():
+    is_end = np.array([False, True])
+    assert list(byte_bpe.split_lines([0, 0, 1, 0], is_end)) == [[0, 0, 1], [0]]
+    assert list(byte_bpe.split_lines([0, 1], is_end)) == [[0, 1]]
+    assert list(byte_bpe.split_lines([], is_end)) == []
+
+
+def test_equal_texts_give_equal_vocabularies_that_open_and_close_a_text(tmp_path):
+    for name in ("one", "other"):
+        ByteBpe(330, is_encoder=True).train([LINES], str(tmp_path / name))
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
+    trained = Tokenizer.from_file(str(tmp_path / "one"))
+    assert [trained.id_to_token(i) for i in range(4)] == ["[PAD]", "[CLS]", "[SEP]", "[MASK]"]
+    assert trained.encode("a", "b").tokens == ["[CLS]", "a", "[SEP]", "b", "[SEP]"]
+    with pytest.raises(InputError, match=r"at least 260, for every byte and \[PAD\], .*Received: 259"):
+        byte_bpe.train([LINES], 259, is_encoder=True)
+
+
+def without_mask(tokenizer):
+    content = json.loads(tokenizer.to_str().replace("<mask>", "<other>"))
+    return Tokenizer.from_str(json.dumps(content))
+
+
+def words(_):
+    vocabulary = {token: i for i, token in enumerate(tokenization.SPECIAL_TOKENS)}
+    return Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (without_mask, r"must hold .*<mask>, <pad>, to mask tokens\. Received: .*, without <mask>\.$"),
+        (words, r"must be byte-level BPE .*Received: .*, WordLevel, whose decoder is NoneType\.$"),
+    ],
+)
+def test_other_tokenizers_are_refused(tmp_path, spoil, message):
+    byte_bpe.save(spoil(roberta()), tmp_path / "tokenizer.json")
+    for read in (load_maskable, ByteBpe(0, is_encoder=True).check):
+        with pytest.raises(InputError, match=message):
+            read(str(tmp_path / "tokenizer.json"))
+    byte_bpe.load(str(tmp_path / "tokenizer.json"))  # next tokens need no mask
+
+
+def test_word_pieces_where_bytes_are_wanted_and_the_reverse(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join([*tokenization.SPECIAL_TOKENS, "a"]))
+    with pytest.raises(InputError, match=r"must be a tokenizer\.json, as `tokenizers` writes it"):
+        ByteBpe(0, is_encoder=True).check(str(tmp_path / "vocab.txt"))
+    byte_bpe.save(ours(), tmp_path / "renamed.txt")
+    with pytest.raises(InputError, match=r"`vocab_file` must hold \[PAD\]"):
+        load_maskable(tmp_path / "renamed.txt")
