@@ -25,7 +25,7 @@ class DynamicMasking:
         prediction_ids        [ 8  6  0]                          [ 7  9  0]
         prediction_sequences  [ 1. 2. 0.]                         the same
 
-    `vocabulary` must be that of the records; `rules` are `MaskingRules`.
+    `vocabulary`, of `vocabularies.load_maskable`, must be that of the records; `rules` are `MaskingRules`.
     """
 
     def __init__(self, vocabulary, rules, seed):
@@ -33,7 +33,7 @@ class DynamicMasking:
 
     @property
     def vocab_size(self):
-        """Number of WordPieces, any of which may occur in a batch."""
+        """Number of tokens, any of which may occur in a batch."""
         return len(self._vocabulary)
 
     def redraw(self, batch, epochs, packs):
@@ -54,7 +54,7 @@ class DynamicMasking:
         if token_ids.max(initial=0) >= len(self._vocabulary):
             raise InputError(
                 f"`vocab_file` must be the one of the records. Received: one of {len(self._vocabulary)} "
-                f"WordPieces, for a token {token_ids.max()}."
+                f"tokens, for a token {token_ids.max()}."
             )
         key = (self._seed, np.asarray(epochs), np.asarray(packs))
         rows, columns = self._choose(token_ids, sequence_ids, owners, key)

@@ -173,7 +173,7 @@ class PretrainingConfig(RunConfig):
     )
     random_replace_prob: float = setting(
         RANDOM_REPLACE_PROB,
-        "with masking=dynamic: share of them that become a random WordPiece; the rest stay as they are",
+        "with masking=dynamic: share of them that become a random token; the rest stay as they are",
         minimum=0,
         maximum=1,
         only_with=IF_DYNAMIC,

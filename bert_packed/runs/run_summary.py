@@ -58,7 +58,7 @@ def _describe_evaluation(config):
 def _describe_masks(data):
     if not data.masking:
         return ""
-    return f"\nmasks      drawn again in every epoch, of {data.masking.vocab_size:,} WordPieces"
+    return f"\nmasks      drawn again in every epoch, of {data.masking.vocab_size:,} tokens"
 
 
 def describe_cost(config, model_config, model_flops, data, flops_per_second):

@@ -7,7 +7,8 @@ import numpy as np
 from bert_packed.records.example_bytes import serialize_examples
 from bert_packed.records.sequences import take
 from bert_packed.text import tokenization
-from bert_packed.text.vocabularies import WordPieces
+from bert_packed.text.byte_bpe import split_lines
+from bert_packed.text.vocabularies import ByteBpe, WordPieces, load_maskable
 from data_gen.text.instances import (
     NUM_SPECIAL,
     NUM_SPECIAL_ALONE,
@@ -32,29 +33,40 @@ FORMAT_RULE = (
 class BertRecords:
     """BERT's records; must be picklable."""
 
-    vocabulary: WordPieces
+    vocabulary: WordPieces | ByteBpe
     rules: InstanceRules
     num_passes: int  # over the training documents, each with other segments and masks
 
-    is_verbatim = False  # sentences are read, not text with its spaces and line ends
     layout = SENTENCES  # of the corpus
     # Numbers that shards add up for the manifest; documents' tokens count once per pass
     counted = ("num_random_nexts", "num_tokens_read", "num_tokens_used")
+
+    @property
+    def is_verbatim(self):
+        """Whether text is read with its spaces and line ends, not sentences."""
+        return isinstance(self.vocabulary, ByteBpe)
 
     @property
     def max_seq_length(self):
         return self.rules.max_seq_length
 
     def encode(self, sentences, vocab_path):
-        """Tokenize sentences, (document number, str): yields pieces for `write_corpus`.
+        """Tokenize sentences, or texts, of (document number, str): yields pieces for `write_corpus`.
 
-        Sentences without a WordPiece, and documents without such a sentence, are left out.
+        Sentences without a token, and documents without such a sentence, are left out. In the place of
+        sentences, a verbatim text has lines, tokenized together: a token may hold the end of a line and the
+        beginning of the next.
         """
+        ends_line = load_maskable(vocab_path).ends_line if self.is_verbatim else None
         tokenizer = self.vocabulary.load(vocab_path).tokenizer
         for batch in tokenization.batches(sentences):
             numbers, texts = zip(*batch, strict=True)
             encoded = tokenization.encode_sentences(tokenizer, list(texts))
-            yield from ((number, ids) for number, ids in zip(numbers, encoded, strict=True) if ids)
+            for number, ids in zip(numbers, encoded, strict=True):
+                if self.is_verbatim:
+                    yield from ((number, line) for line in split_lines(ids, ends_line))
+                elif ids:
+                    yield number, ids
 
     def draw(self, corpus, groups, vocab_path, seed, split_index, counts):
         """Yield (duplicate, document) and a tuple for `collect`, which begins with the tokens, by sequence.
@@ -66,7 +78,7 @@ class BertRecords:
             seed, split_index: Keys of random choices, with the duplicate and the document.
             counts: Dict of `counted`, which is updated.
         """
-        vocabulary = tokenization.load_vocab(vocab_path)
+        vocabulary = load_maskable(vocab_path)
         for pairs, documents in groups:
             counts["num_tokens_read"] += int(corpus.document_lengths(pairs[:, 1]).sum())
             yield from draw_instances(corpus, pairs, documents, vocabulary, self.rules, seed, split_index)

@@ -42,7 +42,7 @@ class CreateConfig:
     vocab_file: str = setting(
         "",
         "vocabulary, one WordPiece a line, or with --tokenizer=byte_bpe a tokenizer.json, such as "
-        "GPT-NeoX's; empty = train one on the input",
+        "ModernBERT's or GPT-NeoX's; empty = train one on the input",
         group=VOCABULARY,
     )
     vocab_size: int = setting(
@@ -54,17 +54,19 @@ class CreateConfig:
     objective: str = setting(
         MLM_NSP,
         "what is to be learned: mlm_nsp, BERT's masked tokens and next sentences; mlm, masked tokens alone, "
-        "of sequences that are full of one document's sentences (RoBERTa); or causal_lm, every next token "
+        "of sequences that are full of one document's sentences, or with byte_bpe lines (RoBERTa, "
+        "ModernBERT); or causal_lm, every next token "
         "of documents as they are (docs/guides/mamba.md)",
         choices=OBJECTIVES,
         group=SEQUENCES,
     )
     tokenizer: str = setting(
         WORDPIECE,
-        "wordpiece, BERT's, or for causal_lm byte_bpe: byte-level BPE, kept in tokenizer.json",
+        "wordpiece, BERT's, or for mlm and causal_lm byte_bpe: byte-level BPE, kept in tokenizer.json",
         choices=TOKENIZERS,
         only_with={
-            f"objective={CAUSAL_LM}": f"be {WORDPIECE} with --objective={{objective}}, which masks WordPieces"
+            f"objective={MLM},{CAUSAL_LM}": f"be {WORDPIECE} with --objective={{objective}}, which reads "
+            "sentences"
         },
         group=VOCABULARY,
     )
@@ -74,7 +76,10 @@ class CreateConfig:
         only_with=OF_WORDPIECES,
     )
     do_whole_word_mask: bool = setting(
-        False, "mask all pieces of a word or none", only_with=OF_BERT, group=SEQUENCES
+        False,
+        "mask all tokens of a word or none; with byte_bpe, white space alone separates words",
+        only_with=OF_BERT,
+        group=SEQUENCES,
     )
     mask_replace_prob: float = setting(
         MASK_REPLACE_PROB,
@@ -86,7 +91,7 @@ class CreateConfig:
     )
     random_replace_prob: float = setting(
         RANDOM_REPLACE_PROB,
-        "share of them that become a random WordPiece; the rest stay as they are",
+        "share of them that become a random token; the rest stay as they are",
         minimum=0.0,
         maximum=1.0,
         only_with=OF_BERT,
@@ -179,9 +184,10 @@ class CreateConfig:
     def resolved(self):
         """Dict of the settings that affect the result; for BERT, with P in place of 0."""
         unused = unmet_settings(self)
-        # BERT's objective and the usual rates are left out, as in older manifests
+        # BERT's objective and tokenizer and the usual rates are left out, as in older manifests
         unused.update(["objective"] if self.objective == MLM_NSP else [])
         unused.update(name for name, usual in USUAL_RATES.items() if getattr(self, name) == usual)
+        unused.update(["tokenizer"] if (self.objective, self.tokenizer) == (MLM, WORDPIECE) else [])
         unused.update(["vocab_size"] if self.vocab_file else [])
         settings = {name: value for name, value in result_settings(self).items() if name not in unused}
         if self.objective != CAUSAL_LM:

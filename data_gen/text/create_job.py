@@ -112,7 +112,7 @@ def make_records(config):
     if config.tokenizer == WORDPIECE:
         vocabulary = WordPieces(config.vocab_size, config.do_lower_case)
     else:
-        vocabulary = ByteBpe(config.vocab_size)
+        vocabulary = ByteBpe(config.vocab_size, is_encoder=config.objective != CAUSAL_LM)
     if config.objective == CAUSAL_LM:
         return CausalRecords(vocabulary, config.max_seq_length)
     rules = InstanceRules(

@@ -109,7 +109,7 @@ def test_a_run_is_described_by_its_own_figures():
     masked = SimpleNamespace(**{**vars(data_of(1.5)), "masking": SimpleNamespace(vocab_size=30522)})
     assert run_summary.describe_run(growing, CONFIG, masked, "dense").splitlines()[-2:] == [
         "grows      from 2 packs in the first step, over 1,500 steps",
-        "masks      drawn again in every epoch, of 30,522 WordPieces",
+        "masks      drawn again in every epoch, of 30,522 tokens",
     ]
     broken = ablate(CONFIG, "no_attention_mask")
     first, second, *_ = run_summary.describe_run(config, broken, data_of(None), "dense").splitlines()

@@ -6,6 +6,7 @@ from bert_packed.core.settings import InputError
 from data_gen.text.create_config import CreateConfig
 
 CAUSAL = {"objective": "causal_lm"}
+BYTES = {"objective": "mlm", "tokenizer": "byte_bpe"}
 
 
 @pytest.mark.parametrize(
@@ -33,8 +34,8 @@ CAUSAL = {"objective": "causal_lm"}
         ({"random_seed": -1}, "`random_seed` must be at least 0. Received: -1"),
         ({"objective": "clm"}, "`objective` must be one of mlm_nsp, mlm, causal_lm"),
         ({"tokenizer": "bpe"}, "`tokenizer` must be one of wordpiece, byte_bpe"),
-        ({"tokenizer": "byte_bpe"}, "`tokenizer` must be wordpiece with --objective=mlm_nsp, which masks"),
-        ({"tokenizer": "byte_bpe", "objective": "mlm"}, "`tokenizer` must be wordpiece with --objective=mlm"),
+        ({"tokenizer": "byte_bpe"}, "`tokenizer` must be wordpiece with --objective=mlm_nsp, which reads"),
+        ({"do_lower_case": False, **BYTES}, "`do_lower_case` must be left out with --tokenizer=byte_bpe"),
         ({"short_seq_prob": 0.3, "objective": "mlm"}, "`short_seq_prob` must be left out with --objective=m"),
         ({"dupe_factor": 2, **CAUSAL}, r"`dupe_factor` must be left out with --objective=causal_lm.* 2\."),
         ({"masked_lm_prob": 0.2, **CAUSAL}, "`masked_lm_prob` must be left out"),
@@ -76,6 +77,8 @@ def test_a_manifest_has_the_settings_that_its_records_depend_on():
     assert pairs["max_predictions_per_seq"] == 10
     alone = CreateConfig(output_dir="x", objective="mlm", mask_replace_prob=0.5).resolved()
     assert alone.keys() == common | bert | {"objective", "vocab_size", "mask_replace_prob"}
+    of_bytes = CreateConfig(output_dir="x", **BYTES).resolved()
+    assert of_bytes.keys() == (alone.keys() | {"tokenizer"}) - {"do_lower_case", "mask_replace_prob"}
     words = CreateConfig(output_dir="x", **CAUSAL).resolved()
     assert words.keys() == common | {"objective", "tokenizer", "vocab_size", "do_lower_case"}
     pieces = CreateConfig(output_dir="x", tokenizer="byte_bpe", **CAUSAL).resolved()

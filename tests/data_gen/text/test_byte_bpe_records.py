@@ -1,0 +1,181 @@
+"""Masked records of byte-level BPE: the whole text, special tokens by name, whole words, fresh masks."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from byte_tokenizers import SPECIAL_IDS, TOKENIZERS
+
+from bert_packed import schema
+from bert_packed.data.dynamic_masking import DynamicMasking
+from bert_packed.objectives.features import BATCH_NAMES
+from bert_packed.records import provenance, tfrecords
+from bert_packed.records.examples import parse_examples
+from bert_packed.records.first_records import read_pack_spec
+from bert_packed.text import byte_bpe
+from bert_packed.text.masking import MaskingRules
+from bert_packed.text.vocabularies import load_maskable
+from data_gen.pack_config import PackConfig
+from data_gen.pack_job import pack
+from data_gen.text import create_job
+from data_gen.text.create_config import CreateConfig
+from data_gen.verification import compare_files
+
+NUM_DOCUMENTS, LENGTH, PROBABILITY = 40, 48, 0.3
+
+
+def write_text(path):
+    """Documents of lines, which name their document: list of str."""
+    rng = np.random.default_rng(0)
+    words = ["The", "cats'", "packs,", "of", "", "packs;", "naïvely", "(packed)!", "12", "🐈"]
+    documents = [
+        "\n".join(f"doc{i} " + " ".join(rng.choice(words, 1 + n % 5)) for n in range(1 + i % 12))
+        for i in range(NUM_DOCUMENTS)
+    ]
+    path.write_text("\n\n".join(documents))
+    return documents
+
+
+def make(folder, name, output_dir, **settings):
+    byte_bpe.save(TOKENIZERS[name](), folder / "given.json")
+    given = {"vocab_file": str(folder / "given.json"), "max_seq_length": LENGTH, "dupe_factor": 1}
+    given |= {"masked_lm_prob": PROBABILITY, "num_workers": 1, "num_shards": 2, "provenance": True}
+    given |= {"input_file": str(folder / "text.txt"), "objective": "mlm", "tokenizer": "byte_bpe"}
+    return create_job.create(CreateConfig(output_dir=str(output_dir), **{**given, **settings}))
+
+
+def read(pattern, lengths, sizes):
+    wanted = {name: sizes[kind] for name, kind in lengths.items()}
+    paths = sorted(Path(pattern.parent).glob(pattern.name))
+    parts = [parse_examples(batch, wanted) for path in paths for batch in tfrecords.read_batches(path)]
+    return {name: np.concatenate([part[name] for part in parts]) for name in wanted}
+
+
+def sequences_of(folder, prediction_slots=15, length=LENGTH):
+    """Unpacked records as triples: tokens that are masked, tokens as they were, positions of predictions."""
+    sizes = {"S": length, "P": prediction_slots, 1: 1}
+    features = read(Path(folder) / "*.tfrecord", schema.UNPACKED_LENGTHS, sizes)
+    found = []
+    for row, size in enumerate(features[schema.INPUT_MASK].sum(axis=1)):
+        masked = features[schema.INPUT_IDS][row, :size]
+        used = features[schema.MASKED_LM_WEIGHTS][row] > 0
+        places = features[schema.MASKED_LM_POSITIONS][row, used]
+        whole = masked.copy()
+        whole[places] = features[schema.MASKED_LM_IDS][row, used]
+        found.append((masked, whole, places))
+    return found
+
+
+@pytest.fixture(scope="module", params=TOKENIZERS)
+def made(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    documents = write_text(folder / "text.txt")
+    return request.param, folder, documents, make(folder, request.param, folder / "instances")
+
+
+def test_records_hold_the_text_between_special_tokens(made):
+    """Documents are as the file has them, cut after lines, and each sequence but the last is full."""
+    name, folder, documents, manifest = made
+    tokenizer = byte_bpe.load(folder / "given.json").tokenizer
+    start, end, *_ = SPECIAL_IDS[name]
+    found = sequences_of(folder / "instances")
+    assert {(whole[0], whole[-1]) for _, whole, _ in found} == {(start, end)}
+    pieces = sorted(decode(tokenizer, whole[1:-1]) for _, whole, _ in found)
+    texts = [tokenizer.normalizer.normalize_str(one) if tokenizer.normalizer else one for one in documents]
+    by_document = {i: [one for one in pieces if one.startswith(f"doc{i} ")] for i in range(NUM_DOCUMENTS)}
+    assert sum(map(len, by_document.values())) == len(pieces) == len(found) > NUM_DOCUMENTS + 10
+    for i, text in enumerate(texts):
+        assert sorted(text) == sorted("".join(by_document[i]))
+        assert all(one in text and one[-1] == "\n" for one in by_document[i] if not text.endswith(one))
+    assert manifest["splits"]["train"]["num_tokens_cut"] == 0
+    assert (manifest["objective"], manifest["tokenizer"]) == ("mlm", "byte_bpe")
+    assert (folder / "instances/tokenizer.json").read_bytes() == (folder / "given.json").read_bytes()
+
+
+def test_a_share_of_the_tokens_is_masked(made):
+    name, folder, *_ = made
+    start, end, mask, _ = SPECIAL_IDS[name]
+    found = sequences_of(folder / "instances")
+    sizes, predictions = (np.array([len(one[part]) for one in found]) for part in (0, 2))
+    assert abs(predictions - PROBABILITY * sizes).max() <= 0.5
+    assert abs(predictions.sum() / sizes.sum() - PROBABILITY) < 0.005
+    hidden = np.concatenate([masked[places] for masked, _, places in found])
+    labels = np.concatenate([whole[places] for _, whole, places in found])
+    assert 0.75 < np.mean(hidden == mask) < 0.85 and not np.isin(labels, [start, end, mask]).any()
+    drawn = hidden[(hidden != mask) & (hidden != labels)]
+    ordinary = load_maskable(folder / "given.json").ordinary_ids
+    assert len(drawn) > 20 and np.isin(drawn, ordinary).all()
+
+
+def decode(tokenizer, ids):
+    return tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+
+
+def are_whole(tokenizer, whole, places):
+    """Whether predictions are of whole words, by the tokenizer's offsets, or no word has so few tokens."""
+    text = decode(tokenizer, whole)
+    code = tokenizer.encode(text, add_special_tokens=False)
+    assert code.ids == whole.tolist()
+    word = np.cumsum([text[start].isspace() for start, _ in code.offsets])
+    masked = np.isin(np.arange(len(whole)), places)
+    _, sizes = np.unique(word, return_counts=True)
+    return all(len({*one}) == 1 for one in np.split(masked, np.cumsum(sizes))[:-1]) or sizes.min() > len(
+        places
+    )
+
+
+def test_whole_words(tmp_path):
+    write_text(tmp_path / "text.txt")
+    rules = {"do_whole_word_mask": True, "mask_replace_prob": 0.0, "random_replace_prob": 1.0}
+    for name, is_whole in (("words", True), ("tokens", False)):
+        given = {**rules, "do_whole_word_mask": is_whole}
+        make(tmp_path, "roberta", tmp_path / name, **given)
+        tokenizer = byte_bpe.load(tmp_path / "given.json").tokenizer
+        found = sequences_of(tmp_path / name)
+        shares = [are_whole(tokenizer, whole[1:-1], places - 1) for _, whole, places in found]
+        assert all(shares) if is_whole else not any(shares[:10])
+        # Random tokens alone, and none of them special
+        hidden = np.concatenate([masked[places] for masked, _, places in found])
+        assert not np.isin(hidden, range(5)).any() and len(np.unique(hidden)) > 200
+
+
+def test_packs_are_proven_traced_and_masked_anew(made):
+    _, folder, *_ = made
+    inputs = sorted(str(path) for path in (folder / "instances").glob("*.tfrecord"))
+    given = {"max_seq_length": LENGTH * 2, "num_workers": 1, "num_shards": 1, "provenance": True}
+    manifest = pack(PackConfig(input_file=",".join(inputs), output_dir=str(folder / "packed"), **given))
+    assert manifest["packing_factor"] > 1.9 and manifest["tokenizer"] == "byte_bpe"
+    (path,) = (folder / "packed").glob("*.tfrecord")
+    assert compare_files(inputs, [str(path)], "error").is_good
+    spec = read_pack_spec([str(path)])
+    features = read(path, schema.PACKED_LENGTHS, {letter: spec.size(letter) for letter in "SKP"})
+    batch = {ours: features[theirs] for theirs, ours in BATCH_NAMES.items() if theirs in features}
+    vocabulary = load_maskable(folder / "given.json")
+    rules = MaskingRules(do_whole_word_mask=True)
+    packs = np.arange(len(batch["token_ids"]))
+    drawn = DynamicMasking(vocabulary, rules, 1).redraw(batch, 0 * packs, packs)
+    tokenizer, texts = byte_bpe.load(folder / "given.json").tokenizer, []
+    for row in packs:
+        owners = drawn["prediction_sequences"][row].astype(int)
+        whole, places = drawn["token_ids"][row].copy(), drawn["prediction_positions"][row]
+        whole[places[owners > 0]] = drawn["prediction_ids"][row][owners > 0]
+        for slot in np.unique(owners[owners > 0]):
+            (own,) = np.nonzero(drawn["sequence_ids"][row] == slot)
+            ids = whole[own[0] + 1 : own[-1]]
+            assert are_whole(tokenizer, ids, places[owners == slot] - own[0] - 1)
+            texts.append(decode(tokenizer, ids))
+    assert sorted(texts) == sorted(
+        decode(tokenizer, whole[1:-1]) for _, whole, _ in sequences_of(folder / "instances")
+    )
+    traced = provenance.find_documents(provenance.find_sources(str(path), 1))
+    assert len(traced) == batch["sequence_ids"][0].max() > 1
+    assert [text.split(" ")[0] for text in texts[: len(traced)]] == [f"doc{d.number - 1}" for d in traced]
+
+
+def test_sequences_of_8192_tokens(tmp_path):
+    (tmp_path / "text.txt").write_text("\n\n".join(["x " * 9000, "y\n" * 5000]))
+    manifest = make(tmp_path, "ours", tmp_path / "long", max_seq_length=8192, provenance=False)
+    histogram = manifest["splits"]["train"]["histogram"]
+    assert max(histogram["lengths"]) == 8192
+    found = sequences_of(tmp_path / "long", 2458, 8192)
+    assert sorted(len(places) for *_, places in found)[-1] == 2458
