@@ -12,8 +12,8 @@ import numpy as np
 
 from bert_packed import schema
 from bert_packed.checkpoints.checkpoint import write_tensors
-from bert_packed.checkpoints.exported_tokenizer import boundary_ids, write_tokenizer
-from bert_packed.config import CAUSAL_LM, CLASSIFICATION, FINETUNING_HEADS, MASKED_LM, PRETRAINING, family_of
+from bert_packed.checkpoints.exported_tokenizer import write_tokenizer
+from bert_packed.config import CLASSIFICATION, FINETUNING_HEADS, MASKED_LM, PRETRAINING, family_of
 from bert_packed.core.settings import InputError
 from bert_packed.training.nonfinite import check_arrays
 
@@ -68,12 +68,11 @@ def write_hugging_face(folder, model, weights, missing=(), vocab_file="", do_low
     if classes:
         config["id2label"] = {str(number): name for number, name in enumerate(classes)}
         config["label2id"] = {name: number for number, name in enumerate(classes)}
-    if model.head == CAUSAL_LM:
-        # Without them transformers takes token 0 for both
-        config |= boundary_ids(vocab_file)
+    config |= names.token_ids(vocab_file)
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     if vocab_file:
-        write_tokenizer(folder, vocab_file, do_lower_case, model.config.max_position_embeddings)
+        ids = names.token_ids(vocab_file)
+        write_tokenizer(folder, vocab_file, do_lower_case, model.config.max_position_embeddings, ids)
 
 
 def write_keras(folder, model):

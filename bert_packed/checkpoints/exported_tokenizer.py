@@ -7,19 +7,12 @@ from pathlib import Path
 from tokenizers import decoders
 from tokenizers.processors import TemplateProcessing
 
+from bert_packed import schema
 from bert_packed.config import check_at_most, family_of
 from bert_packed.core.settings import InputError
 from bert_packed.text import byte_bpe, tokenization
 
 WORDPIECES, TOKENIZER_JSON = "vocab.txt", "tokenizer.json"
-# By transformers' names
-_SPECIAL_TOKENS = {
-    "unk_token": tokenization.UNK,
-    "sep_token": tokenization.SEP,
-    "pad_token": tokenization.PAD,
-    "cls_token": tokenization.CLS,
-    "mask_token": tokenization.MASK,
-}
 
 
 def file_name(vocab_file):
@@ -57,7 +50,21 @@ def boundary_ids(vocab_file):
     return dict(zip(ids, (vocabulary.cls_id, vocabulary.sep_id), strict=True))
 
 
-def write_tokenizer(folder, vocab_file, do_lower_case, max_length=None):
+def encoder_ids(vocab_file):
+    """Ids of an encoder's special tokens, by transformers' names; None for those that are not known."""
+    ids = dict.fromkeys(f"{name}_token_id" for name in ("bos", "eos", "cls", "sep", "mask", "pad"))
+    if not vocab_file:
+        return ids
+    if file_name(vocab_file) == TOKENIZER_JSON:
+        found = byte_bpe.find_encoder_tokens(byte_bpe.load(vocab_file).tokenizer)
+    else:
+        vocabulary = tokenization.load_vocab(vocab_file)
+        found = vocabulary.cls_id, vocabulary.sep_id, vocabulary.mask_id, schema.PADDING_ID
+    # The first two, which open and close a sequence, have two names
+    return dict(zip(ids, (*found[:2], *found), strict=True)) if found else ids
+
+
+def write_tokenizer(folder, vocab_file, do_lower_case, max_length=None, ids=None):
     """Write the files that `transformers.AutoTokenizer.from_pretrained` opens.
 
     Texts become the ids that they had in training, except "[MASK]": there it is the special token, as users
@@ -69,17 +76,19 @@ def write_tokenizer(folder, vocab_file, do_lower_case, max_length=None):
         do_lower_case: True where a tokenizer of WordPieces removes case and accents; a `tokenizer.json` has
             its own rule.
         max_length: Most tokens that the model takes; None for no limit.
+        ids: Dict as of `boundary_ids` or `encoder_ids`, of the special tokens of a `tokenizer.json`.
     """
     shutil.copyfile(vocab_file, folder / file_name(vocab_file))
     if file_name(vocab_file) == TOKENIZER_JSON:
-        found = byte_bpe.load(vocab_file)
+        tokenizer = byte_bpe.load(vocab_file).tokenizer
         settings = {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": found.tokenizer.id_to_token(found.start_id),
-            "eos_token": found.tokenizer.id_to_token(found.end_id),
+            **{
+                name.removesuffix("_id"): tokenizer.id_to_token(index)
+                for name, index in (ids or {}).items()
+                if index is not None
+            },
         }
-        known = found.tokenizer.get_vocab()
-        settings |= {name: token for name, token in _SPECIAL_TOKENS.items() if token in known}
     else:
         _wordpiece_tokenizer(vocab_file, do_lower_case).save(str(folder / TOKENIZER_JSON))
         settings = {
@@ -87,7 +96,11 @@ def write_tokenizer(folder, vocab_file, do_lower_case, max_length=None):
             "do_lower_case": do_lower_case,
             "strip_accents": do_lower_case,
             "tokenize_chinese_chars": True,
-            **_SPECIAL_TOKENS,
+            "unk_token": tokenization.UNK,
+            "sep_token": tokenization.SEP,
+            "pad_token": tokenization.PAD,
+            "cls_token": tokenization.CLS,
+            "mask_token": tokenization.MASK,
         }
     # Without it transformers gives texts longer than the position table to the model
     if max_length:

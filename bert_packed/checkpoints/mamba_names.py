@@ -8,6 +8,7 @@
 `^T`: stored as outputs × inputs there, as inputs × outputs here. The output matrix is the token embeddings.
 """
 
+from bert_packed.checkpoints.exported_tokenizer import boundary_ids
 from bert_packed.checkpoints.tensor_names import CheckpointNames, TensorName
 from bert_packed.config import config_json
 from bert_packed.schema import CAUSAL_LM
@@ -70,5 +71,7 @@ NAMES = CheckpointNames(
     shapeless=("layer_norm_epsilon", "use_bias", "use_conv_bias"),
     classes={CAUSAL_LM: "MambaForCausalLM"},
     hugging_face_config=_hugging_face_config,
+    # Without them transformers takes token 0 for both
+    token_ids=boundary_ids,
     vocabularies=("vocab.txt", "tokenizer.json"),
 )

@@ -8,6 +8,7 @@
 `^T`: stored as outputs × inputs there, as inputs × outputs here. The output matrix is the token embeddings.
 """
 
+from bert_packed.checkpoints.exported_tokenizer import encoder_ids
 from bert_packed.checkpoints.tensor_names import CheckpointNames, TensorName
 from bert_packed.config import (
     CLASSIFICATION,
@@ -68,14 +69,11 @@ def _hugging_face_config(model):
     config = model.config
     labels = {} if model.num_classes is None else {"num_labels": model.num_classes}
     thetas = {FULL_ATTENTION: config.global_rope_theta, SLIDING_ATTENTION: config.local_rope_theta}
-    # Without tokens' ids transformers takes those of the published vocabulary, and a table of 50,284 rows
-    ids = dict.fromkeys(f"{name}_token_id" for name in ("pad", "bos", "eos", "cls", "sep"))
     return {
         "tie_word_embeddings": True,
         # transformers 4 reads three numbers, which `config_json` has, in the place of the next two
         "layer_types": config.layer_types,
         "rope_parameters": {k: {"rope_type": "default", "rope_theta": v} for k, v in thetas.items()},
-        **ids,
         **labels,
         **config_json(config),
     }
@@ -104,5 +102,7 @@ NAMES = CheckpointNames(
         CLASSIFICATION: "ModernBertForSequenceClassification",
     },
     hugging_face_config=_hugging_face_config,
+    # Without them transformers takes those of the published vocabulary, and a table of 50,284 rows
+    token_ids=encoder_ids,
     vocabularies=("vocab.txt", "tokenizer.json"),
 )

@@ -52,6 +52,8 @@ class CheckpointNames:
         shapeless: Fields of the config that no tensor's shape shows, but that change every output.
         classes: Dict from head to the class of transformers that has it; a head without one has no export.
         hugging_face_config: Function of a model to the content of `config.json` besides the class.
+        token_ids: Function of the path of a vocabulary, or "", to the ids of special tokens in `config.json`;
+            a dict in which None is an id that is not known.
         vocabularies: File names that its tokenizer may have.
     """
 
@@ -65,6 +67,7 @@ class CheckpointNames:
     shapeless: tuple[str, ...] = ()
     classes: dict[str, str] = dataclasses.field(default_factory=dict)
     hugging_face_config: Callable[[Any], dict] | None = None
+    token_ids: Callable[[str], dict] = lambda vocab_file: {}  # the default ids of transformers are right
     vocabularies: tuple[str, ...] = ("vocab.txt",)
 
     def full_name(self, name):

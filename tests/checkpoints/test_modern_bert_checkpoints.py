@@ -6,6 +6,7 @@ import json
 import keras
 import numpy as np
 import pytest
+from byte_tokenizers import roberta
 from exports import run_export
 from modern_bert_models import BIASES, CONFIG, load_ours, make_reference
 from packs import random_packs, write_packs
@@ -98,16 +99,18 @@ def test_an_export_opens_in_transformers_and_gives_what_it_gave(theirs, tmp_path
 
 def test_a_tokenizer_of_bytes_goes_along_with_its_special_tokens(tmp_path):
     _, transformers = import_reference()
-    trained = byte_bpe.train([["packs of packs"]], 259)
-    trained.add_special_tokens(list(SPECIAL_TOKENS))
+    trained = roberta()
     byte_bpe.save(trained, str(tmp_path / "bpe.json"))
-    config = dataclasses.replace(CONFIG, vocab_size=264)
+    config = dataclasses.replace(CONFIG, vocab_size=trained.get_vocab_size())
     checkpoint.save_weights(tmp_path / "ours", named_weights(build_model(MASKED_LM, config, 1)), config)
     flags = {"init_checkpoint": tmp_path / "ours", "vocab_file": tmp_path / "bpe.json"}
     assert run_export(**flags, output_dir=tmp_path / "hf") == 0
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
-    mask = trained.token_to_id("[MASK]")
-    assert tokenizer.mask_token_id == mask and mask in tokenizer("packs of [MASK]")["input_ids"]
+    written = json.loads((tmp_path / "hf" / "config.json").read_text())
+    ids = {"bos": 0, "cls": 0, "pad": 1, "eos": 2, "sep": 2, "mask": 4}
+    for name, index in ids.items():
+        assert getattr(tokenizer, f"{name}_token_id") == written[f"{name}_token_id"] == index
+    assert 4 in tokenizer("packs of <mask>")["input_ids"]
     assert tokenizer.decode(tokenizer("packs, naïvely")["input_ids"]) == "packs, naïvely"
     assert tokenizer.model_max_length == CONFIG.max_position_embeddings
 
