@@ -22,6 +22,7 @@ from bert_packed.parallel.targets import devices_here
 from bert_packed.records.sequences import BERT_LAYOUT, make_sequences
 from bert_packed.tasks.update_packs import assemble_filled, pack_all
 from bert_packed.text import tokenization
+from bert_packed.text.vocabularies import kind_of, load_maskable
 from bert_packed.training.engines import choose_backend
 
 # From a text's hidden states `[tokens, D]`; copies, since a slice would keep the whole batch in memory
@@ -110,10 +111,11 @@ def load_encoder(
 
     Args:
         init_checkpoint: As `--init_checkpoint` of `run_pretraining.py`: ours, Hugging Face's or Google's.
-        vocab_file: WordPieces, one a line; "" is the `vocab.txt` of the checkpoint, or of its run.
+        vocab_file: WordPieces, one a line, or a `tokenizer.json` of byte-level BPE; "" is the `vocab.txt` or
+            else the `tokenizer.json` of the checkpoint, or of its run.
         bert_config_file: The model's shape; "" is as stored with the checkpoint.
         do_lower_case: True where text loses case and accents; None is as the run of the checkpoint or a
-            Hugging Face folder's `tokenizer_config.json` says, else True.
+            Hugging Face folder's `tokenizer_config.json` says, else True. Of WordPieces alone.
         max_seq_length: S; None is the longest that the model has positions for.
         batch_size: B; None is 1 on a CPU, where more are no faster, and 8 elsewhere.
         dtype: "float32" or "mixed_bfloat16".
@@ -129,12 +131,13 @@ def load_encoder(
     from keras import ops
 
     from bert_packed.models.packed_model import build_model
-    from bert_packed.runs.vocabulary import find_vocab, known_case
+    from bert_packed.runs.vocabulary import NAMES, find_vocab, known_case
     from bert_packed.training.backend import compiled
     from bert_packed.training.engines.engine import named_weights
 
     config = starting_weights.read_model_config(init_checkpoint, bert_config_file)
-    vocabulary = tokenization.load_vocab(find_vocab(init_checkpoint, vocab_file))
+    vocab_path = find_vocab(init_checkpoint, vocab_file, NAMES)
+    vocabulary = load_maskable(vocab_path)
     model = init_checkpoint, bert_config_file
     starting_weights.check_reads(config, [MASKED_LM], max_seq_length or 0, len(vocabulary), *model)
     if dtype not in DTYPES:
@@ -149,7 +152,7 @@ def load_encoder(
     if do_lower_case is None:
         known = known_case(init_checkpoint)
         do_lower_case = True if known is None else known
-    tokenizer = tokenization.make_tokenizer(vocabulary, do_lower_case)
+    tokenizer = kind_of(vocab_path, do_lower_case=do_lower_case).load(vocab_path).tokenizer
     # The head is not used; any may be missing in a checkpoint
     model = build_model(MASKED_LM, config, seed=0, dtype=dtype)
     starting_weights.load(init_checkpoint, named_weights(model), config, MASKED_LM)

@@ -15,8 +15,10 @@ from bert_packed.runs import run_directory
 from bert_packed.text import byte_bpe
 from bert_packed.text.masking import masking_rules
 from bert_packed.text.tokenization import load_vocab
+from bert_packed.text.vocabularies import load_maskable
 
 TOKENIZER_CONFIG = "tokenizer_config.json"  # of Hugging Face
+NAMES = (VOCAB_FILE, TOKENIZER_JSON)
 MOST_PADDING = 127  # rows that round a vocabulary up to a multiple of 128, as accelerators like it
 
 
@@ -36,43 +38,57 @@ class RecordsVocabulary:
         return {"file": file_name(self.path), "sha256": checksum, "do_lower_case": self.do_lower_case}
 
 
-def find_vocab(init_checkpoint, vocab_file=""):
-    """The vocabulary that is given, else the one of a checkpoint: `Path`; raises `InputError` for none."""
+def find_vocab(init_checkpoint, vocab_file="", names=(VOCAB_FILE,)):
+    """The vocabulary that is given, else the one of a checkpoint: `Path`; raises `InputError` for none.
+
+    `names` are those of the files that the caller reads, the first before others.
+    """
     if vocab_file:
         return Path(vocab_file)
-    if found := _vocab_beside(init_checkpoint):
+    if found := _vocab_beside(init_checkpoint, names):
         return found
     raise InputError(
-        f"`vocab_file` must be given where no {VOCAB_FILE} is beside `init_checkpoint`. Received: nothing, "
-        f"and init_checkpoint={str(init_checkpoint)!r}."
+        f"`vocab_file` must be given where no {' or '.join(names)} is beside `init_checkpoint`. Received: "
+        f"nothing, and init_checkpoint={str(init_checkpoint)!r}."
     )
 
 
-def _vocab_beside(init_checkpoint):
-    """The WordPieces of a checkpoint: `Path`, or None."""
+def _vocab_beside(init_checkpoint, names=NAMES):
+    """The vocabulary of a checkpoint: `Path`, or None."""
     start = Path(init_checkpoint)
     folders = [start] if init_checkpoint else []
     # A run writes vocab.txt beside its checkpoints, and Google beside a prefix. Beside another whole model
     # lies another model's
     if folders and (checkpoint.NAME.fullmatch(start.name) or Path(f"{start}.index").is_file()):
         folders.append(start.parent)
-    return next((folder / VOCAB_FILE for folder in folders if (folder / VOCAB_FILE).is_file()), None)
+    paths = [folder / name for folder in folders for name in names]
+    return next((path for path in paths if path.is_file()), None)
 
 
 def check_start(init_checkpoint, records):
-    """Refuse weights that learned other WordPieces than the records have, where both are known.
+    """Refuse weights that learned other tokens than the records have, where both are known.
 
     `records` is a `RecordsVocabulary` or None. Raises `InputError`.
     """
-    path = _vocab_beside(init_checkpoint)
-    if not path or not records or file_name(records.path) != VOCAB_FILE:
+    if not records:
         return
-    # By tokens, which hold no ASCII white space: line ends may differ
-    if path.read_bytes().split() != records.content.split():
+    # A BERT of Hugging Face has files of both names
+    name = file_name(records.path)
+    path = _vocab_beside(init_checkpoint, [name]) or _vocab_beside(init_checkpoint)
+    if path and (path.name != name or not _have_equal_tokens(path, records)):
         raise InputError(
             f"`init_checkpoint` must have the vocabulary of the records of `input_file`, {records.path}. "
             f"Received: {path}, another one."
         )
+
+
+def _have_equal_tokens(path, records):
+    """Whether a vocabulary has the tokens of a `RecordsVocabulary` of the same kind."""
+    if path.name == VOCAB_FILE:
+        # Tokens hold no ASCII white space: line ends may differ
+        return path.read_bytes().split() == records.content.split()
+    # Programs write the same tokenizer in other words
+    return byte_bpe.load(path).tokenizer.get_vocab() == byte_bpe.load(records.path).tokenizer.get_vocab()
 
 
 def describe_vocabulary(path, size, model_config, has_checkpoint):
@@ -143,7 +159,7 @@ def run_folder(init_checkpoint):
 
 def find_copy(folder):
     """The vocabulary that a run keeps in its output directory, as text; "" for none."""
-    found = [folder / name for name in (VOCAB_FILE, TOKENIZER_JSON) if (folder / name).is_file()]
+    found = [folder / name for name in NAMES if (folder / name).is_file()]
     return str(found[0]) if found else ""
 
 
@@ -212,7 +228,7 @@ def make_masking(config, vocabulary):
     """The dynamic masking of a run's packs, by the vocabulary of its records; None for their own masks."""
     if config.masking == "static":
         return None
-    return DynamicMasking(load_vocab(vocabulary.path), masking_rules(config), config.random_seed)
+    return DynamicMasking(load_maskable(vocabulary.path), masking_rules(config), config.random_seed)
 
 
 def _find_file(config, train, is_needed):
@@ -222,7 +238,7 @@ def _find_file(config, train, is_needed):
     if not config.overwrite and checkpoint.list_checkpoints(Path(config.output_dir)):
         runs.append(config.output_dir)  # another run's, where a new one starts
     for folder in [*folders, *filter(None, runs)]:
-        for name in (VOCAB_FILE, *([] if is_needed else [TOKENIZER_JSON])):
+        for name in NAMES:
             path = f"{folder}/{name}"
             # One of another checksum may lie there by chance
             if is_file(path) and (not train.vocabularies or file_sha256(path) in train.vocabularies):
@@ -230,6 +246,6 @@ def _find_file(config, train, is_needed):
     if not is_needed:
         return ""
     raise InputError(
-        f"`vocab_file` must be given with masking=dynamic where no {VOCAB_FILE} is beside the records of "
-        f"`input_file` or what they were packed from. Received: nothing, and {', '.join(folders)}."
+        f"`vocab_file` must be given with masking=dynamic where no {' or '.join(NAMES)} is beside the "
+        f"records of `input_file` or what they were packed from. Received: nothing, and {', '.join(folders)}."
     )
