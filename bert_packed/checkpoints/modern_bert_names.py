@@ -104,5 +104,5 @@ NAMES = CheckpointNames(
     hugging_face_config=_hugging_face_config,
     # Without them transformers takes those of the published vocabulary, and a table of 50,284 rows
     token_ids=encoder_ids,
-    vocabularies=("vocab.txt", "tokenizer.json"),
+    vocabularies=("tokenizer.json", "vocab.txt"),
 )

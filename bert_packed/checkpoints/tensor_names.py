@@ -54,7 +54,7 @@ class CheckpointNames:
         hugging_face_config: Function of a model to the content of `config.json` besides the class.
         token_ids: Function of the path of a vocabulary, or "", to the ids of special tokens in `config.json`;
             a dict in which None is an id that is not known.
-        vocabularies: File names that its tokenizer may have.
+        vocabularies: File names that its tokenizer may have, the usual one first.
     """
 
     tensor_names: Callable[[Any, str], list[TensorName]]

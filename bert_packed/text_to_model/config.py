@@ -38,7 +38,8 @@ class TrainConfig:
     )
     vocab_file: str = setting(
         "",
-        "WordPieces, one a line; empty = those of init_checkpoint, or train them on the text",
+        "WordPieces, one a line, or for a ModernBERT a tokenizer.json of byte-level BPE; empty = that of "
+        "init_checkpoint, or train it on the text: bytes for a ModernBERT, else WordPieces",
     )
     vocab_size: int = setting(
         0,
@@ -47,7 +48,10 @@ class TrainConfig:
         maximum=2**20,
         only_with=NOT_GIVEN,
     )
-    do_lower_case: bool = setting(True, "lower-case the text and strip accents; false for cased vocabularies")
+    do_lower_case: bool = setting(
+        True,
+        "lower-case the text and strip accents; false for cased vocabularies; byte-level BPE keeps case",
+    )
     max_seq_length: int = setting(
         512, "tokens of a pack, and most of a sequence", minimum=8, maximum=MAX_LENGTH
     )

@@ -39,7 +39,9 @@ class OutputFolder:
 
     @property
     def vocab_file(self):
-        return self.path("instances", "vocab.txt")
+        """That of the instances, of either kind."""
+        of_bytes = self.path("instances", "tokenizer.json")
+        return of_bytes if exists(of_bytes) else self.path("instances", "vocab.txt")
 
     def instance_files(self, split):
         """A glob, in which characters of the folder's own name mean themselves."""

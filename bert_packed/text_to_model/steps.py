@@ -15,7 +15,7 @@ import dataclasses
 import os
 
 from bert_packed.checkpoints import starting_weights
-from bert_packed.config import MASKED_LM
+from bert_packed.config import MASKED_LM, family_of
 from bert_packed.core.command_line import parse, print_table, to_flagfile
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import exists, lock, make_folder, read_json, write_json, write_text
@@ -27,13 +27,13 @@ from bert_packed.runs.export_config import ExportConfig
 from bert_packed.runs.pretrain import pretrain
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.schema import MLM
-from bert_packed.text.tokenization import load_vocab
+from bert_packed.text.vocabularies import load_maskable
 from bert_packed.text_to_model import choices
 from bert_packed.text_to_model.config import TrainingResult
 from bert_packed.text_to_model.output_folder import OutputFolder, begin, describe_text
 from bert_packed.training.engines import choose_backend
 from data_gen.pack_config import PackConfig
-from data_gen.text.create_config import CreateConfig
+from data_gen.text.create_config import BYTE_BPE, WORDPIECE, CreateConfig
 from data_gen.text.sources import find_text_sources
 
 NUM_STEPS = 6
@@ -80,20 +80,26 @@ def train(config):
 def check(config, num_bytes):
     """Refuse now what a later step would refuse, after hours of earlier ones; raises `InputError`."""
     # TensorFlow: not for --help
-    from bert_packed.runs.vocabulary import find_vocab, known_case
+    from bert_packed.checkpoints.exported_tokenizer import check_vocabulary
+    from bert_packed.runs.vocabulary import known_case
 
     start = config.init_checkpoint
     starting_weights.check_exists(start)
-    if config.vocab_file or start:
-        num_wordpieces = len(load_vocab(find_vocab(start, config.vocab_file)))
+    vocab_file, tokenizer = find_vocabulary(config)
+    if vocab_file:
+        num_tokens = len(load_maskable(vocab_file))
     else:
-        num_wordpieces = choices.choose_vocab_size(config, num_bytes)
-    # Without either, both models that may be chosen have as many positions
-    model = config.bert_config_file or ("" if start else choices.CPU_MODEL)
-    model_config = starting_weights.read_model_config(start, model, num_wordpieces)
+        num_tokens = choices.choose_vocab_size(config, num_bytes)
+    model_config = _read_model_config(config, num_tokens)
     starting_weights.check_reads(
-        model_config, [MASKED_LM], config.max_seq_length, num_wordpieces, start, config.bert_config_file
+        model_config, [MASKED_LM], config.max_seq_length, num_tokens, start, config.bert_config_file
     )
+    if vocab_file:
+        check_vocabulary(vocab_file, model_config)
+    if tokenizer == BYTE_BPE and not config.do_lower_case:
+        raise InputError(
+            "`do_lower_case` must be left out with byte-level BPE, which keeps case. Received: False."
+        )
     if start:
         starting_weights.check(start, model_config, MASKED_LM)
         case = known_case(start)
@@ -102,6 +108,24 @@ def check(config, num_bytes):
                 f"`do_lower_case` must be as in the training of `init_checkpoint`, {case}. "
                 f"Received: {config.do_lower_case}."
             )
+
+
+def find_vocabulary(config):
+    """Path of the vocabulary of a `TrainConfig`, "" where it is trained, and its kind, of `TOKENIZERS`."""
+    from bert_packed.runs.vocabulary import NAMES, find_vocab  # TensorFlow
+
+    able = family_of(_read_model_config(config)).load_names().vocabularies
+    path, found = "", able[0]
+    if config.vocab_file or config.init_checkpoint:
+        names = [name for name in NAMES if name in able]
+        path = found = str(find_vocab(config.init_checkpoint, config.vocab_file, names))
+    return path, BYTE_BPE if found.endswith(".json") else WORDPIECE
+
+
+def _read_model_config(config, num_tokens=None):
+    # Without either, both models that may be chosen have as many positions
+    model = config.bert_config_file or ("" if config.init_checkpoint else choices.CPU_MODEL)
+    return starting_weights.read_model_config(config.init_checkpoint, model, num_tokens)
 
 
 def _run_steps(config, folder, num_bytes):
@@ -122,19 +146,17 @@ def _make_instances(config, folder, num_bytes):
     output_dir = folder.path("instances")
     if not _is_due(1, "instances", read_manifest(output_dir) is not None):
         return
-    from bert_packed.runs.vocabulary import find_vocab
     from data_gen.text.create_job import create, summarize  # TensorFlow
 
     folder.remove_after("instances")
-    vocab_file = config.vocab_file
-    if config.init_checkpoint and not vocab_file:
-        vocab_file = str(find_vocab(config.init_checkpoint))
+    vocab_file, tokenizer = find_vocabulary(config)
     created = CreateConfig(
         input_file=config.input_file,
         output_dir=output_dir,
         vocab_file=vocab_file,
         vocab_size=choices.choose_vocab_size(config, num_bytes),
         objective=MLM,
+        tokenizer=tokenizer,
         do_lower_case=config.do_lower_case,
         max_seq_length=config.max_seq_length,
         masked_lm_prob=config.masked_lm_prob,
