@@ -111,7 +111,7 @@ def test_a_tokenizer_of_bytes_goes_along_with_its_special_tokens(tmp_path):
     for name, index in ids.items():
         assert getattr(tokenizer, f"{name}_token_id") == written[f"{name}_token_id"] == index
     assert 4 in tokenizer("packs of <mask>")["input_ids"]
-    assert tokenizer.decode(tokenizer("packs, naïvely")["input_ids"]) == "packs, naïvely"
+    assert tokenizer.decode(tokenizer("packs, naïvely")["input_ids"]) == "<s>packs, naïvely</s>"
     assert tokenizer.model_max_length == CONFIG.max_position_embeddings
 
 

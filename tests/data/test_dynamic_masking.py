@@ -257,7 +257,7 @@ def test_every_worker_draws_what_one_process_does(files):
 
 def test_a_vocabulary_that_is_too_small(batch):
     small = DynamicMasking(Vocabulary(VOCABULARY.tokens[:20]), MaskingRules(), 1)
-    with pytest.raises(InputError, match=r"`vocab_file` must be .* the records. Received: one of 20 Word"):
+    with pytest.raises(InputError, match=r"`vocab_file` must be .* the records. Received: one of 20 tok"):
         small.redraw(batch, np.zeros(NUM_PACKS), np.arange(NUM_PACKS))
     # and where the labels alone have one that it lacks
     hidden = {**batch, "prediction_ids": np.where(batch["prediction_sequences"] > 0, 30, 0).astype(np.int32)}
