@@ -25,17 +25,22 @@ def check_vocabulary(vocab_file, config, argument="vocab_file"):
 
     It must also have special tokens, and no more tokens than the model.
     """
-    family = family_of(config)
-    if file_name(vocab_file) not in family.load_names().vocabularies:
-        raise InputError(
-            f"`{argument}` must have one WordPiece a line for a {family.name}. Received: {vocab_file}."
-        )
+    check_form(vocab_file, config, argument)
     if file_name(vocab_file) == TOKENIZER_JSON:
         size = byte_bpe.load(vocab_file).vocab_size
     else:
         size = len(Path(vocab_file).read_bytes().rstrip(b"\n").split(b"\n"))
     check_at_most(config, "vocab_size", f"the vocabulary of `{argument}`", size)
     boundary_ids(vocab_file)  # which reads it, before anything is written
+
+
+def check_form(vocab_file, config, argument="vocab_file"):
+    """Raise `InputError`, naming the flag `argument`, unless a model's family takes such a file."""
+    family = family_of(config)
+    if file_name(vocab_file) not in family.load_names().vocabularies:
+        raise InputError(
+            f"`{argument}` must have one WordPiece a line for a {family.name}. Received: {vocab_file}."
+        )
 
 
 def boundary_ids(vocab_file):

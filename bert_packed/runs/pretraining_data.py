@@ -5,6 +5,7 @@ import functools
 import itertools
 import os
 
+from bert_packed.checkpoints.exported_tokenizer import check_form
 from bert_packed.config import ablate, check_at_most, load_model_config, override_dropout
 from bert_packed.core.settings import InputError
 from bert_packed.data.batches import CheckedBatches
@@ -229,10 +230,12 @@ def model_config_of(config, data):
 def check_fits(data, model_config, config):
     """Check by the manifests that the records fit the model.
 
-    Raises `InputError` where a vocabulary or a sequence is larger than the model's tables.
+    Raises `InputError` where a vocabulary or a sequence is larger than the model's tables, or the vocabulary
+    is of no kind that its family has.
     """
     model = config.bert_config_file
     if data.vocabulary:
+        check_form(data.vocabulary.path, model_config)  # what it learns of others has no export
         what = "the vocabulary of `vocab_file`"
         check_at_most(model_config, "vocab_size", what, data.vocabulary.size, model)
     for name, found in (("input_file", data.train), ("eval_input_file", data.eval)):

@@ -145,6 +145,7 @@ def spoil(files, folder):
         ("create", {"tokenizer": "wordpiece"}, "a tokenizer.json is for --tokenizer=byte_bpe"),
         ("train", {"vocab_file": "{bad}/vocab.txt"}, "must be the one that the records of `input_file` were"),
         ("train", {"vocab_file": "{bad}/ours.json"}, "must be the one that the records of `input_file` were"),
+        ("train", {"bert_config_file": "bert-tiny"}, "must have one WordPiece a line for a BERT"),
         ("train", {"bert_config_file": "{bad}/short.json"}, "must be at most max_position_embeddings=20"),
     ],
 )
