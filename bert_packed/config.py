@@ -182,7 +182,7 @@ class ModernBertConfig(BaseConfig):
         "gelu", "of the gates: gelu (exact), gelu_new (tanh) or relu", choices=ACTIVATIONS
     )
     max_position_embeddings: int = setting(8192, "longest sequence", minimum=1)
-    global_attn_every_n_layers: int = setting(3, "one of so many blocks, the first, sees far", minimum=1)
+    global_attn_every_n_layers: int = setting(3, "global attention in the first of every n blocks", minimum=1)
     local_attention: int = setting(
         128, "width of the window of all other blocks; half of it, rounded down, on each side", minimum=1
     )
@@ -204,7 +204,7 @@ class ModernBertConfig(BaseConfig):
     classifier_dropout: float = setting(0.0, "dropout before the classifier", minimum=0, maximum=0.99)
     initializer_range: float = setting(0.02, "standard deviation of initial weights", minimum=0)
     initializer_cutoff_factor: float = setting(
-        2.0, "standard deviations beyond which no initial weight is", minimum=0.01
+        2.0, "standard deviations at which initial weights are cut off", minimum=0.01, maximum=5
     )
     ablation_no_attention_mask: bool = setting(False, "sequences of a pack see one another")
     ablation_no_position_reset: bool = setting(False, "positions go on through the pack")

@@ -16,11 +16,16 @@ from modern_bert_models import CONFIG
 from packs import packed_and_unpacked
 
 from bert_packed.config import FULL_ATTENTION, MASKED_LM, MODEL_SIZES
+from bert_packed.core.settings import InputError
 from bert_packed.models import modern_bert
 from bert_packed.models.context import PackContext
+from bert_packed.models.cpu_gradients import gradients_for_cpus, has_gradients_for_cpus
 from bert_packed.models.dropout import Dropout, packs_from
+from bert_packed.models.local_attention import attend_in_window
 from bert_packed.models.packed_model import build_model
 from bert_packed.models.rematerialisation import find_dropouts
+from bert_packed.objectives.pretraining import masked_lm_objective
+from bert_packed.training import engines
 from bert_packed.training.backend import compiled, gradient
 from bert_packed.training.step_report import jax_program, tensorflow_program
 
@@ -58,6 +63,16 @@ def attend_by_mask(heads, ids_BS, window):
     ("length", "window"), [(24, 5), (24, 6), (25, 24), (7, 10), (9, 1), (9, 0), (200, 64)]
 )
 def test_bands_are_the_dense_mask(length, window):
+    assert_bands_are_dense(length, window)
+
+
+def test_bands_have_the_gradients_for_cpus():
+    with gradients_for_cpus():
+        assert_bands_are_dense(24, 5, [has_gradients_for_cpus])
+
+
+def assert_bands_are_dense(length, window, conditions=()):
+    """In values and gradients; the `conditions` hold where the bands are traced."""
     heads, ids_BS = draw(length)
     weights = ops.convert_to_tensor(np.random.default_rng(1).normal(size=heads[0].shape).astype(np.float32))
 
@@ -69,7 +84,11 @@ def test_bands_are_the_dense_mask(length, window):
 
         return compiled(lambda first_BSNH: (attend(heads), gradient(target)(first_BSNH)))(heads[0])
 
-    got = of(lambda heads: modern_bert.attend_in_window(heads, ids_BS, window, NO_DROPOUT))
+    def attend(heads):
+        assert all(condition() for condition in conditions)
+        return attend_in_window(heads, ids_BS, window, NO_DROPOUT)
+
+    got = of(attend)
     want = of(lambda heads: attend_by_mask(heads, ids_BS, window))
     for one, other in zip(got, want, strict=True):
         one, other = np.asarray(one), np.asarray(other)
@@ -81,11 +100,11 @@ def test_a_part_of_a_batch_drops_the_units_of_the_whole():
     heads, ids_BS = draw(24, num_packs=3)
     dropout = Dropout(0.4)
     dropout.given_seed = np.array([3, 4], np.uint32)
-    want = modern_bert.attend_in_window(heads, ids_BS, 5, dropout, training=True)
+    want = attend_in_window(heads, ids_BS, 5, dropout, training=True)
     for row in range(3):
         with packs_from(row, 3):
             part = [of[row : row + 1] for of in heads]
-            got = modern_bert.attend_in_window(part, ids_BS[row : row + 1], 5, dropout, training=True)
+            got = attend_in_window(part, ids_BS[row : row + 1], 5, dropout, training=True)
         np.testing.assert_allclose(np.asarray(got)[0], np.asarray(want)[row], atol=1e-6)
         assert np.abs(np.asarray(want)[row] - np.asarray(want)[row - 1]).max() > 0.1
 
@@ -139,6 +158,15 @@ def test_initial_weights_are_those_of_the_reference():
     assert counted == 2 + 4 * 3
 
 
+def test_initial_weights_are_finite_at_any_cutoff():
+    """In float32 the share of the normal that is kept must be below 1."""
+    config = dataclasses.replace(CONFIG, initializer_cutoff_factor=5.0)
+    values = np.asarray(modern_bert.CutoffNormal(config)((2000, 1000)))
+    assert 4.5 < np.abs(values).max() / 0.02 < 5.01
+    with pytest.raises(InputError, match="`initializer_cutoff_factor` must be at most 5"):
+        dataclasses.replace(CONFIG, initializer_cutoff_factor=5.5)
+
+
 @uncompiled
 def test_global_blocks_alone_take_a_fused_kernel():
     packed, _ = packed_and_unpacked()
@@ -171,6 +199,20 @@ def test_mixed_precision_keeps_residuals_and_logits():
 
 
 @uncompiled
+def test_the_output_table_is_not_rounded_in_mixed_precision():
+    head = build_model(MASKED_LM, CONFIG, seed=1, dtype="mixed_bfloat16").predictions
+    hidden_BSD = np.random.default_rng(0).normal(size=(2, 5, CONFIG.hidden_size)).astype("float32")
+    table_VD = np.eye(CONFIG.vocab_size, CONFIG.hidden_size, dtype="float32")
+    ones, more = (
+        np.asarray(
+            head(hidden_BSD, np.array([[0, 3], [1, 1]]), keras.Variable(scale * table_VD, autocast=False))
+        )
+        for scale in (1, 1.001)
+    )
+    np.testing.assert_allclose(more, 1.001 * ones, rtol=1e-5)
+
+
+@uncompiled
 def test_each_rate_drops_its_own_units():
     packed, _ = packed_and_unpacked()
     for name, num_layers in (
@@ -195,11 +237,16 @@ def test_recomputed_blocks_give_the_same():
     packed, _ = packed_and_unpacked()
     rates = {"embedding_dropout": 0.1, "attention_dropout": 0.1, "mlp_dropout": 0.1}
     config = dataclasses.replace(CONFIG, **rates)
-    one, other = (build_model(MASKED_LM, config, seed=1, remat=remat) for remat in (False, True))
-    one, other = (
-        compiled(functools.partial(model.encode, training=True), model)(packed) for model in (one, other)
-    )
-    np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-5, atol=1e-5)
+    found = []
+    for remat in (False, True):
+        model = build_model(MASKED_LM, config, seed=1, remat=remat)
+        engine = engines.make_engine(model, masked_lm_objective("per_token"), micro_batch_size=5)
+        gradients, sums = compiled(functools.partial(engine.gradients, training=True), model)(packed)
+        found.append([float(sums["mlm_loss"]), *map(np.asarray, gradients)])
+    assert len(found[0]) == 1 + len(model.trainable_variables)
+    for one, other in zip(*found, strict=True):
+        assert np.abs(one).max() > 0
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 * np.abs(one).max())
 
 
 def test_operations_are_counted_by_hand():

@@ -6,6 +6,7 @@ import functools
 import re
 
 import keras
+import modern_bert_models
 import next_tokens
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from tiny import CONFIG, Trained, to_floats
 from bert_packed.core.settings import InputError
 from bert_packed.models import layers
 from bert_packed.models.cpu_gradients import has_gradients_for_cpus
-from bert_packed.objectives.pretraining import pretraining_objective
+from bert_packed.objectives.pretraining import masked_lm_objective, pretraining_objective
 from bert_packed.parallel.replicas import Replicas, check_shares, make_replicas
 from bert_packed.training import engines
 from bert_packed.training.optimization import EXCLUDED_FROM_DECAY, Lamb
@@ -59,9 +60,10 @@ def make_some(num):
     return Replicas(num, num, strategy=tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(num)]))
 
 
-def make_engine(num_devices, config=WITH_DROPOUT, clip=CLIP, rate=0.01, skips_empty=False):
+def make_engine(num_devices, config=WITH_DROPOUT, clip=CLIP, rate=0.01, skips_empty=False, objective=None):
     replicas = make_some(num_devices) if num_devices > 1 else None
-    objective = dataclasses.replace(pretraining_objective("per_sequence"), skips_empty=skips_empty)
+    objective = objective or pretraining_objective("per_sequence")
+    objective = dataclasses.replace(objective, skips_empty=skips_empty)
     with replicas.scope() if replicas else contextlib.nullcontext():
         model = objective.build_model(config, 1)
         optimizer = Lamb(
@@ -154,6 +156,24 @@ def test_weights_are_those_of_one_device_after_20_steps(trained, num_devices):
     for name in seeds:  # where a run goes on, on another number of devices too
         np.testing.assert_array_equal(many.state[name], one.state[name])
     assert many.evaluated == pytest.approx(one.evaluated, rel=1e-5)
+
+
+@pytest.mark.parametrize("num_devices", [pytest.param(2, marks=dear)])
+def test_a_modern_bert_is_that_of_one_device_after_three_steps(num_devices):
+    """With dropout in its bands."""
+    rates = dict.fromkeys(("embedding_dropout", "attention_dropout", "mlp_dropout"), 0.2)
+    config = dataclasses.replace(modern_bert_models.CONFIG, num_hidden_layers=2, **rates)
+    figures, weights = [], []
+    for number in (1, num_devices):
+        engine = make_engine(number, config, objective=masked_lm_objective("per_token"))
+        figures.append([to_floats(engine.train_step(batch_at(step))) for step in range(3)])
+        weights.append(values_of(engine.weights()))
+    for want, found in zip(*figures, strict=True):
+        assert found.pop("num_stop_requests") == 0
+        assert found == pytest.approx(want, rel=1e-5)
+    one, many = weights
+    for name, values in one.items():
+        np.testing.assert_allclose(many[name], values, atol=1e-5, err_msg=name)
 
 
 def test_evaluation_takes_batches_that_no_micro_batch_divides(trained):
