@@ -63,7 +63,7 @@ def mask_tokens(token_ids, vocabulary, num_predictions, limit, rules, rng):
     Args:
         token_ids: int32 `[L]` with [CLS] and [SEP].
         num_predictions: Wanted; fewer if the sequence is shorter, or no whole word fits the rest.
-        limit: Most predictions if not even one whole word fits `num_predictions`.
+        limit: Most predictions where no whole word fits `num_predictions`: the shortest is cut there.
 
     Returns:
         masked_ids: int32 `[L]`.

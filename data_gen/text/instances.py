@@ -10,6 +10,7 @@ import numpy as np
 
 from bert_packed import schema
 from bert_packed.records.sequences import BERT_LAYOUT, make_sequences, range_indices
+from bert_packed.text.byte_bpe import EncoderVocabulary
 from bert_packed.text.masking import MaskingRules, count_predictions, mask_tokens
 
 NUM_SPECIAL = 3  # [CLS] A [SEP] B [SEP]
@@ -41,7 +42,7 @@ def draw_instances(corpus, pairs, documents, vocabulary, rules, seed, split_inde
         corpus: `TokenCorpus`.
         pairs: int `[m, 2]`. Each duplicate of a document has other segments and masks.
         documents: int `[d]`, ascending: documents from which random nexts are taken.
-        vocabulary: `Vocabulary`.
+        vocabulary: `Vocabulary` of WordPieces, or `EncoderVocabulary` of bytes.
         rules: `InstanceRules`.
         seed, split_index: Keys of the random choices, with the duplicate and the document.
 
@@ -58,11 +59,14 @@ def draw_instances(corpus, pairs, documents, vocabulary, rules, seed, split_inde
             drawn = ((*span, 0) for span in cut_document(corpus, document, rules.max_seq_length))
         for *spans, is_random in drawn:
             token_ids, types = join_segments(corpus.token_ids, spans, vocabulary)
+            most = rules.max_predictions_per_seq
+            num_predictions = count_predictions(len(token_ids), rules.masked_lm_prob, most)
             masked_ids, masked_positions, masked_labels = mask_tokens(
                 token_ids,
                 vocabulary,
-                count_predictions(len(token_ids), rules.masked_lm_prob, rules.max_predictions_per_seq),
-                rules.max_predictions_per_seq,
+                num_predictions,
+                # A line without spaces is one word of bytes: the limit of BERT's words could hide all of it
+                num_predictions if isinstance(vocabulary, EncoderVocabulary) else most,
                 rules.masking,
                 rng,
             )

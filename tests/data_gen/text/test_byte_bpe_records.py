@@ -1,5 +1,7 @@
 """Masked records of byte-level BPE: the whole text, special tokens by name, whole words, fresh masks."""
 
+import re
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -25,11 +27,11 @@ NUM_DOCUMENTS, LENGTH, PROBABILITY = 40, 48, 0.3
 
 
 def write_text(path):
-    """Documents of lines, which name their document: list of str."""
+    """Documents of lines, which begin with the numbers of document and line: list of str."""
     rng = np.random.default_rng(0)
     words = ["The", "cats'", "packs,", "of", "", "packs;", "naïvely", "(packed)!", "12", "🐈"]
     documents = [
-        "\n".join(f"doc{i} " + " ".join(rng.choice(words, 1 + n % 5)) for n in range(1 + i % 12))
+        "\n".join(f"doc{i} {n} " + " ".join(rng.choice(words, 1 + n % 5)) for n in range(1 + i % 12))
         for i in range(NUM_DOCUMENTS)
     ]
     path.write_text("\n\n".join(documents))
@@ -77,16 +79,23 @@ def test_records_hold_the_text_between_special_tokens(made):
     """Documents are as the file has them, cut after lines, and each sequence but the last is full."""
     name, folder, documents, manifest = made
     tokenizer = byte_bpe.load(folder / "given.json").tokenizer
+    ends_line = load_maskable(folder / "given.json").ends_line
     start, end, *_ = SPECIAL_IDS[name]
     found = sequences_of(folder / "instances")
     assert {(whole[0], whole[-1]) for _, whole, _ in found} == {(start, end)}
-    pieces = sorted(decode(tokenizer, whole[1:-1]) for _, whole, _ in found)
-    texts = [tokenizer.normalizer.normalize_str(one) if tokenizer.normalizer else one for one in documents]
-    by_document = {i: [one for one in pieces if one.startswith(f"doc{i} ")] for i in range(NUM_DOCUMENTS)}
-    assert sum(map(len, by_document.values())) == len(pieces) == len(found) > NUM_DOCUMENTS + 10
-    for i, text in enumerate(texts):
-        assert sorted(text) == sorted("".join(by_document[i]))
-        assert all(one in text and one[-1] == "\n" for one in by_document[i] if not text.endswith(one))
+    by_document = [{} for _ in documents]
+    for _, whole, _ in found:
+        text = decode(tokenizer, whole[1:-1])
+        document, line = re.match(r"doc(\d+) (\d+) ", text).groups()
+        by_document[int(document)][int(line)] = text, whole[1:-1].tolist()
+    assert sum(map(len, by_document)) == len(found) > NUM_DOCUMENTS + 10
+    for text, pieces in zip(documents, by_document, strict=True):
+        texts, ids = zip(*(pieces[line] for line in sorted(pieces)), strict=True)
+        assert "".join(texts) == (tokenizer.normalizer.normalize_str(text) if tokenizer.normalizer else text)
+        assert all(one[-1] == "\n" for one in texts[:-1])
+        for one, other in pairwise(ids):
+            next_line = next(byte_bpe.split_lines(other, ends_line))
+            assert len(one) + 2 <= LENGTH < len(one) + len(next_line) + 2
     assert manifest["splits"]["train"]["num_tokens_cut"] == 0
     assert (manifest["objective"], manifest["tokenizer"]) == ("mlm", "byte_bpe")
     assert (folder / "instances/tokenizer.json").read_bytes() == (folder / "given.json").read_bytes()
@@ -137,6 +146,16 @@ def test_whole_words(tmp_path):
         # Random tokens alone, and none of them special
         hidden = np.concatenate([masked[places] for masked, _, places in found])
         assert not np.isin(hidden, range(5)).any() and len(np.unique(hidden)) > 200
+
+
+def test_a_line_without_spaces_is_one_word_of_which_a_share_is_masked(tmp_path):
+    lines = ["猫犬鳥", "https://example.org/?q=12", "猫犬鳥猫", "doc12-packs/naïvely"]
+    (tmp_path / "text.txt").write_text("\n\n".join(lines))
+    make(tmp_path, "roberta", tmp_path / "words", do_whole_word_mask=True, num_shards=1)
+    found = sequences_of(tmp_path / "words")
+    sizes = [(len(whole), len(places)) for _, whole, places in found]
+    assert len(sizes) == len(lines) and min(sizes)[0] < 15 + 2  # of one word that P = 15 would hide whole
+    assert [num for _, num in sizes] == [round(PROBABILITY * size) for size, _ in sizes]
 
 
 def test_packs_are_proven_traced_and_masked_anew(made):
