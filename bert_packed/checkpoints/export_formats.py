@@ -68,10 +68,9 @@ def write_hugging_face(folder, model, weights, missing=(), vocab_file="", do_low
     if classes:
         config["id2label"] = {str(number): name for number, name in enumerate(classes)}
         config["label2id"] = {name: number for number, name in enumerate(classes)}
-    config |= names.token_ids(vocab_file)
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    ids = names.token_ids(vocab_file)
+    (folder / "config.json").write_text(json.dumps(config | ids, indent=1) + "\n")
     if vocab_file:
-        ids = names.token_ids(vocab_file)
         write_tokenizer(folder, vocab_file, do_lower_case, model.config.max_position_embeddings, ids)
 
 

@@ -11,13 +11,7 @@ from bert_packed import schema
 from bert_packed.config import check_at_most, family_of
 from bert_packed.core.settings import InputError
 from bert_packed.text import byte_bpe, tokenization
-
-WORDPIECES, TOKENIZER_JSON = "vocab.txt", "tokenizer.json"
-
-
-def file_name(vocab_file):
-    """The name of a vocabulary's file in a folder of Hugging Face."""
-    return TOKENIZER_JSON if vocab_file.endswith(".json") else WORDPIECES
+from bert_packed.text.vocabularies import TOKENIZER_JSON, file_name
 
 
 def check_vocabulary(vocab_file, config, argument="vocab_file"):

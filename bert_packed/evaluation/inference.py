@@ -21,8 +21,8 @@ from bert_packed.objectives.features import TOKENS
 from bert_packed.parallel.targets import devices_here
 from bert_packed.records.sequences import BERT_LAYOUT, make_sequences
 from bert_packed.tasks.update_packs import assemble_filled, pack_all
-from bert_packed.text import tokenization
-from bert_packed.text.vocabularies import kind_of, load_maskable
+from bert_packed.text import byte_bpe, tokenization
+from bert_packed.text.vocabularies import TOKENIZER_JSON, file_name, load_maskable
 from bert_packed.training.engines import choose_backend
 
 # From a text's hidden states `[tokens, D]`; copies, since a slice would keep the whole batch in memory
@@ -33,6 +33,7 @@ POOLINGS = {
 }
 NUM_SPECIAL = 2  # [CLS] and [SEP]
 ALGORITHM = "lpfhp"  # plans at once, where others search
+MOST_TOKENS = 1024  # of a text, unless more is asked for: dense scores of 8,192 tokens take 256 MiB a head
 # Defaults: packs in a batch, and batches that threads compute at once
 CPU_BATCH_SIZE, BATCH_SIZE = 1, 8
 CPU_NUM_BATCHES_AT_ONCE, NUM_BATCHES_AT_ONCE = 2, 1
@@ -112,11 +113,13 @@ def load_encoder(
     Args:
         init_checkpoint: As `--init_checkpoint` of `run_pretraining.py`: ours, Hugging Face's or Google's.
         vocab_file: WordPieces, one a line, or a `tokenizer.json` of byte-level BPE; "" is the `vocab.txt` or
-            else the `tokenizer.json` of the checkpoint, or of its run.
+            else the `tokenizer.json` of the checkpoint, or of its run, as far as such a model reads it.
         bert_config_file: The model's shape; "" is as stored with the checkpoint.
         do_lower_case: True where text loses case and accents; None is as the run of the checkpoint or a
             Hugging Face folder's `tokenizer_config.json` says, else True. Of WordPieces alone.
-        max_seq_length: S; None is the longest that the model has positions for.
+        max_seq_length: S; None is 1,024, or the longest that the model has positions for where that is less.
+            Attention is by the fused kernel where there is one and 128 divides S, else by scores that grow
+            with the square of S.
         batch_size: B; None is 1 on a CPU, where more are no faster, and 8 elsewhere.
         dtype: "float32" or "mixed_bfloat16".
         num_batches_at_once: Batches computed by a thread each; None is 2 on a CPU, and 1 elsewhere.
@@ -130,31 +133,39 @@ def load_encoder(
     # Keras: not before the backend is chosen
     from keras import ops
 
+    from bert_packed.checkpoints.exported_tokenizer import check_form
+    from bert_packed.models.flash_attention import choose_attention
     from bert_packed.models.packed_model import build_model
-    from bert_packed.runs.vocabulary import NAMES, find_vocab, known_case
+    from bert_packed.runs.vocabulary import find_vocab, known_case, names_for
     from bert_packed.training.backend import compiled
     from bert_packed.training.engines.engine import named_weights
 
     config = starting_weights.read_model_config(init_checkpoint, bert_config_file)
-    vocab_path = find_vocab(init_checkpoint, vocab_file, NAMES)
+    vocab_path = find_vocab(init_checkpoint, vocab_file, names_for(config))
+    check_form(vocab_path, config)
     vocabulary = load_maskable(vocab_path)
     model = init_checkpoint, bert_config_file
     starting_weights.check_reads(config, [MASKED_LM], max_seq_length or 0, len(vocabulary), *model)
     if dtype not in DTYPES:
         raise InputError(f"`dtype` must be one of {', '.join(DTYPES)}. Received: {dtype!r}.")
-    on_cpus = devices_here().platform == "cpu"
+    platform = devices_here().platform
+    on_cpus = platform == "cpu"
     batch_size = _at_least_one("batch_size", batch_size, CPU_BATCH_SIZE if on_cpus else BATCH_SIZE)
     at_once = CPU_NUM_BATCHES_AT_ONCE if on_cpus else NUM_BATCHES_AT_ONCE
     num_batches_at_once = _at_least_one("num_batches_at_once", num_batches_at_once, at_once)
-    length = config.max_position_embeddings if max_seq_length is None else max_seq_length
-    if length is None or length < NUM_SPECIAL:
+    length = min(config.max_position_embeddings, MOST_TOKENS) if max_seq_length is None else max_seq_length
+    if length < NUM_SPECIAL:
         raise InputError(f"`max_seq_length` must be at least {NUM_SPECIAL}. Received: {length}.")
     if do_lower_case is None:
         known = known_case(init_checkpoint)
         do_lower_case = True if known is None else known
-    tokenizer = kind_of(vocab_path, do_lower_case=do_lower_case).load(vocab_path).tokenizer
+    if file_name(vocab_path) == TOKENIZER_JSON:
+        tokenizer = byte_bpe.load(vocab_path).tokenizer
+    else:
+        tokenizer = tokenization.make_tokenizer(vocabulary, do_lower_case)
+    attention = choose_attention("auto", config, length, platform)
     # The head is not used; any may be missing in a checkpoint
-    model = build_model(MASKED_LM, config, seed=0, dtype=dtype)
+    model = build_model(MASKED_LM, config, seed=0, dtype=dtype, attend=attention.attend)
     starting_weights.load(init_checkpoint, named_weights(model), config, MASKED_LM)
     return TextEncoder(
         compiled(lambda batch: ops.cast(model.encode(batch, training=False), "float32"), model),

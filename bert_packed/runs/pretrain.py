@@ -79,7 +79,7 @@ def _run(config, backend, processes):
         latest = run_directory.agree(folder, config, facts, print, processes)
         if not latest:
             pretraining.check_start(config, model_config, folder)
-            vocabulary.check_start(config.init_checkpoint, data.vocabulary)
+            vocabulary.check_start(config.init_checkpoint, model_config, data.vocabulary)
             features = choose_objective(config.objective, model_config, config).features
             check_held_out(data, model_config, config, features, pretraining.shard_of(config, processes))
         attention = choose_attention(

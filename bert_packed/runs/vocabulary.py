@@ -2,11 +2,11 @@
 
 import dataclasses
 import hashlib
+import json
 from pathlib import Path
 
 from bert_packed.checkpoints import checkpoint
-from bert_packed.checkpoints.exported_tokenizer import TOKENIZER_JSON, file_name
-from bert_packed.checkpoints.exported_tokenizer import WORDPIECES as VOCAB_FILE
+from bert_packed.config import family_of, load_model_config
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256, is_file, open_file, read_json, write_json, write_whole
 from bert_packed.data.dynamic_masking import DynamicMasking
@@ -15,7 +15,8 @@ from bert_packed.runs import run_directory
 from bert_packed.text import byte_bpe
 from bert_packed.text.masking import masking_rules
 from bert_packed.text.tokenization import load_vocab
-from bert_packed.text.vocabularies import load_maskable
+from bert_packed.text.vocabularies import TOKENIZER_JSON, file_name, load_maskable
+from bert_packed.text.vocabularies import WORDPIECES as VOCAB_FILE
 
 TOKENIZER_CONFIG = "tokenizer_config.json"  # of Hugging Face
 NAMES = (VOCAB_FILE, TOKENIZER_JSON)
@@ -38,6 +39,12 @@ class RecordsVocabulary:
         return {"file": file_name(self.path), "sha256": checksum, "do_lower_case": self.do_lower_case}
 
 
+def names_for(model_config):
+    """Those of `NAMES` that the vocabulary of a model's family may have: list."""
+    able = family_of(model_config).load_names().vocabularies
+    return [name for name in NAMES if name in able]
+
+
 def find_vocab(init_checkpoint, vocab_file="", names=(VOCAB_FILE,)):
     """The vocabulary that is given, else the one of a checkpoint: `Path`; raises `InputError` for none.
 
@@ -53,8 +60,8 @@ def find_vocab(init_checkpoint, vocab_file="", names=(VOCAB_FILE,)):
     )
 
 
-def _vocab_beside(init_checkpoint, names=NAMES):
-    """The vocabulary of a checkpoint: `Path`, or None."""
+def _vocab_beside(init_checkpoint, names):
+    """The file of a checkpoint that has one of the names, the first before others: `Path`, or None."""
     start = Path(init_checkpoint)
     folders = [start] if init_checkpoint else []
     # A run writes vocab.txt beside its checkpoints, and Google beside a prefix. Beside another whole model
@@ -65,16 +72,16 @@ def _vocab_beside(init_checkpoint, names=NAMES):
     return next((path for path in paths if path.is_file()), None)
 
 
-def check_start(init_checkpoint, records):
+def check_start(init_checkpoint, model_config, records):
     """Refuse weights that learned other tokens than the records have, where both are known.
 
     `records` is a `RecordsVocabulary` or None. Raises `InputError`.
     """
     if not records:
         return
-    # A BERT of Hugging Face has files of both names
+    # A BERT of Hugging Face may have its WordPieces in a tokenizer.json too, or in that alone
     name = file_name(records.path)
-    path = _vocab_beside(init_checkpoint, [name]) or _vocab_beside(init_checkpoint)
+    path = _vocab_beside(init_checkpoint, [name]) or _vocab_beside(init_checkpoint, names_for(model_config))
     if path and (path.name != name or not _have_equal_tokens(path, records)):
         raise InputError(
             f"`init_checkpoint` must have the vocabulary of the records of `input_file`, {records.path}. "
@@ -83,12 +90,19 @@ def check_start(init_checkpoint, records):
 
 
 def _have_equal_tokens(path, records):
-    """Whether a vocabulary has the tokens of a `RecordsVocabulary` of the same kind."""
+    """Whether a checkpoint's vocabulary has the tokens of a `RecordsVocabulary` of the same kind."""
     if path.name == VOCAB_FILE:
         # Tokens hold no ASCII white space: line ends may differ
         return path.read_bytes().split() == records.content.split()
-    # Programs write the same tokenizer in other words
-    return byte_bpe.load(path).tokenizer.get_vocab() == byte_bpe.load(records.path).tokenizer.get_vocab()
+    theirs = byte_bpe.load(path, "init_checkpoint").tokenizer
+    return _ids_of_texts(theirs) == _ids_of_texts(byte_bpe.load(records.path).tokenizer)
+
+
+def _ids_of_texts(tokenizer):
+    """What decides the ids of texts; programs write the rest of an equal tokenizer in other words."""
+    content = json.loads(tokenizer.to_str())
+    parts = content["model"].get("merges"), content["normalizer"], content["pre_tokenizer"]
+    return tokenizer.get_vocab(), *parts
 
 
 def describe_vocabulary(path, size, model_config, has_checkpoint):
@@ -233,12 +247,14 @@ def make_masking(config, vocabulary):
 
 def _find_file(config, train, is_needed):
     """The file of the vocabulary of packs, "" where it is neither found nor needed."""
+    # A checksum says which file is meant; without one, files that the model cannot read are others'
+    names = NAMES if train.vocabularies else names_for(load_model_config(config.bert_config_file))
     folders = list(dict.fromkeys([*map(folder_of, train.files), *train.input_folders]))
     runs = [config.init_checkpoint and run_folder(config.init_checkpoint)]
     if not config.overwrite and checkpoint.list_checkpoints(Path(config.output_dir)):
         runs.append(config.output_dir)  # another run's, where a new one starts
     for folder in [*folders, *filter(None, runs)]:
-        for name in NAMES:
+        for name in names:
             path = f"{folder}/{name}"
             # One of another checksum may lie there by chance
             if is_file(path) and (not train.vocabularies or file_sha256(path) in train.vocabularies):
@@ -246,6 +262,6 @@ def _find_file(config, train, is_needed):
     if not is_needed:
         return ""
     raise InputError(
-        f"`vocab_file` must be given with masking=dynamic where no {' or '.join(NAMES)} is beside the "
+        f"`vocab_file` must be given with masking=dynamic where no {' or '.join(names)} is beside the "
         f"records of `input_file` or what they were packed from. Received: nothing, and {', '.join(folders)}."
     )

@@ -46,7 +46,7 @@ class DocumentTokenizer:
 
 @dataclasses.dataclass(frozen=True)
 class EncoderVocabulary:
-    """Tokens of bytes by id: what making and masking sequences reads of a vocabulary, and the padding.
+    """Tokens of bytes by id: what making and masking sequences reads of a vocabulary.
 
         token              [CLS]  The   Ġcat  s   ,   Ċ   At
         is_continuation      1     1     0    1   1   0   1      no white space at its beginning
@@ -59,7 +59,6 @@ class EncoderVocabulary:
     cls_id: int
     sep_id: int
     mask_id: int
-    pad_id: int
     is_continuation: np.ndarray  # bool [V]
     ends_line: np.ndarray  # bool [V]
     ordinary_ids: np.ndarray  # int32, ascending: ids of tokens that are not special
@@ -69,8 +68,8 @@ class EncoderVocabulary:
         return len(self.is_continuation)
 
 
-def load(path):
-    """`DocumentTokenizer` of a `tokenizer.json`, ours or another's.
+def load(path, argument="vocab_file"):
+    """`DocumentTokenizer` of a `tokenizer.json`, ours or another's; `argument` names the flag in messages.
 
     Raises:
         InputError: the file is no tokenizer, or has none of `BOUNDARIES`.
@@ -84,7 +83,7 @@ def load(path):
         if isinstance(error, OSError):
             raise
         raise InputError(
-            f"`vocab_file` must be a tokenizer.json, as `tokenizers` writes it. Received: {path}: {error}."
+            f"`{argument}` must be a tokenizer.json, as `tokenizers` writes it. Received: {path}: {error}."
         ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -96,7 +95,7 @@ def load(path):
             return DocumentTokenizer(tokenizer, ids[start], ids[end], max(ids.values()) + 1)
     wanted = "; ".join(" and ".join(dict.fromkeys(pair)) for pair in BOUNDARIES)
     raise InputError(
-        f"`vocab_file` must hold tokens that open and close a document: {wanted}. "
+        f"`{argument}` must hold tokens that open and close a document: {wanted}. "
         f"Received: {path}, with none."
     )
 
@@ -129,7 +128,7 @@ def load_encoder_vocabulary(path):
         is_continuation[index] = not token.startswith(WHITE_SPACE)
         ends_line[index] = LINE_END in token or "\n" in token
     ordinary = np.array(sorted({*ids.values()} - special), np.int32)
-    return EncoderVocabulary(*found, is_continuation, ends_line, ordinary)
+    return EncoderVocabulary(*found[:3], is_continuation, ends_line, ordinary)
 
 
 def find_encoder_tokens(tokenizer):

@@ -6,6 +6,13 @@ from bert_packed.core.settings import InputError
 from bert_packed.text import byte_bpe, tokenization
 from bert_packed.text.byte_bpe import DocumentTokenizer
 
+WORDPIECES, TOKENIZER_JSON = "vocab.txt", "tokenizer.json"
+
+
+def file_name(vocab_file):
+    """The name of a vocabulary's file in a folder of Hugging Face, which says its kind."""
+    return TOKENIZER_JSON if str(vocab_file).endswith(".json") else WORDPIECES
+
 
 @dataclasses.dataclass(frozen=True)
 class WordPieces:
@@ -13,11 +20,11 @@ class WordPieces:
 
     vocab_size: int  # of one that is trained
     do_lower_case: bool  # strip case and accents
-    file_name = "vocab.txt"
+    file_name = WORDPIECES
 
     def check(self, path):
         """Raise `InputError` unless the file is such a vocabulary."""
-        if path.endswith(".json"):
+        if file_name(path) == TOKENIZER_JSON:
             raise InputError(
                 "`vocab_file` must have one WordPiece a line; a tokenizer.json is for --tokenizer=byte_bpe. "
                 f"Received: {path}."
@@ -46,7 +53,7 @@ class ByteBpe:
 
     vocab_size: int
     is_encoder: bool = False  # its tokens are masked
-    file_name = "tokenizer.json"
+    file_name = TOKENIZER_JSON
 
     def check(self, path):
         (byte_bpe.load_encoder_vocabulary if self.is_encoder else byte_bpe.load)(path)
@@ -61,13 +68,6 @@ class ByteBpe:
         return {"vocab_size": byte_bpe.load(path).vocab_size}
 
 
-def kind_of(path, vocab_size=0, do_lower_case=True):
-    """`WordPieces`, or `ByteBpe` whose tokens are masked, by the name of a vocabulary's file."""
-    if str(path).endswith(".json"):
-        return ByteBpe(vocab_size, is_encoder=True)
-    return WordPieces(vocab_size, do_lower_case)
-
-
 def load_maskable(path):
     """The vocabulary of records with masks, by the name of its file.
 
@@ -79,5 +79,5 @@ def load_maskable(path):
         InputError: the file is no such vocabulary.
         OSError: it cannot be read.
     """
-    is_json = str(path).endswith(".json")
+    is_json = file_name(path) == TOKENIZER_JSON
     return (byte_bpe.load_encoder_vocabulary if is_json else tokenization.load_vocab)(path)

@@ -27,7 +27,7 @@ from bert_packed.runs.export_config import ExportConfig
 from bert_packed.runs.pretrain import pretrain
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.schema import MLM
-from bert_packed.text.vocabularies import load_maskable
+from bert_packed.text.vocabularies import TOKENIZER_JSON, file_name, load_maskable
 from bert_packed.text_to_model import choices
 from bert_packed.text_to_model.config import TrainingResult
 from bert_packed.text_to_model.output_folder import OutputFolder, begin, describe_text
@@ -102,7 +102,7 @@ def check(config, num_bytes):
         )
     if start:
         starting_weights.check(start, model_config, MASKED_LM)
-        case = known_case(start)
+        case = known_case(start) if tokenizer == WORDPIECE else None
         if case not in (None, config.do_lower_case):
             raise InputError(
                 f"`do_lower_case` must be as in the training of `init_checkpoint`, {case}. "
@@ -112,14 +112,13 @@ def check(config, num_bytes):
 
 def find_vocabulary(config):
     """Path of the vocabulary of a `TrainConfig`, "" where it is trained, and its kind, of `TOKENIZERS`."""
-    from bert_packed.runs.vocabulary import NAMES, find_vocab  # TensorFlow
+    from bert_packed.runs.vocabulary import find_vocab, names_for  # TensorFlow
 
-    able = family_of(_read_model_config(config)).load_names().vocabularies
-    path, found = "", able[0]
+    model_config = _read_model_config(config)
+    path, found = "", family_of(model_config).load_names().vocabularies[0]
     if config.vocab_file or config.init_checkpoint:
-        names = [name for name in NAMES if name in able]
-        path = found = str(find_vocab(config.init_checkpoint, config.vocab_file, names))
-    return path, BYTE_BPE if found.endswith(".json") else WORDPIECE
+        path = found = str(find_vocab(config.init_checkpoint, config.vocab_file, names_for(model_config)))
+    return path, BYTE_BPE if file_name(found) == TOKENIZER_JSON else WORDPIECE
 
 
 def _read_model_config(config, num_tokens=None):

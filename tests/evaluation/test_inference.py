@@ -9,15 +9,20 @@ import threading
 import keras
 import numpy as np
 import pytest
+from byte_tokenizers import roberta
 from encoder_files import TEXTS, write_encoder
+from modern_bert_models import CONFIG as MODERN_BERT
 from reference import import_reference, minilm_folder, reference_minilm
 from tiny import CONFIG, make_engine
 
 from bert_packed.checkpoints import checkpoint
-from bert_packed.config import ablate
+from bert_packed.config import MASKED_LM, ablate
 from bert_packed.core.settings import InputError
 from bert_packed.evaluation import inference
-from bert_packed.models import layers
+from bert_packed.models import flash_attention, layers
+from bert_packed.models.packed_model import build_model
+from bert_packed.text import byte_bpe
+from bert_packed.training.engines.engine import named_weights
 
 pytestmark = pytest.mark.both_backends
 
@@ -133,6 +138,39 @@ def test_case_is_as_the_tokenizers_settings_say(model_folder, tmp_path):
     (tmp_path / "tokenizer_config.json").write_text("[]")
     with pytest.raises(InputError, match=r"tokenizer_config\.json must hold a JSON object"):
         load()
+
+
+def test_a_tokenizer_that_the_models_family_cannot_read(model_folder, tmp_path):
+    shutil.copytree(model_folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "vocab.txt").rename(tmp_path / "words.txt")
+    byte_bpe.save(roberta(), tmp_path / "tokenizer.json")
+    with pytest.raises(InputError, match=r"`vocab_file` must be given where no vocab\.txt is beside"):
+        inference.load_encoder(tmp_path)
+    with pytest.raises(InputError, match=r"must have one WordPiece a line for a BERT\. Received: .*json"):
+        inference.load_encoder(tmp_path, tmp_path / "tokenizer.json")
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_long_contexts_are_asked_for_and_take_the_fused_kernel(tmp_path, monkeypatch):
+    config = dataclasses.replace(MODERN_BERT, vocab_size=330, max_position_embeddings=8192)
+    checkpoint.save_weights(tmp_path, named_weights(build_model(MASKED_LM, config, 0)), config)
+    byte_bpe.save(roberta(), tmp_path / "tokenizer.json")
+    asked, shapes = [], []
+
+    def attend(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS):
+        shapes.append(query_BSNH.shape)
+        return value_BSNH
+
+    def choose(*of):
+        asked.append(of)
+        return flash_attention.Attention(attend, "")
+
+    monkeypatch.setattr(flash_attention, "choose_attention", choose)
+    encoders = [inference.load_encoder(tmp_path, max_seq_length=length) for length in (None, 1280)]
+    assert [encoder.max_seq_length for encoder in encoders] == [1024, 1280]
+    assert asked == [("auto", config, length, "cpu") for length in (1024, 1280)]
+    encoders[1].encode(["packs"])
+    assert shapes == [(1, 1280, 2, 8)] * 2  # of the global blocks
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 import os
 
 import pytest
+from byte_tokenizers import ours
 from tiny import write_data
 
 from bert_packed.config import ModelConfig
@@ -65,6 +66,16 @@ def test_another_one_that_lies_nearer_is_passed_over(packed):
     save_vocab(Vocabulary((*SPECIAL_TOKENS, "other")), "packed/vocab.txt")
     os.rename("vocab.txt", "instances/vocab.txt")
     assert read().masking.vocab_size == 7
+
+
+def test_one_that_the_model_cannot_read_is_passed_over_where_no_checksum_names_it(packed):
+    without_checksum(packed)
+    byte_bpe.save(ours(), packed / "tokenizer.json")
+    with pytest.raises(InputError, match=r"`vocab_file` must be given .* where no vocab\.txt is beside"):
+        read()
+    os.rename("vocab.txt", "instances/vocab.txt")
+    assert read().masking.vocab_size == 7
+    assert read(bert_config_file="modernbert-tiny").masking.vocab_size == 286
 
 
 @pytest.mark.parametrize("inputs", [5, ["a"], [{"name": "x"}], [{"path": 3}]])

@@ -4,13 +4,16 @@ import dataclasses
 import json
 
 import pytest
+from byte_tokenizers import ours, roberta
+from modern_bert_models import CONFIG as MODERN_BERT
 from tiny import CONFIG
+from tokenizers import normalizers
 
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256
 from bert_packed.runs import finetuning, vocabulary
 from bert_packed.runs.finetuning_config import FinetuneConfig
-from bert_packed.text import tokenization
+from bert_packed.text import byte_bpe, tokenization
 
 
 def config(**settings):
@@ -94,3 +97,70 @@ def test_rows_that_round_a_vocabulary_up():
             with pytest.raises(InputError, match=f"of its vocab_size={rows}. Received: v, of {size}"):
                 describe("v", size, model, True)
         assert "more rows" in describe("v", size, model, False)
+
+
+def records_of(path):
+    return vocabulary.RecordsVocabulary(str(path), path.read_bytes(), 5, None)
+
+
+def test_a_start_on_records_of_word_pieces(tmp_path):
+    """A BERT of Hugging Face may have its WordPieces in a tokenizer.json alone."""
+    (tmp_path / "vocab.txt").write_text("\n".join([*tokenization.SPECIAL_TOKENS, "a"]))
+    records, start = records_of(tmp_path / "vocab.txt"), tmp_path / "start"
+    start.mkdir()
+    byte_bpe.save(ours(), start / "tokenizer.json")
+    vocabulary.check_start(start, CONFIG, records)
+    with pytest.raises(
+        InputError, match=r"`init_checkpoint` must have .*Received: .*tokenizer\.json, another"
+    ):
+        vocabulary.check_start(start, MODERN_BERT, records)
+    # Beside that file the one of the same name counts
+    (start / "vocab.txt").write_text((tmp_path / "vocab.txt").read_text() + "\n")
+    vocabulary.check_start(start, MODERN_BERT, records)
+    (start / "vocab.txt").write_text("\n".join([*tokenization.SPECIAL_TOKENS, "b"]))
+    with pytest.raises(InputError, match=r"Received: .*vocab\.txt, another one"):
+        vocabulary.check_start(start, CONFIG, records)
+
+
+def join_merges(content):
+    """As older versions of `tokenizers` wrote them."""
+    content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]
+
+
+def swap_merges(content):
+    merges = content["model"]["merges"]
+    merges[0], merges[1] = merges[1], merges[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "is_equal"),
+    [
+        (join_merges, True),
+        (lambda content: content.update(post_processor=None, truncation=None), True),
+        (swap_merges, False),
+        (lambda content: content.update(normalizer=json.loads(normalizers.NFC().__getstate__())), False),
+        (lambda content: content["pre_tokenizer"].update(add_prefix_space=True), False),
+        (lambda content: content["model"]["vocab"].update({"!": 6, '"': 5}), False),
+    ],
+)
+def test_a_start_on_records_of_bytes(tmp_path, change, is_equal):
+    """Its tokenizer gives every text the ids that the records have, whatever else is in the file."""
+    content = json.loads(roberta().to_str())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    change(content)
+    (tmp_path / "start").mkdir()
+    (tmp_path / "start/tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "start/vocab.txt").write_text("of a file of the same name none is asked")
+    records = records_of(tmp_path / "tokenizer.json")
+    if is_equal:
+        return vocabulary.check_start(tmp_path / "start", MODERN_BERT, records)
+    with pytest.raises(InputError, match="`init_checkpoint` must have the vocabulary of the records"):
+        vocabulary.check_start(tmp_path / "start", MODERN_BERT, records)
+
+
+def test_a_damaged_tokenizer_beside_a_start(tmp_path):
+    byte_bpe.save(ours(), tmp_path / "tokenizer.json")
+    (tmp_path / "start").mkdir()
+    (tmp_path / "start/tokenizer.json").write_text("{")
+    with pytest.raises(InputError, match=r"`init_checkpoint` must be a tokenizer\.json, as `tokenizers`"):
+        vocabulary.check_start(tmp_path / "start", MODERN_BERT, records_of(tmp_path / "tokenizer.json"))

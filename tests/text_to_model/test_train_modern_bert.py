@@ -37,7 +37,7 @@ def settings_of(text, **settings):
     given = {name: str(text / path) for name, path in given.items()}
     given |= {"max_seq_length": LENGTH, "num_train_epochs": 1.0, "num_workers": 1}
     return TrainConfig(
-        **{**given, **{k: v.format(text=text) if v is str(v) else v for k, v in settings.items()}}
+        **{**given, **{k: v.format(text=text) if isinstance(v, str) else v for k, v in settings.items()}}
     )
 
 
@@ -62,6 +62,20 @@ def test_the_kind_of_the_vocabulary(text, settings, expected):
     checkpoint.save_weights(text / "start", named_weights(build_model(MASKED_LM, config, 0)), config)
     found = steps.find_vocabulary(settings_of(text, **settings))
     assert found == tuple(part.format(text=text) for part in expected)
+
+
+def test_the_case_of_a_byte_level_checkpoint_is_its_own(text):
+    """`do_lower_case` is of WordPieces, whatever Hugging Face's settings beside bytes say."""
+    config = dataclasses.replace(CONFIG, vocab_size=330, max_position_embeddings=LENGTH)
+    checkpoint.save_weights(text / "start", named_weights(build_model(MASKED_LM, config, 0)), config)
+    (text / "start/tokenizer_config.json").write_text('{"do_lower_case": false}')
+    given = settings_of(text, bert_config_file="", init_checkpoint="{text}/start")
+    (text / "tokenizer.json").rename(text / "start/tokenizer.json")
+    steps.check(given, 10**6)
+    (text / "start/tokenizer.json").unlink()
+    (text / "vocab.txt").rename(text / "start/vocab.txt")
+    with pytest.raises(InputError, match=r"`do_lower_case` must be as in the training .*, False"):
+        steps.check(given, 10**6)
 
 
 @pytest.mark.parametrize(
