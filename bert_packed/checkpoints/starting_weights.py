@@ -237,7 +237,8 @@ def stored_ablations(path):
 def stored_head(path):
     """The head of a checkpoint, by its tensors, and its number of outputs: `(name, number)`.
 
-    A bare encoder counts as one with the first head of its family.
+    A bare encoder counts as one with the first head of its family. Where several heads of Hugging Face's have
+    one name, and `config.json` has no `architectures`, it is that of classes of sequences.
     """
     source = _find(path)
     shapes, classes, config = source.shapes(), source.classes(), source.config()

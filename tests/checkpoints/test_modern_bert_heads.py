@@ -121,6 +121,17 @@ def test_a_head_is_not_taken_for_another_of_the_same_names(stored, form, tmp_pat
         )
 
 
+@pytest.mark.parametrize("stored", CLASSES)
+def test_a_head_whose_class_is_not_named_counts_as_one_of_sequences(stored, tmp_path):
+    save(tmp_path / "ours", make_model(stored))
+    assert run_export(init_checkpoint=tmp_path / "ours", output_dir=tmp_path / "hf", format="hf") == 0
+    content = json.loads((tmp_path / "hf/config.json").read_text())
+    del content["architectures"]
+    (tmp_path / "hf/config.json").write_text(json.dumps(content))
+    num_outputs = 2 if stored == QUESTION_ANSWERING else NUM_CLASSES
+    assert starting_weights.stored_head(tmp_path / "hf") == (CLASSIFICATION, num_outputs)
+
+
 @pytest.mark.parametrize("form", ["ours", "hf"])
 def test_a_pretrained_model_starts_a_fine_tuning(form, tmp_path):
     save(tmp_path / "ours", make_model(MASKED_LM))
