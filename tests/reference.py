@@ -20,6 +20,7 @@ def import_reference():
         torch = pytest.importorskip("torch", reason="pip install -e '.[reference]'")
         transformers = pytest.importorskip("transformers", reason="pip install -e '.[reference]'")
     transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)  # of tiny models: two threads wait for each other where other tests run too
     return torch, transformers
 
 
