@@ -235,7 +235,12 @@ def test_sizes_are_those_of_the_paper():
 # ---- the audit
 
 
-@pytest.mark.parametrize("ablation", ["", "no_attention_mask", "no_position_reset"])
+# JAX compiles each for ten seconds
+dear = [pytest.mark.slow] if keras.backend.backend() == "jax" else []
+ablated = [pytest.param(name, marks=dear) for name in ("no_attention_mask", "no_position_reset")]
+
+
+@pytest.mark.parametrize("ablation", ["", *ablated])
 def test_the_audit(tmp_path, capsys, ablation):
     """Positions that go on leave no other trace in short packs: attention reads their differences."""
     config = ablate(CONFIG, ablation)
