@@ -331,6 +331,6 @@ def test_commands_and_examples_run(page, finished):
         assert line in shown and line in text
 
 
-def test_what_is_not_run_is_there():
-    found = {f"{page}: {line}" for page in PAGES for _, _, line in examples(page)}
+def test_what_is_not_run_is_there(folder):
+    found = {f"{page}: {line}" for page in PAGES for _, _, line in examples(page, folder)}
     assert not [pattern for pattern in NOT_RUN if not fnmatch.filter(found, pattern)]
