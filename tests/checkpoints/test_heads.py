@@ -362,7 +362,7 @@ def test_what_is_not_finite_is_not_exported_and_a_tokenizer_knows_the_greatest_l
     weights = named_weights(model)
     monkeypatch.setattr(export_formats, "write_tokenizer", lambda *arguments: given.append(arguments))
     export_formats.write_hugging_face(tmp_path, model, weights, vocab_file="v.txt", do_lower_case=False)
-    assert given == [(tmp_path, "v.txt", False, CONFIG.max_position_embeddings)]
+    assert given == [(tmp_path, "v.txt", False, CONFIG.max_position_embeddings, {})]
     (tmp_path / "model.safetensors").unlink()
     bias = weights["question_answering/output/bias"]
     bias.assign([0.0, np.nan])
