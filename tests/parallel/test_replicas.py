@@ -158,7 +158,7 @@ def test_weights_are_those_of_one_device_after_20_steps(trained, num_devices):
     assert many.evaluated == pytest.approx(one.evaluated, rel=1e-5)
 
 
-@pytest.mark.parametrize("num_devices", [pytest.param(2, marks=dear)])
+@pytest.mark.parametrize("num_devices", [pytest.param(NUM_DEVICES, marks=dear)])  # TensorFlow joins no other
 def test_a_modern_bert_is_that_of_one_device_after_three_steps(num_devices):
     """With dropout in its bands."""
     rates = dict.fromkeys(("embedding_dropout", "attention_dropout", "mlp_dropout"), 0.2)
