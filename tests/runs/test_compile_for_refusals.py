@@ -17,7 +17,7 @@ def folder(tmp_path_factory):
     ("target", "packs", "micro"),
     [
         ("v5e:1", 1 << 23, MICRO),  # whose ids alone fill the memory, as libtpu sees at once
-        ("h100:1", 1 << 17, 1 << 17),
+        ("h100:1", 1 << 18, 1 << 18),
     ],
 )
 def test_a_batch_that_is_too_large(folder, target, packs, micro):
