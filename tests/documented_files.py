@@ -1,4 +1,4 @@
-"""What the pages say that their reader has, in small: texts, tables, tasks, and a checkpoint of Google's."""
+"""Small input files for the commands of the pages: texts, tables, tasks, and a checkpoint of Google's."""
 
 import dataclasses
 import json

@@ -4,11 +4,9 @@ import dataclasses
 
 from packs import VOCAB_SIZE
 from reference import import_reference
+from reference_models import random_reference
 
-from bert_packed.checkpoints import starting_weights
-from bert_packed.config import MASKED_LM, ModernBertConfig
-from bert_packed.models.packed_model import build_model
-from bert_packed.training.engines.engine import named_weights
+from bert_packed.config import ModernBertConfig
 
 # A local block between two global ones; packs of 24 tokens are five tiles of the window, the last cut short
 CONFIG = ModernBertConfig(
@@ -32,23 +30,7 @@ BIASES = {
 
 def make_reference(config=CONFIG, kind="ModernBertForMaskedLM"):
     """A model of transformers in which every tensor is random, those that start at 0 or 1 too."""
-    torch, transformers = import_reference()
+    _, transformers = import_reference()
     given = {k: value for k, value in dataclasses.asdict(config).items() if not k.startswith("ablation")}
     ids = dict.fromkeys(f"{name}_token_id" for name in ("pad", "bos", "eos", "cls", "sep"))
-    torch.manual_seed(0)
-    model = getattr(transformers, kind)(transformers.ModernBertConfig(**given, **ids)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape) * 0.3)
-    return model
-
-
-def load_ours(folder, reference):
-    """Our model with the weights of the folder that transformers writes."""
-    reference.save_pretrained(folder)
-    config = starting_weights.read_config(folder)
-    model = build_model(MASKED_LM, config, seed=1)
-    found = starting_weights.load(folder, named_weights(model), config)
-    assert (found.missing, found.unused) == ([], [])
-    assert found.num_used == len(list(reference.parameters()))
-    return model
+    return random_reference(kind, transformers.ModernBertConfig(**given, **ids))

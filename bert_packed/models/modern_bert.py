@@ -50,6 +50,12 @@ def output_weights(config):
     return CutoffNormal(config, config.initializer_range / math.sqrt(2 * config.num_hidden_layers))
 
 
+def output_layer(config, use_bias):
+    """The last linear layer of attention and of the feed-forward network: float `[..., X]` to `[..., D]`."""
+    weights = output_weights(config)
+    return Linear(config.hidden_size, use_bias=use_bias, kernel_initializer=weights, name="output")
+
+
 def layer_norm(config, name):
     # The optimizer's exclusions look for "LayerNorm"
     return keras.layers.LayerNormalization(epsilon=config.norm_eps, center=config.norm_bias, name=name)
@@ -77,12 +83,7 @@ class RotaryAttention(keras.layers.Layer):
             kernel_initializer=CutoffNormal(config),
             name="qkv",
         )
-        self.output_dense = Linear(
-            config.hidden_size,
-            use_bias=config.attention_bias,
-            kernel_initializer=output_weights(config),
-            name="output",
-        )
+        self.output_dense = output_layer(config, config.attention_bias)
         self.attention_dropout = Dropout(config.attention_dropout)
         self.dropout = Dropout(config.attention_dropout)
 
@@ -122,12 +123,7 @@ class GatedFeedForward(keras.layers.Layer):
             kernel_initializer=CutoffNormal(config),
             name="intermediate",
         )
-        self.output_dense = Linear(
-            config.hidden_size,
-            use_bias=config.mlp_bias,
-            kernel_initializer=output_weights(config),
-            name="output",
-        )
+        self.output_dense = output_layer(config, config.mlp_bias)
         self.activation = activation(config.hidden_activation)
         self.dropout = Dropout(config.mlp_dropout)
 

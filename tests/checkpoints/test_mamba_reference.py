@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 from foreign_mamba import CONFIG, draw_sequences, make_batch
 from reference import import_reference
+from reference_models import load_ours, random_reference
 
-from bert_packed.checkpoints import starting_weights
-from bert_packed.models.packed_model import build_model
 from bert_packed.objectives.next_tokens import next_token_objective
 from bert_packed.schema import CAUSAL_LM
 from bert_packed.training import engines
 from bert_packed.training.backend import compiled
-from bert_packed.training.engines.engine import named_weights
 
 pytestmark = pytest.mark.both_backends
 # Of the largest
@@ -27,28 +25,12 @@ BIASES = {"all": {"use_bias": True}, "none": {"use_conv_bias": False}}
 
 def make_reference(**changes):
     """A model of transformers in which every tensor is random, those that start at 0 or 1 too."""
-    torch, transformers = import_reference()
+    _, transformers = import_reference()
     config = dataclasses.replace(CONFIG, **{"use_bias": False, **changes})
     names = {"hidden_size", "vocab_size", "num_hidden_layers", "state_size", "time_step_rank"}
     names |= {"use_bias", "use_conv_bias", "layer_norm_epsilon"}
     given = {name: getattr(config, name) for name in names}
-    torch.manual_seed(0)
-    model = transformers.MambaForCausalLM(transformers.MambaConfig(**given)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape) * 0.3)
-    return model
-
-
-def load_ours(folder, reference):
-    """Our model with the weights of the folder that transformers writes."""
-    reference.save_pretrained(folder)
-    config = starting_weights.read_config(folder)
-    model = build_model(CAUSAL_LM, config, seed=1)
-    found = starting_weights.load(folder, named_weights(model), config)
-    assert (found.missing, found.unused) == ([], [])
-    assert found.num_used == len(list(reference.parameters()))
-    return model
+    return random_reference("MambaForCausalLM", transformers.MambaConfig(**given))
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +40,7 @@ def both(tmp_path_factory):
     @functools.cache
     def make(biases):
         reference = make_reference(**BIASES[biases])
-        model = load_ours(tmp_path_factory.mktemp("hf"), reference)
+        model = load_ours(tmp_path_factory.mktemp("hf"), reference, CAUSAL_LM)
         return model, compiled(lambda batch: model(batch)["logits"], model), reference
 
     return make

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from byte_tokenizers import roberta
 from exports import run_export
-from modern_bert_models import BIASES, CONFIG, load_ours, make_reference
+from modern_bert_models import BIASES, CONFIG, make_reference
 from packs import random_packs, write_packs
 from reference import import_reference
+from reference_models import load_ours
 from safetensors.numpy import load_file
 
 from bert_packed import audit
@@ -150,7 +151,7 @@ def test_a_keras_file_opens(theirs, tmp_path):
     folder, _ = theirs
     assert run_export(init_checkpoint=folder, output_dir=tmp_path / "keras", format="keras") == 0
     again = keras.saving.load_model(tmp_path / "keras" / "model.keras")
-    model = load_ours(tmp_path, theirs[1])
+    model = load_ours(tmp_path, theirs[1], MASKED_LM)
     for one, other in zip(again.trainable_weights, model.trainable_weights, strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
 

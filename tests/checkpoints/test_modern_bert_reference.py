@@ -5,9 +5,10 @@ import functools
 
 import numpy as np
 import pytest
-from modern_bert_models import BIASES, CONFIG, load_ours, make_reference
+from modern_bert_models import BIASES, CONFIG, make_reference
 from packs import batch_of, random_sequence
 from reference import import_reference
+from reference_models import load_ours
 
 from bert_packed.config import MASKED_LM
 from bert_packed.models import modern_bert
@@ -42,7 +43,7 @@ def both(tmp_path_factory):
     @functools.cache
     def make(biases="as_published"):
         reference = make_reference(dataclasses.replace(CONFIG, **BIASES[biases]))
-        return load_ours(tmp_path_factory.mktemp("hf"), reference), reference
+        return load_ours(tmp_path_factory.mktemp("hf"), reference, MASKED_LM), reference
 
     return make
 
