@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 
-from benchmarks.accelerator_steps import GIBIBYTE, Model, largest_rows, measure_steps
+from benchmarks.accelerator_steps import GIBIBYTE, PEERS, STEPS, Model, largest_rows, measure_steps
 from benchmarks.results import Settings, parse_names, show
 from benchmarks.synthetic_data import check_positions, describe_corpus, wikipedia_corpus
 from benchmarks.training_steps import RECIPE
@@ -31,14 +31,16 @@ exactness: packed against unpacked on the device, outputs, losses and gradients,
 of the first model's width with two blocks, in float32 and bfloat16. steps: training steps in bfloat16 with
 the recipe's dropout, interleaved, on packs of Wikipedia's lengths at depth 3 (packing factor 2.0) and on one
 sequence a row; dense attention, and the fused kernel where the platform has one. speed-ups: medians of the
-ratios of neighbouring steps, in sequences a second; `from` and `to` are their interval of 95 %. With
---reference also against transformers on padded rows and a BERT without padding that is made for the device,
-both on torch, each in turn in a separate process. largest micro-batch: tried on the device until it runs out
-of memory, beside the compiler's plan.
+ratios of neighbouring steps, in sequences a second; `from` and `to` are their interval of 95 %. peers:
+transformers on padded rows, and a BERT without padding that is made for the device, both on torch (extra
+`reference`), each in turn in a separate process, beside our fastest step. largest micro-batch: tried on the
+device until it runs out of memory, beside the compiler's plan.
 
 Parts begin only while there is time for them; "left out" has all others with the reason. On a CPU everything
 but the last part runs, to try the command itself. Exit status 1 where a check of exactness or a part fails.
 """
+EXACTNESS, LARGEST = "exactness", "largest"
+PARTS = (EXACTNESS, STEPS, PEERS, LARGEST)
 DEPTH = 3  # sequences in a pack, as in the papers
 NUM_CHECKED, NUM_CHECKED_BLOCKS = 4, 2  # packs and blocks of exactness
 TOLERANCES = {FLOAT32: 1e-5, MIXED: 5e-2}  # of the largest value; bfloat16 has 8 bits
@@ -61,12 +63,21 @@ class AcceleratorConfig(Settings):
     batch_size: int = setting(32, "packs, or rows, a step", minimum=1)
     repeats: int = setting(10, "timed steps of each way", minimum=1)
     minutes: float = setting(8.0, "time limit; parts that do not fit are left out", minimum=0)
-    reference: bool = setting(True, "also measure peers on torch (extra `reference`)")
+    parts: str = setting(
+        ",".join(PARTS),
+        "what to measure, with commas; a device of few minutes may take one a time",
+        parse=lambda text: parse_names(text, PARTS),
+    )
 
     @property
     def sizes(self):
         """Configs of the models by name."""
         return {name: FAMILIES["bert"].sizes[name] for name in self.models.split(",")}
+
+    @property
+    def chosen(self):
+        """The parts to measure: list of `PARTS`."""
+        return self.parts.split(",")
 
 
 class TimeLimit:
@@ -129,7 +140,7 @@ def main(config):
     tables = {
         "device": [device],
         "data": [describe_corpus(corpus)],
-        "exactness": exactness(config, corpus, platform, limit),
+        "exactness": exactness(config, corpus, platform, limit) if EXACTNESS in config.chosen else [],
         "steps": [],
         "speed-ups": [],
         "largest micro-batch": [],
@@ -140,7 +151,7 @@ def main(config):
         tables["steps"] += steps
         tables["speed-ups"] += speed_ups
         gc.collect()  # the memory of its engines
-    for name, model_config in config.sizes.items():
+    for name, model_config in config.sizes.items() if LARGEST in config.chosen else ():
         model = Model(name, model_config, config, corpus, platform)
         tables["largest micro-batch"] += largest_rows(model, device["memory, GiB"], limit)
     tables["left out"] = limit.left_out

@@ -18,6 +18,7 @@ from benchmarks.training_steps import build_engine, stepping
 from bert_packed.config import MIXED, PRETRAINING
 from bert_packed.runs.interleaved_timing import time_interleaved
 
+STEPS, PEERS = "steps", "peers"  # of `AcceleratorConfig.parts`
 NUM_BATCHES = 2  # of each way
 PACKED, FUSED, UNPACKED = "packed, dense", "packed, fused", "unpacked, dense"
 PADDED, PADDING_FREE = "transformers, padded", "padding-free"
@@ -47,25 +48,34 @@ class Model:
 
 def measure_steps(model, limit):
     """Steps of all ways, ours and the peers': rows of two tables, speeds and speed-ups."""
+    if not {STEPS, PEERS} & set(model.settings.chosen):
+        return [], []
     size, repeats = model.num_blocks, model.settings.repeats
     ways = {}
-    for way, attend in our_attentions(model).items():
+    attentions = our_attentions(model)
+    if STEPS not in model.settings.chosen:
+        attentions = dict([attentions.popitem()])  # the fastest, beside which peers are timed
+    for way, attend in attentions.items():
         compiled = functools.partial(our_ways, model, way, attend)
         ways |= limit.run(f"{model.name}, programs, {way}", compiled, "programs", size) or {}
-    if PACKED not in ways:
+    if next(iter(attentions)) not in ways:
         limit.leave_out(f"{model.name}, timed steps and peers", "no compiled steps")
         return [], []
     timed = functools.partial(time_interleaved, ways, repeats)
-    seconds = limit.run(f"{model.name}, timed steps", timed, "timed", size * repeats)
     steps, speed_ups = [], []
-    if seconds:
+    if STEPS in model.settings.chosen and (
+        seconds := limit.run(f"{model.name}, timed steps", timed, "timed", size * repeats)
+    ):
         steps += [step_row(model, way, times) for way, times in seconds.items()]
         speed_ups += our_speed_ups(model, seconds)
     best = FUSED if FUSED in ways else PACKED
+    is_alone = not steps  # then ours is in the table beside each peer
     for name, start in peers(model, limit).items():
         compare = functools.partial(time_peer, start, limit.left(), name, best, ways[best], repeats)
         if seconds := limit.run(f"{model.name}, {name}", compare, "peer", size):
-            steps.append(step_row(model, name, seconds[name]))
+            steps += [
+                step_row(model, way, times) for way, times in seconds.items() if way == name or is_alone
+            ]
             # Rows of one sequence each, or the same sequences as in packs
             factor = model.corpus.plan.packing_factor if name == PADDED else 1.0
             gains = [factor * gain for gain in ratios(seconds[name], seconds[best])]
@@ -105,7 +115,7 @@ def peers(model, limit):
     """Peers on torch: dict from name to a function with `seconds`, to a context manager of `PeerProcess`."""
     from benchmarks.peers.training import padding_free_training, transformers_training
 
-    if not model.settings.reference:
+    if PEERS not in model.settings.chosen:
         return {}
     if model.platform not in ("cpu", "gpu"):
         limit.leave_out(f"{model.name}, peers", f"torch does not compute on a {model.platform.upper()} here")

@@ -253,4 +253,15 @@ MEASUREMENTS = (
             ),
         },
     ),
+    Measurement(
+        name="accelerator_peers",
+        command="accelerator --parts=peers",
+        minutes=5,
+        environment="KERAS_BACKEND=jax",
+        tables={
+            "accelerator peers": Table(
+                "steps", {"model": "model", "way": "", "s/step": "s a step", "real tokens/s": "real tokens/s"}
+            )
+        },
+    ),
 )

@@ -89,7 +89,8 @@ def check_content(path, measurement, content):
             f"{path}: machine.commit must be of a clean checkout. Received: {machine['commit']}."
         )
     wanted, settings = settings_of(measurement), content["settings"]
-    for name in settings.keys() - set(OUTPUTS):
+    # A setting that the command no longer has says nothing
+    for name in (settings.keys() & wanted.keys()) - set(OUTPUTS):
         value = wanted.get(name)
         if "$" not in str(value) and settings[name] != value:  # a shell's variable may be anything
             raise InputError(f"{path}: `{name}` must be {value!r}. Received: {settings[name]!r}.")

@@ -7,9 +7,10 @@ import shutil
 
 from bert_packed.checkpoints.checkpoint import list_checkpoints
 from bert_packed.core.settings import InputError
-from bert_packed.core.storage import exists, make_folder, read_json, remove, write_json
+from bert_packed.core.storage import exists, file_sha256, make_folder, read_json, remove, write_json
 from bert_packed.records.inputs import stamp_files
 from bert_packed.records.manifests import MANIFEST_NAME
+from bert_packed.records.provenance import resolve_path
 
 CALL_FILE = "bert_packed_train.json"  # settings and text of the call, which a call that goes on must share
 # What the steps leave, in their order
@@ -97,7 +98,7 @@ def begin(config, folder, text):
         write_json(path, {"is_emptied": call})
         folder.remove(*RESULTS)
         write_json(path, call)
-    elif before.get("text") != text:
+    elif before.get("text") != text and not _has_same_content(folder, before.get("text"), text):
         raise InputError(
             f"`input_file` must be the text that {path} names, as it was, unless --overwrite. "
             "Received: other files, or changed ones."
@@ -115,6 +116,21 @@ def begin(config, folder, text):
             )
         folder.remove(os.path.join("flags", "pretrain.flags"), "audit.json", "model")
         write_json(path, call)
+    elif before != call:  # the text has other stamps
+        write_json(path, call)
+
+
+def _has_same_content(folder, before, now):
+    """True for texts of `describe_text` that differ in paths and times alone, as copies and mounts do."""
+    instances = folder.path("instances")
+    made = read_json(os.path.join(instances, MANIFEST_NAME))["inputs"]
+    known = {os.path.abspath(resolve_path(entry, instances)): entry["sha256"] for entry in made}
+    try:
+        return sorted((known[path], weight) for path, _, _, weight in before) == sorted(
+            (file_sha256(path), weight) for path, _, _, weight in now
+        )
+    except (KeyError, TypeError, ValueError):  # written by hand
+        return False
 
 
 def _changes(before, now):

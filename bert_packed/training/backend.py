@@ -1,6 +1,7 @@
 """Compiled functions, gradients, devices and out-of-memory errors under either backend."""
 
 import contextlib
+import functools
 import os
 
 import keras
@@ -55,7 +56,8 @@ def _compiled_by_jax(function, model):
     # them again
     variables = model.variables if model is not None else []
 
-    @jax.jit
+    # The options of training steps, without which a GPU compiles for minutes
+    @functools.partial(jax.jit, compiler_options=devices_here().compiler_options)
     def program(values, *inputs):
         with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
             return function(*inputs)

@@ -88,7 +88,7 @@ def check_tables(content, ways):
 
 
 def test_the_command_on_a_cpu(tmp_path):
-    content, printed = run_command(tmp_path / "out.json", "--noreference")
+    content, printed = run_command(tmp_path / "out.json", "--parts=exactness,steps,largest")
     check_tables(content, [PACKED, UNPACKED])
     assert content["machine"]["backend"] == "jax" and "Measured on a CPU" in printed
 
@@ -259,9 +259,33 @@ def test_peers_are_timed_in_turns_beside_ours(corpus, monkeypatch):
     assert kinds == ["varlen", "flex"]
 
 
+def test_peers_alone_are_beside_our_fastest_step(corpus, monkeypatch):
+    """Neither the dense step nor rows are compiled, and each peer has our step beside it in the table."""
+    model, limit, compiled = model_of(corpus, "gpu", parts="peers"), TimeLimit(1000), []
+
+    def our_ways(model, way, attend):
+        compiled.append(way)
+        return {way: lambda _: None}
+
+    monkeypatch.setattr(accelerator_steps, "our_ways", our_ways)
+    monkeypatch.setattr(accelerator_steps, "our_attentions", lambda _: {PACKED: None, FUSED: 1})
+    monkeypatch.setattr(accelerator_steps, "peers", lambda *_: {"first": None, "second": None})
+    monkeypatch.setattr(
+        accelerator_steps, "time_peer", lambda _, __, name, best, *rest: {best: [1.0, 1.0], name: [3.0, 3.0]}
+    )
+    steps, speed_ups = accelerator_steps.measure_steps(model, limit)
+    assert compiled == [FUSED]
+    assert [row["way"] for row in steps] == [FUSED, "first", FUSED, "second"]
+    assert [(row["figure"], row["median"]) for row in speed_ups] == [
+        (f"{FUSED}, over first", 3.0),
+        (f"{FUSED}, over second", 3.0),
+    ]
+    assert accelerator_steps.measure_steps(model_of(corpus, parts="exactness"), limit) == ([], [])
+
+
 def test_no_peers_where_torch_does_not_compute_or_is_missing(corpus, monkeypatch):
     limit = TimeLimit(1000)
-    assert accelerator_steps.peers(model_of(corpus, reference=False), limit) == {} and not limit.left_out
+    assert accelerator_steps.peers(model_of(corpus, parts="steps"), limit) == {} and not limit.left_out
     assert accelerator_steps.peers(model_of(corpus, "tpu"), limit) == {}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else name)
     assert accelerator_steps.peers(model_of(corpus), limit) == {}

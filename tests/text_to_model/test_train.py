@@ -237,6 +237,19 @@ def test_another_training_may_begin_until_a_checkpoint_is_there(text, finished, 
     }
 
 
+def test_the_same_text_goes_on_wherever_it_is(text, finished, tmp_path):
+    """With another time, as on a machine that mounts it anew, or elsewhere, but with no other letter."""
+    folder, moved = shutil.copytree(finished, tmp_path / "my"), shutil.copytree(text, tmp_path / "moved")
+    os.utime(moved / "text.txt")
+    before = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    for _ in range(2):
+        assert begun(folder, moved) == before
+    content = (moved / "text.txt").read_text()
+    (moved / "text.txt").write_text(content[:-2] + ("b" if content[-2] != "b" else "c") + content[-1])
+    with pytest.raises(InputError, match="`input_file` must be the text"):
+        begun(folder, moved)
+
+
 def test_what_a_killed_overwrite_leaves_does_not_pass_for_whole(text, finished, tmp_path, monkeypatch):
     folder = shutil.copytree(finished, tmp_path / "my")
     other = {"num_train_epochs": 5.0, "max_seq_length": 32}
