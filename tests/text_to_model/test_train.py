@@ -241,13 +241,15 @@ def test_the_same_text_goes_on_wherever_it_is(text, finished, tmp_path):
     """With another time, as on a machine that mounts it anew, or elsewhere, but with no other letter."""
     folder, moved = shutil.copytree(finished, tmp_path / "my"), shutil.copytree(text, tmp_path / "moved")
     os.utime(moved / "text.txt")
+    others = {"vocab_file": str(text / FILES["vocab_file"])}
+    others |= {"bert_config_file": str(text / FILES["bert_config_file"])}
     before = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    for _ in range(2):
-        assert begun(folder, moved) == before
+    for _ in range(2):  # the second without reading it
+        assert begun(folder, moved, **others) == before
     content = (moved / "text.txt").read_text()
     (moved / "text.txt").write_text(content[:-2] + ("b" if content[-2] != "b" else "c") + content[-1])
     with pytest.raises(InputError, match="`input_file` must be the text"):
-        begun(folder, moved)
+        begun(folder, moved, **others)
 
 
 def test_what_a_killed_overwrite_leaves_does_not_pass_for_whole(text, finished, tmp_path, monkeypatch):
