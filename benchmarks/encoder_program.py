@@ -12,7 +12,7 @@ import jax
 import keras
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_packed.config import ModelConfig
+from bert_packed.model_configs.bert import ModelConfig
 from bert_packed.models.layers import TransformerBlock
 from bert_packed.models.layout import ONE_DEVICE
 from bert_packed.models.modeling import PackedEncoder

@@ -18,9 +18,10 @@ from benchmarks.results import Settings, show
 from benchmarks.synthetic_data import token_batch, wikipedia_corpus
 from benchmarks.timing import added_row
 from benchmarks.training_steps import build_engine, stepping
-from bert_packed.config import MambaConfig, load_model_config
+from bert_packed.config import load_model_config
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, check_divides, setting
+from bert_packed.model_configs.mamba import MambaConfig
 from bert_packed.runs.interleaved_timing import time_interleaved
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.training.engines import choose_backend

@@ -3,7 +3,7 @@
 Importing this imports no backend: a command chooses it first.
 """
 
-from bert_packed.config import MambaConfig
+from bert_packed.model_configs.mamba import MambaConfig
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.training.engines import make_engine
 

@@ -5,7 +5,7 @@ Legend: B packs per batch, S pack length, K sequences per pack.
 
 import numpy as np
 
-from bert_packed.config import MambaConfig
+from bert_packed.model_configs.mamba import MambaConfig
 from bert_packed.objectives.features import NEXT_TOKENS
 from bert_packed.records import tfrecords
 from bert_packed.records.example_bytes import serialize_examples

@@ -28,7 +28,7 @@ def transformers_training(model_config, rows, keeps_memory=False, is_mixed=False
     compute in bfloat16 with `is_mixed`; `seconds` is as in `PeerProcess`. Raises `InputError` where torch or
     transformers is missing, or computes another loss for the first batch.
     """
-    from bert_packed.config import MambaConfig
+    from bert_packed.model_configs.mamba import MambaConfig
 
     if isinstance(model_config, MambaConfig):
         name, arguments_of = "MambaForCausalLM", transformers_models.mamba_arguments
@@ -69,7 +69,7 @@ def _make_padding_free(*arguments):
 def _start(stack, model_config, batch, key, make, arguments, **options):
     """The process of a peer, checked on a batch; our model is freed when this returns."""
     from bert_packed.checkpoints.export_formats import write_hugging_face
-    from bert_packed.config import MambaConfig
+    from bert_packed.model_configs.mamba import MambaConfig
     from bert_packed.objectives.next_tokens import next_token_objective
     from bert_packed.objectives.pretraining import pretraining_objective
     from bert_packed.training.engines.engine import named_weights

@@ -12,13 +12,12 @@ from bert_packed.checkpoints.exported_tokenizer import encoder_ids
 from bert_packed.checkpoints.tensor_names import CheckpointNames, TensorName
 from bert_packed.config import (
     CLASSIFICATION,
-    FULL_ATTENTION,
     MASKED_LM,
     QUESTION_ANSWERING,
-    SLIDING_ATTENTION,
     TOKEN_CLASSIFICATION,
     config_json,
 )
+from bert_packed.model_configs.modern_bert import FULL_ATTENTION, SLIDING_ATTENTION
 
 _EMBEDDINGS = TensorName("modern_bert/token_embeddings", "model.embeddings.tok_embeddings.weight")
 _CLASSIFIERS = (

@@ -13,7 +13,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from bert_packed.config import CAUSAL_LM, MambaConfig
+from bert_packed.config import CAUSAL_LM
+from bert_packed.model_configs.mamba import MambaConfig
 from bert_packed.models.context import PackContext
 from bert_packed.models.cpu_gradients import Linear
 from bert_packed.models.layout import ONE_DEVICE

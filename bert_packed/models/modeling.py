@@ -9,7 +9,8 @@ import inspect
 import keras
 from keras import ops
 
-from bert_packed.config import MASKED_LM, PRETRAINING, ModelConfig
+from bert_packed.config import MASKED_LM, PRETRAINING
+from bert_packed.model_configs.bert import ModelConfig
 from bert_packed.models.context import PackContext
 from bert_packed.models.layers import (
     MaskedLanguageModelHead,

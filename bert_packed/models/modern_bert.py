@@ -12,14 +12,8 @@ import math
 import keras
 from keras import ops
 
-from bert_packed.config import (
-    CLASSIFICATION,
-    FULL_ATTENTION,
-    MASKED_LM,
-    QUESTION_ANSWERING,
-    TOKEN_CLASSIFICATION,
-    ModernBertConfig,
-)
+from bert_packed.config import CLASSIFICATION, MASKED_LM, QUESTION_ANSWERING, TOKEN_CLASSIFICATION
+from bert_packed.model_configs.modern_bert import FULL_ATTENTION, ModernBertConfig
 from bert_packed.models.context import PackContext
 from bert_packed.models.cpu_gradients import Linear
 from bert_packed.models.dropout import Dropout

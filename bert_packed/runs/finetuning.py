@@ -9,11 +9,12 @@ from typing import Any
 import keras
 
 from bert_packed.checkpoints import checkpoint, starting_weights
-from bert_packed.config import FINETUNING_HEADS, BaseConfig, override_dropout
+from bert_packed.config import FINETUNING_HEADS, override_dropout
 from bert_packed.core.command_line import print_table, to_flagfile
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256, write_json, write_text
 from bert_packed.data.finetuning_batches import predict, train_batches
+from bert_packed.model_configs.base import BaseConfig
 from bert_packed.runs import run_directory, vocabulary
 from bert_packed.runs.finetuning_config import FinetuningResult
 from bert_packed.runs.run_summary import show_line, tell_skipped

@@ -21,10 +21,11 @@ import run_squad
 from bert_packed import audit, config
 from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.checkpoints.tensor_names import CheckpointNames, TensorName
-from bert_packed.config import MASKED_LM, BaseConfig, ModelFamily, load_model_config
+from bert_packed.config import MASKED_LM, ModelFamily, load_model_config
 from bert_packed.core import command_line
 from bert_packed.core.settings import InputError, check_settings, setting
 from bert_packed.evaluation import inference
+from bert_packed.model_configs.base import BaseConfig
 from bert_packed.models.context import PackContext
 from bert_packed.models.cpu_gradients import Linear
 from bert_packed.models.layers import gather_tokens

@@ -15,8 +15,9 @@ from keras import ops
 from modern_bert_models import CONFIG
 from packs import packed_and_unpacked
 
-from bert_packed.config import FULL_ATTENTION, MASKED_LM, MODEL_SIZES
+from bert_packed.config import MASKED_LM, MODEL_SIZES
 from bert_packed.core.settings import InputError
+from bert_packed.model_configs.modern_bert import FULL_ATTENTION
 from bert_packed.models import modern_bert
 from bert_packed.models.context import PackContext
 from bert_packed.models.cpu_gradients import gradients_for_cpus, has_gradients_for_cpus

@@ -6,14 +6,9 @@ import numpy as np
 import pytest
 from keras import ops
 
-from bert_packed.config import (
-    CLASSIFICATION,
-    PRETRAINING,
-    QUESTION_ANSWERING,
-    TOKEN_CLASSIFICATION,
-    MambaConfig,
-    ModelConfig,
-)
+from bert_packed.config import CLASSIFICATION, PRETRAINING, QUESTION_ANSWERING, TOKEN_CLASSIFICATION
+from bert_packed.model_configs.bert import ModelConfig
+from bert_packed.model_configs.mamba import MambaConfig
 from bert_packed.models.packed_model import build_model
 from bert_packed.schema import CAUSAL_LM
 from bert_packed.training.engines.engine import named_weights

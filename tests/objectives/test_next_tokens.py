@@ -10,7 +10,7 @@ import pytest
 from keras import ops
 from next_tokens import CONFIG, VOCAB_SIZE, batch_of, packed_and_unpacked, random_packs
 
-from bert_packed.config import MambaConfig
+from bert_packed.model_configs.mamba import MambaConfig
 from bert_packed.models.mamba import count_flops
 from bert_packed.models.packed_model import build_model
 from bert_packed.objectives.next_tokens import next_token_counts, next_token_objective

@@ -5,8 +5,10 @@ import json
 
 import pytest
 
-from bert_packed.config import MODEL_SIZES, MambaConfig, ModelConfig, load_model_config
+from bert_packed.config import MODEL_SIZES, load_model_config
 from bert_packed.core.settings import InputError
+from bert_packed.model_configs.bert import ModelConfig
+from bert_packed.model_configs.mamba import MambaConfig
 from bert_packed.runs.finetuning_config import FinetuneConfig, GlueConfig, NerConfig, SquadConfig
 from bert_packed.runs.pretraining_config import PretrainingConfig
 

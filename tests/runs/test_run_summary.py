@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from clock import Clock
 
-from bert_packed.config import PRETRAINING, ModelConfig, ablate
+from bert_packed.config import PRETRAINING, ablate
 from bert_packed.core.progress import describe_duration
+from bert_packed.model_configs.bert import ModelConfig
 from bert_packed.models.heads import count_flops
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.runs import run_summary, step_cost

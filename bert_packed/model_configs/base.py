@@ -1,0 +1,51 @@
+"""What the configs of all architectures share."""
+
+import dataclasses
+
+from bert_packed.core.settings import InputError
+
+ACTIVATIONS = ("gelu", "gelu_new", "relu")
+DROPOUT_FIELDS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+
+
+class BaseConfig:
+    """Fields that other code may read of any model's config; a field of the dataclass overrides them.
+
+    Attributes:
+        shape_fields: Fields that a JSON file must have. Without them any JSON object would be a model.
+        training_fields: Fields that may differ from those of the checkpoint that a model starts from.
+        max_position_embeddings: Longest sequence; None for any length.
+        type_vocab_size: Sentence types; None where they are not read.
+        dropout_fields: Fields that each of `DROPOUT_FIELDS` sets, in their order; () without dropout.
+        without_attention: Description of how tokens mix where the model has no attention; else "".
+    """
+
+    shape_fields = ("hidden_size", "num_hidden_layers", "vocab_size")
+    training_fields = ("initializer_range",)
+    max_position_embeddings = type_vocab_size = None
+    dropout_fields = ()
+    without_attention = ""
+    ablation_no_attention_mask = ablation_no_position_reset = ablation_no_next_sentence = False
+
+    @classmethod
+    def from_json(cls, path, content):
+        """The config of a JSON object; `InputError` for what this model cannot compute."""
+        missing = [name for name in cls.shape_fields if name not in content]
+        if missing:
+            raise InputError(f"{path} must have {', '.join(cls.shape_fields)}. Received: no {missing[0]}.")
+        try:
+            return cls(**{name: value for name, value in content.items() if name in field_names(cls)})
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
+
+
+def check_heads_divide(config):
+    if config.hidden_size % config.num_attention_heads:
+        raise InputError(
+            "`num_attention_heads` must divide `hidden_size`. Received: "
+            f"num_attention_heads={config.num_attention_heads}, hidden_size={config.hidden_size}."
+        )
+
+
+def field_names(config):
+    return {field.name for field in dataclasses.fields(config)}

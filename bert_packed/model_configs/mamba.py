@@ -1,0 +1,68 @@
+"""Config of a Mamba, in Hugging Face's names."""
+
+import dataclasses
+
+from bert_packed.core.settings import InputError, check_settings, setting
+from bert_packed.model_configs.base import BaseConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class MambaConfig(BaseConfig):
+    """The fields of a Mamba's `config.json`. Sequences may have any length, and there is no dropout."""
+
+    vocab_size: int = setting(50280, "tokens in the vocabulary", minimum=1)
+    hidden_size: int = setting(768, "width of every layer", minimum=1)
+    num_hidden_layers: int = setting(32, "Mamba blocks", minimum=1)
+    state_size: int = setting(16, "states of a channel", minimum=1)
+    expand: int = setting(2, "inner width, of the width", minimum=1)
+    conv_kernel: int = setting(4, "taps of the convolution", minimum=2)
+    time_step_rank: int = setting(0, "rank of the step sizes; 0 = hidden_size / 16, rounded up", minimum=0)
+    use_bias: bool = setting(False, "biases of the input and output projections")
+    use_conv_bias: bool = setting(True, "bias of the convolution")
+    initializer_range: float = setting(0.02, "standard deviation of initial embeddings", minimum=0)
+    layer_norm_epsilon: float = setting(1e-5, "epsilon of the norms", minimum=0)
+    time_step_min: float = setting(0.001, "least initial step size", minimum=1e-9)
+    time_step_max: float = setting(0.1, "largest initial step size", minimum=1e-9)
+    time_step_floor: float = setting(1e-4, "no initial step size is below it", minimum=1e-9)
+    ablation_no_position_reset: bool = setting(False, "states and convolution go on through the pack")
+
+    without_attention = "states go from token to token"
+    # The rank shows in shapes: 0 and the number that it means are one
+    training_fields = (
+        *BaseConfig.training_fields,
+        *("time_step_min", "time_step_max", "time_step_floor", "time_step_rank"),
+    )
+
+    def __post_init__(self):
+        check_settings(self)
+        if self.time_step_min > self.time_step_max:
+            raise InputError(
+                "`time_step_min` must be at most time_step_max. Received: "
+                f"time_step_min={self.time_step_min}, time_step_max={self.time_step_max}."
+            )
+
+    @property
+    def inner_size(self):
+        """E, channels of convolution and scan."""
+        return self.expand * self.hidden_size
+
+    @property
+    def step_rank(self):
+        """L, rank of the step sizes."""
+        return self.time_step_rank or -(-self.hidden_size // 16)
+
+    @classmethod
+    def from_json(cls, path, content):
+        wanted = {"hidden_act": "silu", "tie_word_embeddings": True, "residual_in_fp32": True}
+        for name, value in wanted.items():
+            if content.get(name, value) != value:
+                raise InputError(f"{path}: {name} must be {value}. Received: {content[name]}.")
+        rank = content.get("time_step_rank", 0)
+        config = super().from_json(path, {**content, "time_step_rank": 0 if rank == "auto" else rank})
+        inner = content.get("intermediate_size")
+        if inner not in (None, config.inner_size):
+            raise InputError(
+                f"{path}: intermediate_size must be expand times hidden_size, {config.inner_size}. "
+                f"Received: {inner}."
+            )
+        return config
