@@ -20,6 +20,7 @@ AUTO = "auto"  # `--dtype=auto`, see `run_directory.as_begun`
 LEAST_EPSILON = 1e-30
 ATTENTIONS = ("auto", "dense", "flash")
 WEIGHTINGS = ("per_sequence", "per_token")  # of predictions in a loss
+CONTEXT_FIELDS = ("max_position_embeddings", "global_rope_theta")
 # Heads of models: masked tokens and next sentences, masked tokens alone, answer spans, a label for each
 # sequence, a label for each token; and `CAUSAL_LM`, that of every next token
 PRETRAINING, MASKED_LM, QUESTION_ANSWERING, CLASSIFICATION, TOKEN_CLASSIFICATION = (
@@ -252,6 +253,19 @@ def override_dropout(config, overrides):
             raise InputError(f"`{name}` must be -1 for a {kind}, which has no dropout. Received: {rate}.")
         rates |= dict.fromkeys(config.dropout_fields[DROPOUT_FIELDS.index(name)], rate)
     return dataclasses.replace(config, **rates)
+
+
+def override_context(config, overrides):
+    """A model's config with the context of a run's config, `overrides`; 0 keeps its own.
+
+    `InputError` for a value given for a model that cannot change it: a BERT's positions are learned.
+    """
+    given = {name: value for name in CONTEXT_FIELDS if (value := getattr(overrides, name))}
+    for name, value in given.items():
+        if name not in config.training_fields:
+            kind = family_of(config).name
+            raise InputError(f"`{name}` must be 0 for a {kind}, which cannot change it. Received: {value}.")
+    return dataclasses.replace(config, **given)
 
 
 def without_dropout(config):

@@ -113,6 +113,21 @@ class PretrainingConfig(RunConfig):
         help="local checkpoint whose weights start this run: a folder of ours or Hugging Face's, or a "
         "TensorFlow checkpoint or SavedModel of google-research/bert; empty = random",
     )
+    max_position_embeddings: int = setting(
+        0,
+        "longest sequence of a ModernBERT, which may differ from that of init_checkpoint; 0 = as the model "
+        "says",
+        minimum=0,
+        group=MODEL,
+        advanced=True,
+    )
+    global_rope_theta: float = setting(
+        0.0,
+        "base of the rotary angles of a ModernBERT's global blocks, which may differ likewise; 0 = as the "
+        "model says",
+        minimum=0,
+        advanced=True,
+    )
     keep_optimizer_state: bool = setting(
         False,
         "with init_checkpoint, of an earlier run of ours: its optimizer's moments go over too; schedule, "

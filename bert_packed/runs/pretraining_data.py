@@ -6,7 +6,13 @@ import itertools
 import os
 
 from bert_packed.checkpoints.exported_tokenizer import check_form
-from bert_packed.config import ablate, check_at_most, load_model_config, override_dropout
+from bert_packed.config import (
+    ablate,
+    check_at_most,
+    load_model_config,
+    override_context,
+    override_dropout,
+)
 from bert_packed.core.settings import InputError
 from bert_packed.data.batches import CheckedBatches
 from bert_packed.data.dynamic_masking import DynamicMasking
@@ -224,7 +230,7 @@ def _predictions_in(manifest):
 def model_config_of(config, data):
     """The model's config of a run, by its flags and the vocabulary of its records."""
     model_config = load_model_config(config.bert_config_file, data.train.vocab_size)
-    return ablate(override_dropout(model_config, config), config.ablation)
+    return ablate(override_context(override_dropout(model_config, config), config), config.ablation)
 
 
 def check_fits(data, model_config, config):

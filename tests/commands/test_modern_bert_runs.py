@@ -105,6 +105,35 @@ def test_it_is_fine_tuned(files, tmp_path):
     assert starting_weights.stored_head(tmp_path / "squad")[0] == "question_answering"
 
 
+def test_context_and_angles_change_by_flag(files, tmp_path):
+    """A checkpoint of short sequences goes on as the model whose config has the longer ones."""
+    short = dataclasses.replace(CONFIG, max_position_embeddings=MAX_SEQ_LENGTH)
+    long = dataclasses.replace(short, max_position_embeddings=8192, global_rope_theta=160000.0)
+    checkpoint.save_weights(tmp_path / "short", named_weights(build_model(MASKED_LM, short, 0)), short)
+    for name, config in (("short", short), ("long", long)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(config_json(config)))
+    by_flag = {"max_position_embeddings": 8192, "global_rope_theta": 160000}
+    trained = {}
+    for name, model, flags in (("flag", "short", by_flag), ("file", "long", {}), ("as_was", "short", {})):
+        flags |= {"bert_config_file": tmp_path / f"{model}.json", "init_checkpoint": tmp_path / "short"}
+        rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        assert pretrain(files, tmp_path / name, **rates, **flags) == 0
+        trained[name] = checkpoint.read_weights(tmp_path / name / "checkpoint-2")
+    assert starting_weights.read_config(tmp_path / "flag") == long
+    for name, weights in trained["file"].items():
+        np.testing.assert_array_equal(trained["flag"][name], weights, err_msg=name)
+    assert any(np.any(trained["as_was"][name] != weights) for name, weights in trained["file"].items())
+
+
+@pytest.mark.parametrize("name", ["max_position_embeddings", "global_rope_theta"])
+def test_a_bert_cannot_change_its_context(files, tmp_path, capsys, name):
+    flags = {"bert_config_file": "bert-tiny", name: 8192}
+    assert pretrain(files, tmp_path / "run", **flags) == 2
+    error = capsys.readouterr().err
+    assert f"`{name}` must be 0 for a BERT, which cannot change it. Received: 8192" in error
+    assert error.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
