@@ -95,6 +95,7 @@ NOT_RUN = {
     "*/checkpoints.md: * --objective=causal_lm *": "minutes; tests/commands/test_export_mamba.py",
     "*/checkpoints.md: * --init_checkpoint=my/mamba *": "of what that trains; the same",
     "*/checkpoints.md: import torch": "of what that trains; the same",
+    "docs/guides/modernbert.md: * --flagfile=modernbert-base*": "weeks; tests/runs/test_recipes.py",
     "docs/start/accelerators.md: python -m benchmarks.*": "minutes; the same",
     "*: * --distribution=multi_worker*": "several hosts; tests/commands/test_several_processes.py",
     "*: * --distribution=tpu*": "a TPU",
