@@ -11,7 +11,7 @@ WORDS = (
     "the first program pro ##gram ##s wrote in 1843 cafe ete ##s ja ##pan ##ese what who ? , . ( ) - $ 5 a"
 )
 VOCABULARY = tokenization.Vocabulary((*tokenization.SPECIAL_TOKENS, *dict.fromkeys(WORDS.split())))
-TOKENIZER = tokenization.make_tokenizer(VOCABULARY, do_lower_case=True)
+TOKENIZER = tokenization.make_text_tokenizer(VOCABULARY, do_lower_case=True)
 
 
 def entry(identifier, question, answer=None, context=CONTEXT, start=None, **more):

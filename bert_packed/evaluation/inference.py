@@ -21,8 +21,7 @@ from bert_packed.objectives.features import TOKENS
 from bert_packed.parallel.targets import devices_here
 from bert_packed.records.sequences import BERT_LAYOUT, make_sequences
 from bert_packed.tasks.update_packs import assemble_filled, pack_all
-from bert_packed.text import byte_bpe, tokenization
-from bert_packed.text.vocabularies import TOKENIZER_JSON, file_name, load_maskable
+from bert_packed.text.vocabularies import load_text_tokenizer
 from bert_packed.training.engines import choose_backend
 
 # From a text's hidden states `[tokens, D]`; copies, since a slice would keep the whole batch in memory
@@ -143,9 +142,12 @@ def load_encoder(
     config = starting_weights.read_model_config(init_checkpoint, bert_config_file)
     vocab_path = find_vocab(init_checkpoint, vocab_file, names_for(config))
     check_form(vocab_path, config)
-    vocabulary = load_maskable(vocab_path)
+    if do_lower_case is None:
+        known = known_case(init_checkpoint)
+        do_lower_case = True if known is None else known
+    tokenizer = load_text_tokenizer(vocab_path, do_lower_case)
     model = init_checkpoint, bert_config_file
-    starting_weights.check_reads(config, [MASKED_LM], max_seq_length or 0, len(vocabulary), *model)
+    starting_weights.check_reads(config, [MASKED_LM], max_seq_length or 0, tokenizer.vocab_size, *model)
     if dtype not in DTYPES:
         raise InputError(f"`dtype` must be one of {', '.join(DTYPES)}. Received: {dtype!r}.")
     platform = devices_here().platform
@@ -156,22 +158,15 @@ def load_encoder(
     length = min(config.max_position_embeddings, MOST_TOKENS) if max_seq_length is None else max_seq_length
     if length < NUM_SPECIAL:
         raise InputError(f"`max_seq_length` must be at least {NUM_SPECIAL}. Received: {length}.")
-    if do_lower_case is None:
-        known = known_case(init_checkpoint)
-        do_lower_case = True if known is None else known
-    if file_name(vocab_path) == TOKENIZER_JSON:
-        tokenizer = byte_bpe.load(vocab_path).tokenizer
-    else:
-        tokenizer = tokenization.make_tokenizer(vocabulary, do_lower_case)
     attention = choose_attention("auto", config, length, platform)
     # The head is not used; any may be missing in a checkpoint
     model = build_model(MASKED_LM, config, seed=0, dtype=dtype, attend=attention.attend)
     starting_weights.load(init_checkpoint, named_weights(model), config, MASKED_LM)
     return TextEncoder(
         compiled(lambda batch: ops.cast(model.encode(batch, training=False), "float32"), model),
-        lambda texts: tokenization.encode_sentences(tokenizer, texts),
-        vocabulary.cls_id,
-        vocabulary.sep_id,
+        tokenizer.encode,
+        tokenizer.cls_id,
+        tokenizer.sep_id,
         length,
         batch_size,
         config.hidden_size,

@@ -1,7 +1,7 @@
 """Answers by a model's logits: the best spans of all windows of a question, as text of the context.
 
 run_squad.py joins WordPieces and searches for them in the text. Here every token has its characters, by which
-an answer is cut from the context.
+an answer is cut from the context, without white space around it.
 """
 
 import dataclasses
@@ -120,7 +120,7 @@ def _distinct(spans, context, question, windows):
     found = {}
     for span in sorted(spans, key=lambda span: -span.score):
         offset = windows.windows[span.window].token_start
-        text = context[places[span.first + offset][0] : places[span.last + offset][1]]
+        text = context[places[span.first + offset][0] : places[span.last + offset][1]].strip()
         found.setdefault(text, span)
     return found
 

@@ -92,9 +92,7 @@ def _run_task(config, skips_finished=False):
             return FinetuningResult(config.output_dir, {})
 
     def sequences_of(path, examples):
-        sequences, num_cut = make_glue_sequences(
-            examples.texts, text.tokenizer, text.vocabulary, config.max_seq_length, path
-        )
+        sequences, num_cut = make_glue_sequences(examples.texts, text.tokenizer, config.max_seq_length, path)
         counts = {"cut to max_seq_length": num_cut, "lines without all columns left out": examples.num_torn}
         print(f"{path}: {len(sequences):,} examples{describe_counts(counts)}", flush=True)
         return sequences

@@ -31,11 +31,12 @@ def finetune_ner(config):
     print(f"labels     {len(names)}: {', '.join(names)}")
 
     def sequences_of(path, sentences, tags):
-        reader, sizes = (text.tokenizer, text.vocabulary), (config.max_seq_length, config.doc_stride)
-        found = make_tag_sequences(sentences.words, tags, *reader, *sizes, path)
+        sizes = config.max_seq_length, config.doc_stride
+        found = make_tag_sequences(sentences.words, tags, text.tokenizer, *sizes, path)
+        unknown = text.tokenizer.tokenizer.id_to_token(text.tokenizer.unknown_id)
         counts = {
             "sentences cut into windows of max_seq_length": found.num_cut,
-            "words without a WordPiece read as [UNK]": found.num_empty,
+            f"words without a token read as {unknown}": found.num_empty,
         }
         print(
             f"{path}: {len(sentences.words):,} sentences, {sentences.num_words:,} words, "

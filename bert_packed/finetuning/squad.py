@@ -24,7 +24,7 @@ def finetune_squad(config):
 
         questions = read_squad(path, for_training, config.version_2_with_negative, config.skip_bad_answers)
         sizes = (config.max_seq_length, config.doc_stride, config.max_query_length)
-        windows = make_windows(questions, text.tokenizer, text.vocabulary, *sizes, path)
+        windows = make_windows(questions, text.tokenizer, *sizes, path)
         print(_describe(path, questions, windows), flush=True)
         return questions, windows
 

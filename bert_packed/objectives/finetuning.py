@@ -60,7 +60,7 @@ def _labels_objective(sums, num_outputs, accuracies):
 
 
 def tags_objective(num_tags, tag_loss="per_sequence"):
-    """One of C tags for each word, at its first WordPiece; words are the batch's predictions.
+    """One of C tags for each word, at its first token; words are the batch's predictions.
 
     `tag_loss` "per_sequence" is the mean over sequences of the mean over their words; "per_token" is the mean
     over all words of the step, as in transformers' run_ner.

@@ -4,11 +4,11 @@ import dataclasses
 import functools
 import sys
 from pathlib import Path
-from typing import Any
 
 import keras
 
 from bert_packed.checkpoints import checkpoint, starting_weights
+from bert_packed.checkpoints.exported_tokenizer import check_form
 from bert_packed.config import FINETUNING_HEADS, override_dropout
 from bert_packed.core.command_line import print_table, to_flagfile
 from bert_packed.core.settings import InputError
@@ -19,7 +19,8 @@ from bert_packed.runs import run_directory, vocabulary
 from bert_packed.runs.finetuning_config import FinetuningResult
 from bert_packed.runs.run_summary import show_line, tell_skipped
 from bert_packed.tasks.update_packs import fit_predictions, pack_all, plan_updates
-from bert_packed.text import tokenization
+from bert_packed.text.tokenization import TextTokenizer
+from bert_packed.text.vocabularies import file_name, load_text_tokenizer
 from bert_packed.training import loop, metrics_log, training_metrics
 from bert_packed.training.backend import compiled, out_of_memory_names
 from bert_packed.training.engines import make_engine
@@ -33,8 +34,7 @@ class TextModel:
 
     config: BaseConfig
     vocab_path: Path
-    vocabulary: tokenization.Vocabulary
-    tokenizer: Any
+    tokenizer: TextTokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,20 +54,20 @@ def read_text_model(config):
     Raises `InputError` where the vocabulary or the model is missing, they do not belong together, or the
     model cannot be fine-tuned with packs of this length.
     """
-    path = vocabulary.find_vocab(config.init_checkpoint, config.vocab_file)
-    wordpieces = tokenization.load_vocab(path)
     given = config.init_checkpoint, config.bert_config_file
-    model_config = starting_weights.read_model_config(*given, len(wordpieces))
-    starting_weights.check_reads(
-        model_config, FINETUNING_HEADS, config.max_seq_length, len(wordpieces), *given
-    )
-    line = vocabulary.describe_vocabulary(path, len(wordpieces), model_config, bool(config.init_checkpoint))
+    family = starting_weights.read_model_config(*given)
+    path = vocabulary.find_vocab(config.init_checkpoint, config.vocab_file, vocabulary.names_for(family))
+    check_form(path, family)
+    tokenizer = load_text_tokenizer(path, config.do_lower_case)
+    size = tokenizer.vocab_size
+    model_config = starting_weights.read_model_config(*given, size)
+    starting_weights.check_reads(model_config, FINETUNING_HEADS, config.max_seq_length, size, *given)
+    line = vocabulary.describe_vocabulary(path, size, model_config, bool(config.init_checkpoint))
     vocabulary.check_as_trained(config, path)
     if config.do_train:
         print(f"batch      {config.train_batch_size} sequences a step (train_batch_size), packed or not")
     print(line)
-    tokenizer = tokenization.make_tokenizer(wordpieces, config.do_lower_case)
-    return TextModel(override_dropout(model_config, config), path, wordpieces, tokenizer)
+    return TextModel(override_dropout(model_config, config), path, tokenizer)
 
 
 def run_task(config, text, objective, read_training, predict=None):
@@ -155,7 +155,7 @@ def _fine_tune(config, text, objective, data, inputs, folder):
             _load_weights(config, model_config, engine.model)
         # Removes an earlier run, so only now: weights that cannot be loaded have raised above
         run_directory.start_run(folder, config, {**facts, "packing_factor": updates.packing_factor})
-        write_text(str(folder / vocabulary.VOCAB_FILE), vocab_text)
+        write_text(str(folder / file_name(text.vocab_path)), vocab_text)
         if data.classes:
             names = "".join(f"{name}\n" for name in data.classes)
             write_text(str(folder / starting_weights.LABELS_FILE), names)

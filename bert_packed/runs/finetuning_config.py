@@ -31,10 +31,14 @@ class FinetuneConfig(RunConfig):
     )
     vocab_file: str = setting(
         "",
-        "WordPieces, one a line; empty = vocab.txt in init_checkpoint, or beside a checkpoint-N or prefix",
+        "WordPieces, one a line, or a ModernBERT's tokenizer.json of byte-level BPE; empty = vocab.txt or "
+        "tokenizer.json in init_checkpoint, or beside a checkpoint-N or prefix",
         group=DATA,
     )
-    do_lower_case: bool = setting(True, "lower-case the text and strip accents; false for cased vocabularies")
+    do_lower_case: bool = setting(
+        True,
+        "WordPieces: lower-case the text and strip accents; false for cased vocabularies",
+    )
     do_train: bool = setting(
         True, "whether to train; false takes init_checkpoint as it is", changeable=True, group=MODEL
     )

@@ -82,20 +82,20 @@ def check_start(init_checkpoint, model_config, records):
     # A BERT of Hugging Face may have its WordPieces in a tokenizer.json too, or in that alone
     name = file_name(records.path)
     path = _vocab_beside(init_checkpoint, [name]) or _vocab_beside(init_checkpoint, names_for(model_config))
-    if path and (path.name != name or not _have_equal_tokens(path, records)):
+    if path and (path.name != name or not _have_equal_tokens(path, records.path, records.content)):
         raise InputError(
             f"`init_checkpoint` must have the vocabulary of the records of `input_file`, {records.path}. "
             f"Received: {path}, another one."
         )
 
 
-def _have_equal_tokens(path, records):
-    """Whether a checkpoint's vocabulary has the tokens of a `RecordsVocabulary` of the same kind."""
+def _have_equal_tokens(path, other_path, other_content):
+    """Whether a checkpoint's vocabulary has the tokens of another of the same kind."""
     if path.name == VOCAB_FILE:
         # Tokens hold no ASCII white space: line ends may differ
-        return path.read_bytes().split() == records.content.split()
+        return path.read_bytes().split() == other_content.split()
     theirs = byte_bpe.load(path, "init_checkpoint").tokenizer
-    return _ids_of_texts(theirs) == _ids_of_texts(byte_bpe.load(records.path).tokenizer)
+    return _ids_of_texts(theirs) == _ids_of_texts(byte_bpe.load(other_path).tokenizer)
 
 
 def _ids_of_texts(tokenizer):
@@ -106,12 +106,12 @@ def _ids_of_texts(tokenizer):
 
 
 def describe_vocabulary(path, size, model_config, has_checkpoint):
-    """A line about the vocabulary, of `size` WordPieces.
+    """A line about the vocabulary, of `size` tokens.
 
     Raises `InputError` where the model's embeddings, with `has_checkpoint`, were learned for a larger one.
     Rows that round a vocabulary up to a multiple of 8 are allowed.
     """
-    line = f"vocabulary {path}, {size:,} WordPieces"
+    line = f"vocabulary {path}, {size:,} {'WordPieces' if file_name(path) == VOCAB_FILE else 'tokens'}"
     num_more = model_config.vocab_size - size
     if not num_more:
         return line
@@ -127,15 +127,22 @@ def describe_vocabulary(path, size, model_config, has_checkpoint):
 def check_as_trained(config, vocab_path):
     """Check that texts are read as in the run that trained a model.
 
-    Raises `InputError` where `do_lower_case` or the vocabulary differs from that run's `run.json`.
+    Raises `InputError` where the vocabulary, or `do_lower_case` of WordPieces, differs from that run's
+    `run.json`; or where it has other tokens than one of the same kind in a folder of Hugging Face.
     """
     folder = run_folder(config.init_checkpoint)
     if not folder:
+        beside = _vocab_beside(config.init_checkpoint, [file_name(vocab_path)])
+        if beside and not _have_equal_tokens(beside, vocab_path, Path(vocab_path).read_bytes()):
+            raise InputError(
+                f"`vocab_file` must have the tokens of {beside}. Received: {vocab_path}, with others."
+            )
         return
     run, path = run_directory.read_run(folder), folder / run_directory.RUN_FILE
     kept = run.get("vocabulary") or {}
     do_lower_case = trained_case(run)
-    if do_lower_case not in (None, config.do_lower_case):
+    # A tokenizer.json has its own rule
+    if file_name(vocab_path) == VOCAB_FILE and do_lower_case not in (None, config.do_lower_case):
         raise InputError(
             f"`do_lower_case` must be as in the training of `init_checkpoint`, {do_lower_case} by {path}. "
             f"Received: {config.do_lower_case}."

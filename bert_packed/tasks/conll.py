@@ -17,7 +17,6 @@ from bert_packed.core.settings import InputError
 from bert_packed.core.storage import read_text
 from bert_packed.records.sequences import BERT_LAYOUT, Sequences, make_sequences
 from bert_packed.tasks.squad_windows import most_context, window_starts
-from bert_packed.text.tokenization import UNK, encode_sentences
 
 DOCUMENT_START = "-DOCSTART-"
 NUM_SPECIAL = 2  # [CLS] and [SEP]
@@ -41,14 +40,14 @@ class Sentences:
 class TagSequences:
     """All sequences of a file.
 
-    Their predictions are the words: each at its first WordPiece, in the window where it has the most context,
+    Their predictions are the words: each at its first token, in the window where it has the most context,
     with the number of its tag; 0 where the file has none.
     """
 
     sequences: Sequences
     words: np.ndarray  # int64 `[num_words]`, the word of the file that each prediction is
     num_cut: int  # sentences that were cut into several windows
-    num_empty: int  # words without a WordPiece, read as [UNK]
+    num_empty: int  # words without a token, read as the unknown one
 
 
 def read_conll(path):
@@ -107,7 +106,7 @@ def number_tags(path, sentences, names):
     return [[numbers[tag] for tag in tags] for tags in sentences.tags]
 
 
-def make_tag_sequences(words, tags, tokenizer, vocabulary, max_seq_length, doc_stride, path=""):
+def make_tag_sequences(words, tags, tokenizer, max_seq_length, doc_stride, path=""):
     """Cut sentences into windows, and predict every word's tag once, where it has the most context.
 
         pieces     a b ##c d e ##f ##g     3 a window, stride 2
@@ -115,17 +114,15 @@ def make_tag_sequences(words, tags, tokenizer, vocabulary, max_seq_length, doc_s
         predicted   a b           d e                       nothing in the third window: it is left out
 
     Windows and the rule of the most context are those of `squad_windows.py`. Words and their tags are lists
-    by sentence; `tags` None is 0 for all.
+    by sentence; `tags` None is 0 for all; `tokenizer` is a `tokenization.TextTokenizer`.
     """
-    pieces = encode_sentences(tokenizer, [word for sentence in words for word in sentence])
-    # Control characters alone make no WordPiece; the word has a tag all the same
-    num_empty = sum(not found for found in pieces)
-    pieces = [found or [vocabulary.ids[UNK]] for found in pieces]
     tokens, lengths, numbers = [], [], []
     positions, labels, num_asked, asked = [], [], [], []
-    first_word = num_cut = 0
-    for number, sentence in enumerate(words, 1):
-        own = pieces[first_word : first_word + len(sentence)]
+    first_word = num_cut = num_empty = 0
+    for number, own in enumerate(tokenizer.encode_words(words), 1):
+        # Control characters alone make no WordPiece; the word has a tag all the same
+        num_empty += sum(not found for found in own)
+        own = [found or [tokenizer.unknown_id] for found in own]
         ids = [piece for found in own for piece in found]
         word_starts = np.cumsum([0, *map(len, own[:-1])])
         windows = window_starts(len(ids), max_seq_length - NUM_SPECIAL, doc_stride)
@@ -135,14 +132,14 @@ def make_tag_sequences(words, tags, tokenizer, vocabulary, max_seq_length, doc_s
             here = here[is_best[word_starts[here] - start]]
             if not len(here):
                 continue
-            tokens.extend((vocabulary.cls_id, *ids[start : start + size], vocabulary.sep_id))
+            tokens.extend((tokenizer.cls_id, *ids[start : start + size], tokenizer.sep_id))
             lengths.append(size + NUM_SPECIAL)
             numbers.append(number)
             positions.extend(word_starts[here] - start + 1)
             labels.extend(tags[number - 1][word] if tags else 0 for word in here)
             num_asked.append(len(here))
             asked.extend(first_word + here)
-        first_word += len(sentence)
+        first_word += len(own)
     sequences = make_sequences(
         BERT_LAYOUT,
         str(path),

@@ -9,7 +9,6 @@ import numpy as np
 
 from bert_packed.core.settings import InputError
 from bert_packed.records.sequences import BERT_LAYOUT, make_sequences
-from bert_packed.text.tokenization import encode_sentences
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,23 +138,23 @@ def shown_label(task, output):
     return task.classes[output] if task.classes else f"{output:.6g}"
 
 
-def make_glue_sequences(texts, tokenizer, vocabulary, max_seq_length, path=""):
+def make_glue_sequences(texts, tokenizer, max_seq_length, path=""):
     """`[CLS] a [SEP]`, or `[CLS] a [SEP] b [SEP]`, cut to the length as google-research/bert does.
 
-    `texts` is a list of one or two lists of n texts. Returns `Sequences` of n sequences without predictions,
-    and the number of those that were cut.
+    `texts` is a list of one or two lists of n texts, `tokenizer` a `tokenization.TextTokenizer`. Returns
+    `Sequences` of n sequences without predictions, and the number of those that were cut.
     """
-    encoded = [encode_sentences(tokenizer, column) for column in texts]
+    encoded = [tokenizer.encode(column) for column in texts]
     room = max_seq_length - 1 - len(encoded)
     tokens, type_ids, lengths = [], [], []
     num_cut = 0
     for parts in zip(*encoded, strict=True):
         sizes = cut_sizes([len(part) for part in parts], room)
         num_cut += sum(sizes) < sum(map(len, parts))
-        tokens.append(vocabulary.cls_id)
+        tokens.append(tokenizer.cls_id)
         type_ids.append(0)
         for number, (part, size) in enumerate(zip(parts, sizes, strict=True)):
-            tokens.extend((*part[:size], vocabulary.sep_id))
+            tokens.extend((*part[:size], tokenizer.sep_id))
             type_ids.extend([number] * (size + 1))
         lengths.append(1 + sum(sizes) + len(sizes))
     sequences = make_sequences(

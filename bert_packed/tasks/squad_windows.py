@@ -13,16 +13,13 @@ characters, where run_squad.py searches for them among the pieces of its words;
 """
 
 import dataclasses
-from unicodedata import category
 
 import numpy as np
 
 from bert_packed.records.sequences import BERT_LAYOUT, Sequences, make_sequences
-from bert_packed.text.tokenization import encode_sentences
 
 NUM_SPECIAL = 3  # [CLS], and [SEP] after question and window
 ENCODE_AT_ONCE = 1024  # contexts
-FIRST_MARK = "\u0300"  # no combining mark comes before it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +30,8 @@ class Window:
     first_token: int  # place in the sequence of the window's first token: 2 + question tokens
     token_start: int  # the same token's place among the context's tokens
     num_tokens: int
-    is_best: np.ndarray  # bool `[num_tokens]`: no other window has more context around the token
+    # bool `[num_tokens]`: no other window has more context around the token, which is not just white space
+    is_best: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Windows:
 
     `answer_spans` are int32 `[n, 2]`, first and last token of the answer within its sequence; 0 0, which is
     [CLS], where the window holds no whole answer. `token_places` are a list by context of int32
-    `[tokens, 2]`: first character of each, and one past its last.
+    `[tokens, 2]`: first character of each, and one past its last, white space included.
     """
 
     sequences: Sequences  # n, without predictions
@@ -50,33 +48,36 @@ class Windows:
     answer_spans: np.ndarray
     token_places: list[np.ndarray]
     num_truncated: int  # questions that were longer than the limit
-    num_empty: int  # questions whose context has no token, and so no window
+    num_empty: int  # questions whose context is white space, and has no window
 
 
-def make_windows(question_set, tokenizer, vocabulary, max_seq_length, doc_stride, max_query_length, path=""):
+def make_windows(question_set, tokenizer, max_seq_length, doc_stride, max_query_length, path=""):
     """Cut the contexts of all questions into windows: `Windows`, in the order of the questions.
 
     Args:
+        tokenizer: `tokenization.TextTokenizer`. As in transformers' run_qa, white space before a question is
+            left out.
         max_seq_length: S, most tokens of a sequence; at least `max_query_length` + 4.
         doc_stride: Tokens between the starts of two windows.
         max_query_length: Most tokens of a question; its end is cut off.
     """
     contexts = _encode_with_places(tokenizer, question_set.contexts)
-    queries = encode_sentences(tokenizer, [question.text for question in question_set.questions])
+    queries = tokenizer.encode([question.text.lstrip() for question in question_set.questions])
     tokens, type_ids, lengths, windows, spans = [], [], [], [], []
     num_empty = 0
     for index, (question, query) in enumerate(zip(question_set.questions, queries, strict=True)):
-        ids, places = contexts[question.context_index]
+        ids, places, is_visible = contexts[question.context_index]
         query = query[:max_query_length]
         num_empty += not len(ids)
         answer = answer_tokens(question, places)
-        head = [vocabulary.cls_id, *query, vocabulary.sep_id]
+        head = [tokenizer.cls_id, *query, tokenizer.sep_id]
         starts = window_starts(len(ids), max_seq_length - len(query) - NUM_SPECIAL, doc_stride)
         for (start, size), is_best in zip(starts, most_context(starts), strict=True):
-            tokens.extend((*head, *ids[start : start + size], vocabulary.sep_id))
+            tokens.extend((*head, *ids[start : start + size], tokenizer.sep_id))
             type_ids.extend([0] * len(head) + [1] * (size + 1))
             lengths.append(len(head) + size + 1)
-            windows.append(Window(index, len(head), start, size, is_best))
+            begins = is_best & is_visible[start : start + size]
+            windows.append(Window(index, len(head), start, size, begins))
             spans.append(_span_in_window(answer, start, size, len(head)))
     return Windows(
         make_sequences(
@@ -89,7 +90,7 @@ def make_windows(question_set, tokenizer, vocabulary, max_seq_length, doc_stride
         ),
         windows,
         np.array(spans, np.int32).reshape(-1, 2),
-        [places for _, places in contexts],
+        [places for _, places, _ in contexts],
         sum(len(query) > max_query_length for query in queries),
         num_empty,
     )
@@ -130,10 +131,13 @@ def answer_tokens(question, places):
     """First and last token that overlap the question's first answer; None where it has none.
 
     places of "ada wrote" [(0 3) (4 9)], answer "wrote" at 4   ->   (1, 1)
+
+    White space around the answer does not count: it may be a token.
     """
     if not question.answers:
         return None
     text, start = question.answers[0]
+    start, text = start + len(text) - len(text.lstrip()), text.strip()
     first = int(np.searchsorted(places[:, 1], start, side="right"))
     last = int(np.searchsorted(places[:, 0], start + len(text), side="left")) - 1
     return (first, last) if first <= last else None
@@ -147,20 +151,13 @@ def _span_in_window(answer, start, size, first_token):
 
 
 def _encode_with_places(tokenizer, texts):
-    """Token ids of each text, and int32 `[tokens, 2]`, the characters of each token."""
+    """Of each text token ids, places, and bool `[tokens]`: the token is more than white space."""
     found = []
     for first in range(0, len(texts), ENCODE_AT_ONCE):
         part = list(texts[first : first + ENCODE_AT_ONCE])
-        for text, code in zip(part, tokenizer.encode_batch(part, add_special_tokens=False), strict=True):
-            places = np.array(code.offsets, np.int32).reshape(-1, 2)
-            found.append((code.ids, _with_marks(text, places)))
+        for text, (ids, places) in zip(part, tokenizer.encode_with_places(part), strict=True):
+            is_visible = np.array([bool(text[a:b].strip()) for a, b in places.tolist()], bool)
+            if not is_visible.any():  # nothing to answer with
+                ids, places, is_visible = ids[:0], places[:0], is_visible[:0]
+            found.append((ids, places, is_visible))
     return found
-
-
-def _with_marks(text, places):
-    """Lengthen tokens over the combining accents that follow them."""
-    for place in places:
-        # Lower-casing removes these, and a token ends before its last one: "cafe\u0301" would lose it
-        while place[1] < len(text) and text[place[1]] >= FIRST_MARK and category(text[place[1]]) == "Mn":
-            place[1] += 1
-    return places

@@ -106,6 +106,32 @@ def load_encoder_vocabulary(path):
     Raises:
         InputError: as `load`, or the tokens are not of bytes, or it lacks a special token.
     """
+    tokenizer, found = _load_encoder(path)
+    ids, added = tokenizer.get_vocab(), tokenizer.get_added_tokens_decoder()
+    special = {index for index, token in added.items() if token.special} | {*found}
+    is_continuation, ends_line = np.ones(max(ids.values()) + 1, bool), np.zeros(max(ids.values()) + 1, bool)
+    for token, index in ids.items():
+        is_continuation[index] = not token.startswith(WHITE_SPACE)
+        ends_line[index] = LINE_END in token or "\n" in token
+    ordinary = np.array(sorted({*ids.values()} - special), np.int32)
+    return EncoderVocabulary(*found[:3], is_continuation, ends_line, ordinary)
+
+
+def load_text_tokenizer(path):
+    """`tokenization.TextTokenizer` of a `tokenizer.json`; raises as `load_encoder_vocabulary`.
+
+    In the place of a word without a token, which a normalizer removed, is the mask: tokens of bytes need no
+    [UNK].
+    """
+    tokenizer, (cls_id, sep_id, mask_id, _) = _load_encoder(path)
+    # One that trims offsets may take a word's first letter for the space that its tokenizer added
+    tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
+    size = max(tokenizer.get_vocab().values()) + 1
+    return tokenization.TextTokenizer(tokenizer, cls_id, sep_id, mask_id, size)
+
+
+def _load_encoder(path):
+    """The tokenizer of bytes, and the ids of the first set of `ENCODER_TOKENS` that it holds."""
     tokenizer = load(path).tokenizer
     if not isinstance(tokenizer.model, BPE) or not isinstance(tokenizer.decoder, decoders.ByteLevel):
         raise InputError(
@@ -114,21 +140,14 @@ def load_encoder_vocabulary(path):
             f"{type(tokenizer.decoder).__name__}."
         )
     found = find_encoder_tokens(tokenizer)
-    ids = tokenizer.get_vocab()
     if not found:
-        nearest = min((sorted({*tokens} - ids.keys()) for tokens in ENCODER_TOKENS), key=len)
+        ids = tokenizer.get_vocab().keys()
+        nearest = min((sorted({*tokens} - ids) for tokens in ENCODER_TOKENS), key=len)
         raise InputError(
             f"`vocab_file` must hold {' or '.join(', '.join(tokens) for tokens in ENCODER_TOKENS)}, to mask "
             f"tokens. Received: {path}, without {', '.join(nearest)}."
         )
-    added = tokenizer.get_added_tokens_decoder()
-    special = {index for index, token in added.items() if token.special} | {*found}
-    is_continuation, ends_line = np.ones(max(ids.values()) + 1, bool), np.zeros(max(ids.values()) + 1, bool)
-    for token, index in ids.items():
-        is_continuation[index] = not token.startswith(WHITE_SPACE)
-        ends_line[index] = LINE_END in token or "\n" in token
-    ordinary = np.array(sorted({*ids.values()} - special), np.int32)
-    return EncoderVocabulary(*found[:3], is_continuation, ends_line, ordinary)
+    return tokenizer, found
 
 
 def find_encoder_tokens(tokenizer):

@@ -1,8 +1,9 @@
-"""WordPiece vocabularies, read or trained, and BERT's tokenization by `tokenizers`."""
+"""Texts as tokens of an encoder; WordPiece vocabularies, read or trained, and BERT's tokenization by them."""
 
 import dataclasses
 from collections import Counter
 from functools import cached_property
+from unicodedata import category
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -19,6 +20,7 @@ PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]",
 CONTINUATION = "##"  # opens every WordPiece that continues a word
 MAX_ALPHABET = 1000  # characters that a trained vocabulary spells words with; rarer ones become [UNK]
 MAX_WORDS_HELD = 2**20  # about 100 MB
+FIRST_MARK = "\u0300"  # no combining mark comes before it
 ENCODE_BATCH = 4096  # sentences
 ENCODE_CHARACTERS = 2**20  # of a batch: a token costs the tokenizer some hundred bytes
 
@@ -105,6 +107,76 @@ def make_tokenizer(vocabulary, do_lower_case):
     tokenizer.normalizer = _normalizer(do_lower_case)
     tokenizer.pre_tokenizer = BertPreTokenizer()
     return tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class TextTokenizer:
+    """A tokenizer of texts, and what makes sequences of their tokens.
+
+    White space is nothing to WordPieces. Tokens of bytes begin with that before a word:
+
+        text     Ada wrote  it.     WordPieces   ada  wrote  it     .
+                                    places       0 3  4 9    11 13  13 14
+                                    bytes        Ada  Ġwrote Ġ      Ġit    .
+                                    places       0 3  3 9    9 10   10 13  13 14
+    """
+
+    tokenizer: Tokenizer
+    cls_id: int  # opens a sequence
+    sep_id: int  # closes each of its texts
+    unknown_id: int  # in the place of a word without a token
+    vocab_size: int  # the largest id and 1
+
+    def encode(self, texts):
+        """Ids of texts, without special tokens: list of str -> list of lists of ids."""
+        return encode_sentences(self.tokenizer, texts)
+
+    def encode_with_places(self, texts):
+        """Pairs of ids, a list, and places, int32 `[tokens, 2]`: first character, and one past the last.
+
+        Places ascend, but those of tokens that are bytes of one character are equal. A token's characters
+        include combining marks that follow, and the rest of what a normalizer composed to one character.
+        """
+        codes = self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        return [(code.ids, _complete(text, code.offsets)) for text, code in zip(texts, codes, strict=True)]
+
+    def encode_words(self, sentences):
+        """Ids of words within their sentence, a space before each but the first.
+
+        List by sentence of lists of str -> list by sentence of lists by word of lists of ids, which are empty
+        for a word without a token.
+        """
+        spaced = [" " * (place > 0) + word for words in sentences for place, word in enumerate(words)]
+        found = iter(self.encode(spaced))
+        return [[next(found) for _ in words] for words in sentences]
+
+
+def _complete(text, offsets):
+    """Places of tokens with all their characters, by a tokenizer's offsets.
+
+    Without its mark a token of "cafe\u0301" would be "cafe" where accents are stripped, and the first of
+    three letters where Hangul is composed.
+    """
+    next_starts = [*(start for start, _ in offsets), len(text)][1:]
+    places = []
+    for (start, end), next_start in zip(offsets, next_starts, strict=True):
+        while end < len(text) and (
+            _is_mark(text[end]) or (end < next_start and category(text[end])[0] in "LM")
+        ):
+            end += 1
+        places.append((start, end))
+    return np.array(places, np.int32).reshape(-1, 2)
+
+
+def _is_mark(character):
+    return character >= FIRST_MARK and category(character) == "Mn"
+
+
+def make_text_tokenizer(vocabulary, do_lower_case):
+    """`TextTokenizer` of a `Vocabulary` of WordPieces."""
+    tokenizer = make_tokenizer(vocabulary, do_lower_case)
+    special = vocabulary.cls_id, vocabulary.sep_id, vocabulary.ids[UNK]
+    return TextTokenizer(tokenizer, *special, len(vocabulary))
 
 
 def encode_sentences(tokenizer, sentences):

@@ -81,3 +81,13 @@ def load_maskable(path):
     """
     is_json = file_name(path) == TOKENIZER_JSON
     return (byte_bpe.load_encoder_vocabulary if is_json else tokenization.load_vocab)(path)
+
+
+def load_text_tokenizer(path, do_lower_case):
+    """`tokenization.TextTokenizer` of a vocabulary of either kind, by the name of its file.
+
+    `do_lower_case` is of WordPieces: a `tokenizer.json` has its own rule. Raises as `load_maskable`.
+    """
+    if file_name(path) == TOKENIZER_JSON:
+        return byte_bpe.load_text_tokenizer(path)
+    return tokenization.make_text_tokenizer(tokenization.load_vocab(path), do_lower_case)

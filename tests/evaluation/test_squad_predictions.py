@@ -15,7 +15,7 @@ from bert_packed.tasks.squad_windows import Window, make_windows
 
 def read(tmp_path, context, *entries, length=64, stride=32):
     questions = read_squad(write(tmp_path / "a.json", (context, entries)), False)
-    return questions, make_windows(questions, TOKENIZER, VOCABULARY, length, stride, 8)
+    return questions, make_windows(questions, TOKENIZER, length, stride, 8)
 
 
 def blank(windows):
@@ -112,7 +112,7 @@ def test_no_answer_takes_the_window_that_doubts_it_most(tmp_path):
 def test_context_without_a_word(tmp_path):
     path = write(tmp_path / "a.json", (" ", [entry("1", "who")]), ("first", [entry("2", "who")]))
     questions = read_squad(path, False)
-    windows = make_windows(questions, TOKENIZER, VOCABULARY, 32, 8, 8)
+    windows = make_windows(questions, TOKENIZER, 32, 8, 8)
     found = extract(questions, windows, blank(windows), version_2_with_negative=True)
     assert found.answers["1"] == "" and found.nbest["1"][0]["text"] == ""
     assert found.null_odds["1"] > 1e6

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from finetuning_batches import packed_and_unpacked
 from keras import ops
+from modern_bert_models import CONFIG as MODERN_BERT
 from tiny import CONFIG, replace_sums, to_floats
 
+from bert_packed.config import ablate
 from bert_packed.evaluation import contamination
 from bert_packed.evaluation.contamination import unpack_batch
 from bert_packed.objectives.finetuning import (
@@ -30,10 +32,23 @@ KINDS = {
     "numbers": numbers_objective(),
     "tags": tags_objective(3),
 }
-
-
+MODELS = {
+    "bert": CONFIG,
+    "modern_bert": dataclasses.replace(MODERN_BERT, initializer_range=0.3),
+    "modern_bert_of_means": dataclasses.replace(
+        MODERN_BERT, initializer_range=0.3, classifier_pooling="mean"
+    ),
+}
+# Of the last only a class is different
+CASES = [(kind, model) for model in ("bert", "modern_bert") for kind in KINDS]
+CASES.append(("classes", "modern_bert_of_means"))
 # What adds the same to every logit of a sequence moves no softmax: their true gradient is 0, as a key bias's
-SHIFTS = ("key/bias", "question_answering/output/bias", "layer_1/feed_forward/LayerNorm/beta")
+SHIFTS = (
+    "key/bias",
+    "question_answering/output/bias",
+    "question_answering/classifier/bias",
+    "layer_1/feed_forward/LayerNorm/beta",
+)
 
 
 def assert_gradients_equal(kind, engine, got, want):
@@ -49,8 +64,8 @@ def assert_gradients_equal(kind, engine, got, want):
         assert np.abs(one - other).max() <= 1e-5 * scale, variable.path
 
 
-def make_engine(kind, **more):
-    return engines.make_engine(KINDS[kind].build_model(CONFIG, 1), KINDS[kind], **more)
+def make_engine(kind, config=CONFIG, **more):
+    return engines.make_engine(KINDS[kind].build_model(config, 1), KINDS[kind], **more)
 
 
 def batches_of(kind, seed=0):
@@ -62,15 +77,41 @@ def batches_of(kind, seed=0):
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_sums_and_all_gradients(kind):
-    engine = make_engine(kind)
+@pytest.mark.parametrize(("kind", "model"), CASES)
+def test_sums_and_all_gradients(kind, model):
+    engine = make_engine(kind, MODELS[model])
     packed, unpacked = batches_of(kind)
     got, got_sums = engine.gradients(packed)
     want, want_sums = engine.gradients(unpacked)
     assert to_floats(got_sums) == pytest.approx(to_floats(want_sums), rel=1e-5)
     assert float(got_sums["num_sequences"]) == 11 and float(got_sums["loss"]) > 1
     assert_gradients_equal(kind, engine, got, want)
+
+
+@pytest.mark.parametrize(("kind", "model"), CASES)
+def test_outputs(kind, model):
+    batches = batches_of(kind)
+    forward = make_engine(kind, MODELS[model]).model
+    packed, unpacked = ({name: np.asarray(v) for name, v in forward(batch).items()} for batch in batches)
+    for name, letter in KINDS[kind].outputs.items():
+        for sequence, (row, slot) in enumerate(np.argwhere(batches[0]["slot_weights"])):
+            own = batches[0]["sequence_ids"][row] == slot + 1 if letter == "S" else slot
+            alone = batches[1]["sequence_ids"][sequence] == 1 if letter == "S" else 0
+            got, want = packed[name][row][own], unpacked[name][sequence][alone]
+            assert got.shape == want.shape and np.abs(want).max() > 1e-4
+            np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(unpacked[name]).max())
+
+
+@pytest.mark.parametrize(
+    ("model", "ablation"),
+    [("bert", "no_position_reset"), ("bert", "no_attention_mask"), ("modern_bert", "no_attention_mask")],
+)
+def test_company_that_is_seen_changes_gradients(model, ablation):
+    """Planted faults, which the comparison finds. Rotary positions that go on leave no trace in gradients."""
+    engine = make_engine("tags", ablate(MODELS[model], ablation))
+    got, want = (engine.gradients(batch)[0] for batch in batches_of("tags"))
+    with pytest.raises(AssertionError):
+        assert_gradients_equal("tags", engine, got, want)
 
 
 @pytest.mark.parametrize("kind", KINDS)

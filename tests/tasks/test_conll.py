@@ -65,14 +65,14 @@ def test_bad_files(tmp_path, content, message):
 
 
 @pytest.fixture(scope="module")
-def tools():
+def tokenizer():
     vocabulary = tokenization.Vocabulary((*tokenization.SPECIAL_TOKENS, "a", "b", "##c", "##d"))
-    return tokenization.make_tokenizer(vocabulary, True), vocabulary
+    return tokenization.make_text_tokenizer(vocabulary, True)
 
 
-def test_sequences_by_hand(tools):
+def test_sequences_by_hand(tokenizer):
     a, b, c, d = 5, 6, 7, 8
-    found = make_tag_sequences([["A", "bcd"], ["\u200b", "ac", "zz"]], [[1, 2], [3, 0, 1]], *tools, 8, 4)
+    found = make_tag_sequences([["A", "bcd"], ["\u200b", "ac", "zz"]], [[1, 2], [3, 0, 1]], tokenizer, 8, 4)
     assert found.sequences["tokens"].tolist() == [CLS, a, b, c, d, SEP, CLS, UNK, a, c, UNK, SEP]
     assert found.sequences["lengths"].tolist() == [6, 6] and not found.sequences["token_type_ids"].any()
     assert found.sequences["prediction_positions"].tolist() == [1, 2, 1, 2, 4]
@@ -81,37 +81,37 @@ def test_sequences_by_hand(tools):
     assert (found.words.tolist(), found.num_cut, found.num_empty) == ([0, 1, 2, 3, 4], 0, 1)
 
 
-def test_windows_by_hand(tools):
+def test_windows_by_hand(tokenizer):
     """The example of `make_tag_sequences`, six pieces a window."""
     a, b, c = 5, 6, 7
     words = ["a", "bc", "a", "b", "acccc"]
-    found = make_tag_sequences([words], [[1, 2, 3, 4, 5]], *tools, 8, 4)
+    found = make_tag_sequences([words], [[1, 2, 3, 4, 5]], tokenizer, 8, 4)
     #   a b ##c a b a | b a ##c ##c ##c ##c, the second from piece 4: b has 1 to the left in the first, 0 here
     assert found.sequences["tokens"].tolist() == [CLS, a, b, c, a, b, a, SEP, CLS, b, a, c, c, c, c, SEP]
     assert found.sequences["prediction_positions"].tolist() == [1, 2, 4, 5, 2]
     assert found.sequences["prediction_ids"].tolist() == [1, 2, 3, 4, 5]
     assert (found.words.tolist(), found.num_cut) == ([0, 1, 2, 3, 4], 1)
     # One word that is longer than a window: nothing is asked in the others, which are left out
-    alone = make_tag_sequences([["a" + "c" * 20]], [[1]], *tools, 8, 4)
+    alone = make_tag_sequences([["a" + "c" * 20]], [[1]], tokenizer, 8, 4)
     assert len(alone.sequences) == 1 and alone.sequences["prediction_positions"].tolist() == [1]
 
 
 @pytest.mark.parametrize(("length", "stride"), [(8, 1), (8, 6), (9, 3), (16, 200)])
-def test_every_word_is_asked_once_where_it_stands_with_the_most_context(tools, length, stride):
+def test_every_word_is_asked_once_where_it_stands_with_the_most_context(tokenizer, length, stride):
     rng = np.random.default_rng(0)
     words = [
         ["".join(["a", *rng.choice(["c", "d"], rng.integers(0, 5))]) for _ in range(rng.integers(1, 30))]
         for _ in range(40)
     ]
     tags = [rng.integers(0, 9, len(sentence)).tolist() for sentence in words]
-    found = make_tag_sequences(words, tags, *tools, length, stride)
+    found = make_tag_sequences(words, tags, tokenizer, length, stride)
     sequences = found.sequences
     assert sorted(found.words.tolist()) == list(range(sum(map(len, words))))
     flat_words = [word for sentence in words for word in sentence]
     flat_tags = [tag for sentence in tags for tag in sentence]
     assert sequences["lengths"].max() == length and found.num_cut > 5
     assert sequences["num_predictions"].min() >= 1
-    pieces = [[tools[0].encode(w, add_special_tokens=False).ids for w in sentence] for sentence in words]
+    pieces = [tokenizer.encode(sentence) for sentence in words]
     first_words = np.cumsum([0, *map(len, words)])
     for number in range(len(sequences)):
         tokens = sequences["tokens"][slice(*sequences.offsets("tokens")[number : number + 2])]

@@ -17,7 +17,7 @@ DATA = Path(__file__).parents[3] / "shared/data"
 def windows_of(tmp_path, context, *entries, length=64, stride=32, query=16):
     path = write(tmp_path / "a.json", (context, entries))
     questions = squad.read_squad(path, for_training=False)
-    return questions, make_windows(questions, TOKENIZER, VOCABULARY, length, stride, query)
+    return questions, make_windows(questions, TOKENIZER, length, stride, query)
 
 
 def read_back(questions, windows):
@@ -143,7 +143,7 @@ def test_questions_without_answer_and_contexts_without_word(tmp_path):
         (" \u200b ", [entry("2", "what?", is_impossible=True)]),
     )
     questions = squad.read_squad(path, True, version_2_with_negative=True)
-    windows = make_windows(questions, TOKENIZER, VOCABULARY, 32, 16, 8)
+    windows = make_windows(questions, TOKENIZER, 32, 16, 8)
     assert len(windows.windows) == 1 and windows.num_empty == 1
     assert windows.answer_spans.tolist() == [[0, 0]]
 
@@ -196,16 +196,16 @@ def shared_squad():
 
 def test_official_dev_set_has_berts_windows_and_spans():
     files, vocabulary = shared_squad()
-    tokenizer = tokenization.make_tokenizer(vocabulary, do_lower_case=True)
+    tokenizer = tokenization.make_text_tokenizer(vocabulary, do_lower_case=True)
 
     def tokenize(text):
-        return tokenizer.encode(text, add_special_tokens=False).tokens
+        return tokenizer.tokenizer.encode(text, add_special_tokens=False).tokens
 
     num_questions = num_windows = 0
     differing = []
     for path in files:
         questions = squad.read_squad(path, for_training=True)
-        windows = make_windows(questions, tokenizer, vocabulary, 384, 128, 64)
+        windows = make_windows(questions, tokenizer, 384, 128, 64)
         num_questions += len(questions.questions)
         num_windows += len(windows.windows)
         assert windows.sequences["lengths"].max() == 384
@@ -225,5 +225,5 @@ def test_official_dev_set_has_berts_windows_and_spans():
 def test_small_set_by_hand(tmp_path, monkeypatch, at_once):
     monkeypatch.setattr(squad_windows, "ENCODE_AT_ONCE", at_once)
     questions = squad.read_squad(write(tmp_path / "a.json", *QUESTIONS), for_training=True)
-    windows = make_windows(questions, TOKENIZER, VOCABULARY, 64, 32, 16)
+    windows = make_windows(questions, TOKENIZER, 64, 32, 16)
     assert read_back(questions, windows) == [question.answers[0][0] for question in questions.questions]

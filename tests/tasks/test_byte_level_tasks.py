@@ -1,0 +1,320 @@
+"""Sequences of tokens of bytes for SQuAD, GLUE and tags: those of transformers, answers cut by characters."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from byte_tokenizers import LINES, SPECIAL_IDS, TOKENIZERS, ours
+from reference import import_reference
+from squad_files import QUESTIONS, entry, write
+from tokenizers import decoders, normalizers
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.processors import ByteLevel as TrimOffsets
+from tokenizers.processors import TemplateProcessing
+
+from bert_packed.evaluation.squad_predictions import extract
+from bert_packed.tasks.conll import make_tag_sequences
+from bert_packed.tasks.glue import make_glue_sequences
+from bert_packed.tasks.squad import read_squad
+from bert_packed.tasks.squad_windows import make_windows, window_starts
+from bert_packed.text import byte_bpe
+from bert_packed.text.vocabularies import load_text_tokenizer
+
+DATA = Path(__file__).parents[3] / "shared/data/squad"
+CLS, SEP, MASK = SPECIAL_IDS["ours"][:3]
+NORMALIZERS = {
+    "none": None,
+    "nfc": normalizers.NFC(),
+    "nfd": normalizers.NFD(),
+    "nfkc": normalizers.NFKC(),
+    "uncased": normalizers.Sequence([normalizers.NFD(), normalizers.Lowercase(), normalizers.StripAccents()]),
+    "strip": normalizers.Strip(),
+    "one_space": normalizers.Replace("  ", " "),
+}
+# Accents before and after their letter, half and whole Hangul, characters of four bytes, signs joined to one
+CONTEXTS = (
+    *LINES,
+    "  The  cafe\u0301 in\u00a0\ud55c\uad6d, \u1112\u1161\u11ab and \u732b\U0001f408\u200d\u2b1b!\n\n\t1843 ",
+    "\ufb01ne \u0130stanbul, na\u00efve Stra\u00dfe\u2026 e\u0323\u0301  x",
+)
+
+
+def load(folder, tokenizer):
+    byte_bpe.save(tokenizer, folder / "tokenizer.json")
+    return load_text_tokenizer(folder / "tokenizer.json", do_lower_case=True)
+
+
+def with_normalizer(name):
+    tokenizer = ours()
+    if NORMALIZERS[name]:
+        tokenizer.normalizer = NORMALIZERS[name]
+    return tokenizer
+
+
+def reference_tokenizer(tokenizer, special):
+    """The fast tokenizer of transformers, with ModernBERT's template."""
+    _, transformers = import_reference()
+    start, end = map(tokenizer.id_to_token, special[:2])
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{start} $A {end}",
+        pair=f"{start} $A {end} $B {end}",
+        special_tokens=list(zip((start, end), special, strict=False)),
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        cls_token=start,
+        sep_token=end,
+        clean_up_tokenization_spaces=False,
+        split_special_tokens=True,
+    )
+
+
+def cut(sequences, name="tokens"):
+    offsets = sequences.offsets(name)
+    return [sequences[name][a:b].tolist() for a, b in itertools.pairwise(offsets)]
+
+
+def span_by_run_qa(offsets, first, answer, start):
+    """The label of transformers' `run_qa.py` for a window of places: a token each side of the answer."""
+    if offsets[0][0] > start or offsets[-1][1] < start + len(answer):
+        return [0, 0]
+    left, right = 0, len(offsets) - 1
+    while left < len(offsets) and offsets[left][0] <= start:
+        left += 1
+    while right >= 0 and offsets[right][1] >= start + len(answer):
+        right -= 1
+    return [left - 1 + first, right + 1 + first]
+
+
+def assert_windows_equal(questions, tokenizer, reference, length, stride, max_query_length=64):
+    """All sequences and places, and the labels of ASCII contexts, where no token is part of a character."""
+    windows = make_windows(questions, tokenizer, length, stride, max_query_length)
+    tokens, numbers, compared = cut(windows.sequences), iter(range(len(windows.windows))), 0
+    for question in questions.questions:
+        text, context = question.text.lstrip(), questions.contexts[question.context_index]
+        num_query = len(reference(text, add_special_tokens=False)["input_ids"])
+        size = length - num_query - 3
+        assert num_query <= max_query_length
+        found = reference(
+            text,
+            context,
+            truncation="only_second",
+            max_length=length,
+            stride=max(0, size - stride),
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
+        for ids, offsets in zip(found["input_ids"], found["offset_mapping"], strict=True):
+            number = next(numbers)
+            assert tokens[number] == ids
+            window, first = windows.windows[number], num_query + 2
+            own = slice(window.token_start, window.token_start + window.num_tokens)
+            places = windows.token_places[question.context_index][own].tolist()
+            if context.isascii():
+                assert [tuple(place) for place in places] == offsets[first:-1]
+                if question.answers:
+                    want = span_by_run_qa(offsets[first:-1], first, *question.answers[0])
+                    assert windows.answer_spans[number].tolist() == want
+                    compared += any(want)
+    assert next(numbers, None) is None
+    return windows, compared
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize(("length", "stride"), [(64, 16), (48, 200)])
+def test_windows_are_those_of_transformers(tmp_path, name, length, stride):
+    made = [(context, [entry("e", "  Who?", context=context)]) for context in CONTEXTS]
+    made = [(context, [{**qas[0], "id": str(number)}]) for number, (context, qas) in enumerate(made)]
+    questions = read_squad(write(tmp_path / "a.json", *QUESTIONS, *made), for_training=False)
+    tokenizer = load(tmp_path, TOKENIZERS[name]())
+    reference = reference_tokenizer(TOKENIZERS[name](), SPECIAL_IDS[name])
+    windows, compared = assert_windows_equal(questions, tokenizer, reference, length, stride)
+    assert len(windows.windows) > len(questions.questions) + 8 and compared >= 5
+
+
+def test_windows_of_squad_are_those_of_transformers(tmp_path):
+    path = DATA / "squad-v1.1-dev-articles-eval.json"
+    if not path.is_file():
+        pytest.skip(f"needs {path}")
+    questions = read_squad(path, for_training=True)
+    trained = byte_bpe.train([list(questions.contexts)], 4096, is_encoder=True)
+    reference = reference_tokenizer(trained, SPECIAL_IDS["ours"])
+    windows, compared = assert_windows_equal(questions, load(tmp_path, trained), reference, 384, 128, 80)
+    assert len(windows.windows) > len(questions.questions) and compared > 500
+    for question, spans in first_spans(questions, windows):
+        text, _ = question.answers[0]
+        assert text.strip() in marked(questions, windows, question, *spans)
+
+
+def first_spans(questions, windows):
+    """Each question that is labelled in a window, with its tokens among the context's."""
+    for window, span in zip(windows.windows, windows.answer_spans.tolist(), strict=True):
+        if any(span):
+            yield (
+                questions.questions[window.question_index],
+                [place - window.first_token + window.token_start for place in span],
+            )
+
+
+def marked(questions, windows, question, first, last):
+    places = windows.token_places[question.context_index]
+    return questions.contexts[question.context_index][places[first][0] : places[last][1]]
+
+
+# ---- answers
+
+
+@pytest.mark.parametrize(
+    ("name", "context", "answer", "start", "want"),
+    [
+        ("none", "The  first\n\tprogram", "first\n\tprogram", None, " first\n\tprogram"),
+        ("none", "in 1843 (the program)", " 1843 ", 2, " 1843"),  # with white space around it
+        ("none", "a \u732b b \u732b c", "\u732b", 6, "\u732b"),
+        ("none", "x\U0001f408\u200d\u2b1b y", "\U0001f408", None, "\U0001f408"),
+        ("none", "a cafe\u0301 in", "cafe\u0301", None, "cafe\u0301"),
+        ("nfc", "a cafe\u0301 in", "cafe\u0301", None, "cafe\u0301"),
+        ("nfc", "a cafe\u0301 in", "cafe\u0301 in", None, "cafe\u0301 in"),
+        ("nfc", "ab \u1112\u1161\u11ab in", "\u1112\u1161\u11ab", None, "\u1112\u1161\u11ab"),
+        ("nfd", "a caf\u00e9, in", "caf\u00e9", None, "caf\u00e9"),
+        ("nfkc", "so \ufb01ne", "\ufb01", None, "\ufb01"),
+        ("uncased", "in \u0130zmir", "\u0130zmir", None, " \u0130zmir"),
+        ("uncased", "Le Cafe\u0301!", "Cafe\u0301", None, "Cafe\u0301"),
+        ("strip", "  1843 in ", "1843", None, "1843"),
+        ("one_space", "a   1843  b", "1843", None, "1843"),
+    ],
+)
+def test_answers_keep_their_characters(tmp_path, name, context, answer, start, want):
+    """By a tokenizer that has few merges: most tokens are bytes."""
+    path = write(tmp_path / "a.json", (context, [entry("1", "who?", answer, context, start)]))
+    questions = read_squad(path, for_training=True)
+    windows = make_windows(questions, load(tmp_path, with_normalizer(name)), 64, 32, 16)
+    ((question, (first, last)),) = first_spans(questions, windows)
+    found = marked(questions, windows, question, first, last)
+    assert found == want or found == want.strip()
+    assert found.strip() == answer.strip()
+    # All tokens that have a character of it, and no others
+    begin = context.index(answer.strip(), start or 0)
+    touching = [
+        number
+        for number, (one, past) in enumerate(windows.token_places[0].tolist())
+        if one < begin + len(answer.strip()) and past > begin
+    ]
+    assert [first, last] == [touching[0], touching[-1]] and len(touching) == last - first + 1
+
+
+@pytest.mark.parametrize("name", NORMALIZERS)
+def test_places_ascend_and_hold_every_visible_character(tmp_path, name):
+    for context, (ids, places) in zip(
+        CONTEXTS, load(tmp_path, with_normalizer(name)).encode_with_places(list(CONTEXTS)), strict=True
+    ):
+        assert len(ids) == len(places) > 10
+        assert (np.diff(places, axis=0) >= 0).all() and (places[:, 0] <= places[:, 1]).all()
+        held = {place for first, last in places.tolist() for place in range(first, last)}
+        assert all(place in held or character.isspace() for place, character in enumerate(context))
+
+
+def test_a_letter_keeps_its_mark(tmp_path):
+    """Though the mark has tokens of bytes."""
+    ((ids, places),) = load(tmp_path, ours()).encode_with_places(["e\u0323\u0301x"])
+    assert len(ids) == 6 and places.tolist() == [[0, 3], *[[1, 3]] * 2, *[[2, 3]] * 2, [3, 4]]
+
+
+def test_offsets_are_not_trimmed_by_the_file(tmp_path):
+    """Its tokenizer adds a space, of which its post-processor knows nothing."""
+    tokenizer = ours()
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=True)
+    tokenizer.post_processor = TrimOffsets(add_prefix_space=False, trim_offsets=True)
+    (ids, places), *_ = load(tmp_path, tokenizer).encode_with_places(["packs of cats"])
+    assert tokenizer.id_to_token(ids[0]) == "\u0120packs" and places[0].tolist() == [0, 5]
+    assert tokenizer.encode("packs of cats", add_special_tokens=False).offsets[0] == (1, 5)
+
+
+@pytest.mark.parametrize("name", NORMALIZERS)
+def test_answers_begin_and_end_with_a_character(tmp_path, name):
+    """Of all spans of random logits: none is empty, or has white space around it, or is not in the text."""
+    made = [(context, [entry(str(number), "who?")]) for number, context in enumerate(CONTEXTS)]
+    questions = read_squad(write(tmp_path / "a.json", *made), for_training=False)
+    windows = make_windows(questions, load(tmp_path, with_normalizer(name)), 64, 32, 16)
+    rng, num_white = np.random.default_rng(0), 0
+    logits = [rng.normal(size=(2, n)) for n in windows.sequences["lengths"]]
+    for window, (start, end) in zip(windows.windows, logits, strict=True):
+        question = questions.questions[window.question_index]
+        places = windows.token_places[question.context_index][window.token_start :]
+        for place in range(window.num_tokens):
+            if not questions.contexts[question.context_index][slice(*places[place])].strip():
+                start[window.first_token + place] = end[window.first_token + place] = 9  # the best of all
+                num_white += 1
+    assert num_white > 10
+    found = extract(questions, windows, logits, n_best_size=100)
+    for question in questions.questions:
+        texts = [answer["text"] for answer in found.nbest[question.id]]
+        assert len(texts) == len({*texts}) > 50
+        assert all(text and text == text.strip() for text in texts)
+        assert all(text in questions.contexts[question.context_index] for text in texts)
+
+
+def test_a_context_of_white_space_has_no_window(tmp_path):
+    path = write(tmp_path / "a.json", (" \n ", [entry("1", "who?")]), ("a cat", [entry("2", "who?")]))
+    questions = read_squad(path, for_training=False)
+    windows = make_windows(questions, load(tmp_path, ours()), 32, 16, 8)
+    assert (len(windows.windows), windows.num_empty) == (1, 1)
+    logits = [np.zeros((2, int(n))) for n in windows.sequences["lengths"]]
+    assert extract(questions, windows, logits).answers["1"] == ""
+
+
+# ---- texts, and words
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_texts_and_pairs_are_those_of_transformers(tmp_path, name):
+    tokenizer = load(tmp_path, TOKENIZERS[name]())
+    reference = reference_tokenizer(TOKENIZERS[name](), SPECIAL_IDS[name])
+    one, two = [*CONTEXTS, ""], ["Packs of cats ", *CONTEXTS]
+    for texts in ([one], [one, two]):
+        sequences, num_cut = make_glue_sequences(texts, tokenizer, 512)
+        assert num_cut == 0 and cut(sequences) == reference(*texts)["input_ids"]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_words_are_those_of_their_sentence(tmp_path, name):
+    tokenizer = load(tmp_path, TOKENIZERS[name]())
+    reference = reference_tokenizer(TOKENIZERS[name](), SPECIAL_IDS[name])
+    sentences = [context.split() for context in CONTEXTS] + [["It", "'s", "a", "don't", "-", "...", "1,5"]]
+    tags = [[number % 5 for number in range(len(words))] for words in sentences]
+    found = make_tag_sequences(sentences, tags, tokenizer, 512, 64)
+    asked = cut(found.sequences, "prediction_positions")
+    assert found.num_empty == 0 and cut(found.sequences, "prediction_ids") == tags
+    for words, ids, positions in zip(sentences, cut(found.sequences), asked, strict=True):
+        theirs = reference(" ".join(words), return_offsets_mapping=True)
+        assert ids == theirs["input_ids"]
+        ends = np.cumsum([len(word) + 1 for word in words]) - 1
+        # The first token that has a character of the word, or the space before it
+        starts = [0, *ends[:-1].tolist()]
+        first = [
+            next(i for i, (a, b) in enumerate(theirs["offset_mapping"][1:-1], 1) if b > start)
+            for start in starts
+        ]
+        assert positions == first
+
+
+def test_windows_of_words(tmp_path):
+    tokenizer = load(tmp_path, ours())
+    words = ["The", *["cats'", "12", "packs,"] * 8]
+    found = make_tag_sequences([words], None, tokenizer, 16, 6)
+    pieces = tokenizer.encode(["The", *[" cats'", " 12", " packs,"] * 8])
+    assert found.num_cut == 1 and found.words.tolist() == list(range(25))
+    sizes = [len(ids) - 2 for ids in cut(found.sequences)]
+    assert [size for _, size in window_starts(sum(map(len, pieces)), 14, 6)] == sizes
+    positions = cut(found.sequences, "prediction_positions")
+    firsts = [ids[place] for ids, own in zip(cut(found.sequences), positions, strict=True) for place in own]
+    assert firsts == [own[0] for own in pieces]
+
+
+def test_a_word_that_the_normalizer_removes_is_masked(tmp_path):
+    tokenizer = ours()
+    tokenizer.normalizer = normalizers.Replace("\u200b", "")
+    assert isinstance(tokenizer.decoder, decoders.ByteLevel)
+    found = make_tag_sequences([["\u200b", "cats"]], [[1, 2]], load(tmp_path, tokenizer), 16, 6)
+    ((start, first, *_, end),) = cut(found.sequences)
+    assert (start, first, end, found.num_empty) == (CLS, MASK, SEP, 1)
