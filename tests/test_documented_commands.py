@@ -111,7 +111,6 @@ NOT_RUN = {
     "docs/reference/api.md: *": "the same",
     "docs/guides/packing.md: [!b]*": "the same",
     "docs/guides/other_programs.md: import tensorflow as tf": "tf-models-official, of another Keras",
-    "docs/start/from_a_data_set.md: from sentence_transformers *": "a package that no extra brings",
     "docs/guides/torch.md: *": "tests/torch_api/test_collator.py runs the first; minutes, or parts",
     "docs/guides/several_devices.md: bert-packed *": "as in README.md, on one device",
     "docs/start/accelerators.md: * bert-packed train *": "as in README.md",
@@ -250,7 +249,7 @@ def test_examples_in_python_are_understood(page):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A function from a page to the folder in which its commands have run, and all that they said."""
-    for package in ("apache_beam", "datasets", "keras_hub", "transformers"):
+    for package in ("apache_beam", "datasets", "keras_hub", "sentence_transformers", "transformers"):
         pytest.importorskip(package, reason="what .ci/run installs")
     from documented_files import make_documents, write_files
 

@@ -71,7 +71,8 @@ def write_tokenizer(folder, vocab_file, do_lower_case, max_length=None, ids=None
 
     Args:
         folder: Existing folder.
-        vocab_file: Path; it is copied, WordPieces beside the `tokenizer.json` that is made of them.
+        vocab_file: Path; it is copied, WordPieces beside the `tokenizer.json` that is made of them. A
+            `tokenizer.json` of an encoder that adds no special tokens to a text gets ModernBERT's template.
         do_lower_case: True where a tokenizer of WordPieces removes case and accents; a `tokenizer.json` has
             its own rule.
         max_length: Most tokens that the model takes; None for no limit.
@@ -80,14 +81,16 @@ def write_tokenizer(folder, vocab_file, do_lower_case, max_length=None, ids=None
     shutil.copyfile(vocab_file, folder / file_name(vocab_file))
     if file_name(vocab_file) == TOKENIZER_JSON:
         tokenizer = byte_bpe.load(vocab_file).tokenizer
-        settings = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            **{
-                name.removesuffix("_id"): tokenizer.id_to_token(index)
-                for name, index in (ids or {}).items()
-                if index is not None
-            },
+        special = {
+            name.removesuffix("_id"): tokenizer.id_to_token(index)
+            for name, index in (ids or {}).items()
+            if index is not None
         }
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", **special}
+        # Without it other programs would read texts without [CLS] and [SEP]
+        if "cls_token" in special and not tokenizer.encode("").ids:
+            byte_bpe.set_template(tokenizer, special["cls_token"], special["sep_token"])
+            byte_bpe.save(tokenizer, folder / TOKENIZER_JSON)
     else:
         _wordpiece_tokenizer(vocab_file, do_lower_case).save(str(folder / TOKENIZER_JSON))
         settings = {

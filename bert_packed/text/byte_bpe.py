@@ -206,13 +206,17 @@ def train(texts, vocab_size, is_encoder=False):
     )
     tokenizer.train_from_iterator(texts, trainer)
     if is_encoder:
-        start, end = tokenization.CLS, tokenization.SEP
-        tokenizer.post_processor = TemplateProcessing(
-            single=f"{start} $A {end}",
-            pair=f"{start} $A {end} $B {end}",
-            special_tokens=[(token, tokenizer.token_to_id(token)) for token in (start, end)],
-        )
+        set_template(tokenizer, tokenization.CLS, tokenization.SEP)
     return tokenizer
+
+
+def set_template(tokenizer, start, end):
+    """Let a tokenizer open and close texts and pairs as ModernBERT's does, by two of its tokens."""
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{start} $A {end}",
+        pair=f"{start} $A {end} $B {end}",
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (start, end)],
+    )
 
 
 def save(tokenizer, path):
