@@ -14,9 +14,10 @@ from bert_packed.models.cpu_gradients import Linear
 FEW_ROWS = 4  # of a table, such as that of token types
 
 
-def dense(width, config, name, dtype=None):
-    """A linear layer with BERT's initial weights: truncated normal, zero bias; None is the policy's dtype."""
-    return Linear(width, kernel_initializer=initializer(config), name=name, dtype=dtype)
+def dense(width, config, name, dtype=None, weights=None, use_bias=True):
+    """A linear layer; `weights` makes its first kernel, None as BERT's. A dtype of None is the policy's."""
+    weights = weights or initializer(config)
+    return Linear(width, use_bias=use_bias, kernel_initializer=weights, name=name, dtype=dtype)
 
 
 def initializer(config):
@@ -27,18 +28,22 @@ def initializer(config):
 class Layout:
     """Layers, tables and products of a model on one device; other layouts override them."""
 
-    def dense(self, width, config, name, dtype=None):
-        """A linear layer; other layouts choose its place by its name."""
-        return dense(width, config, name, dtype)
+    def dense(self, width, config, name, dtype=None, weights=None, use_bias=True):
+        """A linear layer as by the function `dense`; other layouts choose its place by its name."""
+        return dense(width, config, name, dtype, weights, use_bias)
 
     def apply_together(self, layers, hidden_BSD):
         """Results of several linear layers of `dense` for the same input."""
         return [layer(hidden_BSD) for layer in layers]
 
-    def add_table(self, layer, num_rows, config, name):
-        """Float32 variable `[num_rows, D]` of a Keras layer, with BERT's initial weights."""
-        shape = (num_rows, config.hidden_size)
-        return layer.add_weight(shape=shape, initializer=initializer(config), name=name, autocast=False)
+    def apply_in_parts(self, layer, num_parts, hidden_BSD):
+        """Equal parts of the columns of a linear layer's result: list of float `[B, S, Y]`."""
+        return ops.split(layer(hidden_BSD), num_parts, axis=-1)
+
+    def add_table(self, layer, num_rows, config, name, weights=None):
+        """Float32 variable `[num_rows, D]` of a Keras layer; initial weights as those of `dense`."""
+        shape, weights = (num_rows, config.hidden_size), weights or initializer(config)
+        return layer.add_weight(shape=shape, initializer=weights, name=name, autocast=False)
 
     def add_vocabulary_bias(self, layer, config, name):
         """Bias of `vocabulary_logits`: float32 variable `[V]`, zeros at first."""

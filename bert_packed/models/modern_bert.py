@@ -15,7 +15,6 @@ from keras import ops
 from bert_packed.config import CLASSIFICATION, MASKED_LM, QUESTION_ANSWERING, TOKEN_CLASSIFICATION
 from bert_packed.model_configs.modern_bert import FULL_ATTENTION, ModernBertConfig
 from bert_packed.models.context import PackContext
-from bert_packed.models.cpu_gradients import Linear
 from bert_packed.models.dropout import Dropout
 from bert_packed.models.layers import activation, attend_in_sequences, gather_tokens
 from bert_packed.models.layout import ONE_DEVICE
@@ -44,10 +43,10 @@ def output_weights(config):
     return CutoffNormal(config, config.initializer_range / math.sqrt(2 * config.num_hidden_layers))
 
 
-def output_layer(config, use_bias):
+def output_layer(config, use_bias, layout):
     """The last linear layer of attention and of the feed-forward network: float `[..., X]` to `[..., D]`."""
-    weights = output_weights(config)
-    return Linear(config.hidden_size, use_bias=use_bias, kernel_initializer=weights, name="output")
+    width, weights = config.hidden_size, output_weights(config)
+    return layout.dense(width, config, "output", weights=weights, use_bias=use_bias)
 
 
 def layer_norm(config, name):
@@ -61,23 +60,21 @@ class RotaryAttention(keras.layers.Layer):
     Args:
         is_global: False for attention in the config's window.
         attend: As in `layers.SelfAttention`, for global attention.
+        layout: `Layout` of the weights, which makes the linear layers.
     """
 
-    def __init__(self, config, is_global, attend=None, name="attention", **kwargs):
+    def __init__(self, config, is_global, attend=None, layout=ONE_DEVICE, name="attention", **kwargs):
         super().__init__(name=name, **kwargs)
         self.is_global = is_global
         self.attend = attend
+        self.layout = layout
         self.window = config.window
         self.theta = config.global_rope_theta if is_global else config.local_rope_theta
         self.num_heads = config.num_attention_heads
         self.head_width = config.hidden_size // config.num_attention_heads
-        self.qkv = Linear(
-            3 * config.hidden_size,
-            use_bias=config.attention_bias,
-            kernel_initializer=CutoffNormal(config),
-            name="qkv",
-        )
-        self.output_dense = output_layer(config, config.attention_bias)
+        weights, use_bias = CutoffNormal(config), config.attention_bias
+        self.qkv = layout.dense(3 * config.hidden_size, config, "qkv", weights=weights, use_bias=use_bias)
+        self.output_dense = output_layer(config, use_bias, layout)
         self.attention_dropout = Dropout(config.attention_dropout)
         self.dropout = Dropout(config.attention_dropout)
 
@@ -90,13 +87,15 @@ class RotaryAttention(keras.layers.Layer):
         """Attend inside the sequences of a `PackContext`; float `[B, S, D]` to the same."""
         shape = (-1, hidden_BSD.shape[1], self.num_heads, self.head_width)
         query_BSNH, key_BSNH, value_BSNH = (
-            ops.reshape(part, shape) for part in ops.split(self.qkv(hidden_BSD), 3, axis=-1)
+            ops.reshape(part, shape) for part in self.layout.apply_in_parts(self.qkv, 3, hidden_BSD)
         )
         angles = rotation(context.position_ids_BS, self.theta, self.head_width)
         query_BSNH = rotate(query_BSNH, *angles) * self.head_width**-0.5
         heads = query_BSNH, rotate(key_BSNH, *angles), value_BSNH
         if self.is_global:
-            found_BSNH = attend_in_sequences(heads, context, self.attention_dropout, training, self.attend)
+            found_BSNH = attend_in_sequences(
+                heads, context, self.attention_dropout, training, self.attend, self.layout
+            )
         else:
             found_BSNH = attend_in_window(
                 heads, context.sequence_ids_BS, self.window, self.attention_dropout, training
@@ -108,16 +107,13 @@ class RotaryAttention(keras.layers.Layer):
 class GatedFeedForward(keras.layers.Layer):
     """Two-layer network on each token, whose inner values pass gates."""
 
-    def __init__(self, config, name="feed_forward", **kwargs):
+    def __init__(self, config, name="feed_forward", layout=ONE_DEVICE, **kwargs):
         super().__init__(name=name, **kwargs)
+        self.layout = layout
         self.inner_width = config.intermediate_size
-        self.intermediate = Linear(
-            2 * config.intermediate_size,
-            use_bias=config.mlp_bias,
-            kernel_initializer=CutoffNormal(config),
-            name="intermediate",
-        )
-        self.output_dense = output_layer(config, config.mlp_bias)
+        width, weights, use_bias = 2 * self.inner_width, CutoffNormal(config), config.mlp_bias
+        self.intermediate = layout.dense(width, config, "intermediate", weights=weights, use_bias=use_bias)
+        self.output_dense = output_layer(config, use_bias, layout)
         self.activation = activation(config.hidden_activation)
         self.dropout = Dropout(config.mlp_dropout)
 
@@ -127,7 +123,7 @@ class GatedFeedForward(keras.layers.Layer):
         self.built = True
 
     def call(self, hidden_BSD, training=None):
-        inner_BSF, gate_BSF = ops.split(self.intermediate(hidden_BSD), 2, axis=-1)
+        inner_BSF, gate_BSF = self.layout.apply_in_parts(self.intermediate, 2, hidden_BSD)
         inner_BSF = self.activation(inner_BSF) * gate_BSF
         return self.output_dense(self.dropout(inner_BSF, training=training))
 
@@ -138,12 +134,13 @@ class ModernBertBlock(keras.layers.Layer):
     The first block has no norm before its attention: the embeddings end in one.
     """
 
-    def __init__(self, config, number, attend=None, **kwargs):
+    def __init__(self, config, number, attend=None, layout=ONE_DEVICE, **kwargs):
         super().__init__(name=f"layer_{number}", autocast=False, **kwargs)
         self.attention_norm = layer_norm(config, "attention_LayerNorm") if number else None
-        self.attention = RotaryAttention(config, config.layer_types[number] == FULL_ATTENTION, attend)
+        is_global = config.layer_types[number] == FULL_ATTENTION
+        self.attention = RotaryAttention(config, is_global, attend, layout)
         self.feed_forward_norm = layer_norm(config, "feed_forward_LayerNorm")
-        self.feed_forward = GatedFeedForward(config)
+        self.feed_forward = GatedFeedForward(config, layout=layout)
 
     def build(self, hidden_shape, *_):
         for layer in (self.attention_norm, self.attention, self.feed_forward_norm, self.feed_forward):
@@ -166,24 +163,23 @@ class ModernBertEncoder(keras.layers.Layer):
     Args:
         remat: Recompute each block in the backward pass instead of keeping its activations.
         attend: As in `layers.SelfAttention`, for the global blocks.
+        layout: `Layout` of the weights.
     """
 
-    def __init__(self, config, remat=False, attend=None, name="modern_bert", **kwargs):
+    def __init__(self, config, remat=False, attend=None, layout=ONE_DEVICE, name="modern_bert", **kwargs):
         super().__init__(name=name, **kwargs)
         self.config = config
         self.remat = remat
+        self.layout = layout
         self.embeddings_norm = layer_norm(config, "embeddings_LayerNorm")
         self.dropout = Dropout(config.embedding_dropout)
-        self.blocks = [ModernBertBlock(config, i, attend) for i in range(config.num_hidden_layers)]
+        self.blocks = [ModernBertBlock(config, i, attend, layout) for i in range(config.num_hidden_layers)]
         self.last_norm = layer_norm(config, "final_LayerNorm")
 
     def build(self, *_):
         config = self.config
-        self.embeddings_VD = self.add_weight(
-            shape=(config.vocab_size, config.hidden_size),
-            initializer=CutoffNormal(config),
-            name="token_embeddings",
-            autocast=False,
+        self.embeddings_VD = self.layout.add_table(
+            self, config.vocab_size, config, "token_embeddings", CutoffNormal(config)
         )
         for layer in (self.embeddings_norm, *self.blocks, self.last_norm):
             layer.build((None, None, config.hidden_size))
@@ -194,7 +190,7 @@ class ModernBertEncoder(keras.layers.Layer):
         return self.run_blocks(hidden_BSD, sequence_ids_BS, position_ids_BS, training=training)
 
     def embed(self, token_ids_BS, training=None):
-        found_BSD = ONE_DEVICE.look_up(self.embeddings_VD, token_ids_BS)
+        found_BSD = self.layout.look_up(self.embeddings_VD, token_ids_BS)
         hidden_BSD = self.embeddings_norm(ops.cast(found_BSD, self.compute_dtype))
         return ops.cast(self.dropout(hidden_BSD, training=training), "float32")
 
@@ -216,15 +212,12 @@ class ModernBertEncoder(keras.layers.Layer):
 class PredictionHead(keras.layers.Layer):
     """Linear layer, activation and norm, which all heads begin with."""
 
-    def __init__(self, config, name, **kwargs):
+    def __init__(self, config, name, layout=ONE_DEVICE, **kwargs):
         super().__init__(name=name, **kwargs)
         self.config = config
-        self.transform = Linear(
-            config.hidden_size,
-            use_bias=config.classifier_bias,
-            kernel_initializer=output_weights(config),
-            name="transform",
-        )
+        self.layout = layout
+        width, weights, use_bias = config.hidden_size, output_weights(config), config.classifier_bias
+        self.transform = layout.dense(width, config, "transform", weights=weights, use_bias=use_bias)
         self.activation = activation(config.classifier_activation)
         self.norm = layer_norm(config, "LayerNorm")
 
@@ -240,34 +233,32 @@ class PredictionHead(keras.layers.Layer):
 class MaskedTokenHead(PredictionHead):
     """Vocabulary logits of the gathered predictions: float32 `[B, P, V]`, by the token embeddings."""
 
-    def __init__(self, config, name):
-        super().__init__(config, name, autocast=False)  # the table stays float32
+    def __init__(self, config, name, layout=ONE_DEVICE):
+        super().__init__(config, name, layout, autocast=False)  # the table stays float32
 
     def build(self, hidden_shape, *_):
         super().build(hidden_shape)
         self.bias_V = None
         if self.config.decoder_bias:
-            self.bias_V = ONE_DEVICE.add_vocabulary_bias(self, self.config, "output_bias")
+            self.bias_V = self.layout.add_vocabulary_bias(self, self.config, "output_bias")
 
     def call(self, hidden_BSD, positions_BP, embeddings_VD):
         gathered_BPD = super().call(gather_tokens(hidden_BSD, positions_BP))
         # Cast before the product, not after: its sums would be rounded to bfloat16 in between
         gathered_BPD, table_VD = (ops.cast(x, "float32") for x in (gathered_BPD, embeddings_VD))
-        logits_BPV = ONE_DEVICE.vocabulary_logits(gathered_BPD, table_VD)
-        return logits_BPV if self.bias_V is None else logits_BPV + self.bias_V
+        logits_BPV = self.layout.vocabulary_logits(gathered_BPD, table_VD)
+        if self.bias_V is not None:
+            logits_BPV = logits_BPV + self.bias_V
+        return self.layout.without_padding(logits_BPV, self.config.vocab_size)
 
 
 class ClassifierHead(PredictionHead):
     """Class logits of tokens or of sequences: float32 `[B, Q, C]`."""
 
-    def __init__(self, config, num_classes, name, **kwargs):
-        super().__init__(config, name, **kwargs)
-        self.classifier = Linear(
-            num_classes,
-            kernel_initializer=CutoffNormal(config, config.hidden_size**-0.5),
-            name="classifier",
-            dtype="float32",
-        )
+    def __init__(self, config, num_classes, name, layout=ONE_DEVICE, **kwargs):
+        super().__init__(config, name, layout, **kwargs)
+        weights = CutoffNormal(config, config.hidden_size**-0.5)
+        self.classifier = layout.dense(num_classes, config, "classifier", "float32", weights)
         self.dropout = Dropout(config.classifier_dropout)
 
     def build(self, hidden_shape, *_):
@@ -301,10 +292,11 @@ class PackedModernBert(PackedModel):
         super().__init__(config, name)
         self.num_classes = num_classes
         self.modern_bert = ModernBertEncoder(config, **encoder)
+        layout = encoder.get("layout", ONE_DEVICE)
         if self.head == MASKED_LM:
-            self.predictions = MaskedTokenHead(config, name="predictions")
+            self.predictions = MaskedTokenHead(config, "predictions", layout)
         else:
-            self.predictions = ClassifierHead(config, num_classes or 2, name=self.head)
+            self.predictions = ClassifierHead(config, num_classes or 2, self.head, layout)
 
     def build_encoder(self):
         self.modern_bert.build()
@@ -380,9 +372,9 @@ class PackedModernBertForClassification(PackedModernBert):
         return {"logits": self.predictions(pooled_BKD, training=training)}
 
 
-def make_model(head, config, num_outputs, remat=False, attend=None):
+def make_model(head, config, num_outputs, remat=False, attend=None, layout=ONE_DEVICE):
     """A ModernBERT with one of its family's heads, not yet built; arguments as in `build_model`."""
-    encoder = {"remat": remat, "attend": attend}
+    encoder = {"remat": remat, "attend": attend, "layout": layout}
     if head == MASKED_LM:
         return PackedModernBertForMaskedLM(config, "pretraining", **encoder)
     if head == QUESTION_ANSWERING:

@@ -29,12 +29,12 @@ from bert_packed.parallel.summa import COLUMN, ROW
 ALL = (ROW, COLUMN)  # as one axis
 WHOLE = PartitionSpec()
 BY_COLUMNS, BY_ROWS, VECTOR = PartitionSpec(None, ALL), PartitionSpec(ALL, None), PartitionSpec(ALL)
-FIRST, SECOND = ("query", "key", "value", "intermediate"), ("output",)  # linear layers, by name
+FIRST, SECOND = ("query", "key", "value", "qkv", "intermediate"), ("output",)  # linear layers, by name
 WEIGHTS = {
     rf"/({'|'.join(FIRST)})/kernel$": BY_COLUMNS,
     rf"/({'|'.join(FIRST)})/bias$": VECTOR,
     rf"/({'|'.join(SECOND)})/kernel$": BY_ROWS,
-    r"word_embeddings$": BY_ROWS,
+    r"(word|token)_embeddings$": BY_ROWS,
     r"/output_bias$": VECTOR,
 }
 LAST_SPLIT = PartitionSpec(None, None, ALL)

@@ -30,7 +30,8 @@ class LaidDense(keras.layers.Dense):
     def build(self, input_shape):
         super().build(input_shape)
         self.layout.note_shape(self.kernel, (input_shape[-1], self.width))
-        self.layout.note_shape(self.bias, (self.width,))
+        if self.bias is not None:
+            self.layout.note_shape(self.bias, (self.width,))
 
     def call(self, inputs):
         (outputs,) = self.layout.apply_together([self], inputs)
@@ -93,20 +94,29 @@ class MeshLayout(Layout):
             )
         return text
 
-    def dense(self, width, config, name, dtype=None):
-        return LaidDense(self, width, initializer(config), name=name, dtype=dtype)
+    def dense(self, width, config, name, dtype=None, weights=None, use_bias=True):
+        weights = weights or initializer(config)
+        return LaidDense(self, width, weights, use_bias=use_bias, name=name, dtype=dtype)
 
     def apply_together(self, layers, hidden_BSD):
         products = self.multiply(layers[0].name, hidden_BSD, [layer.kernel for layer in layers])
         return [
-            (product + layer.bias)[..., : layer.width]
+            (product if layer.bias is None else product + layer.bias)[..., : layer.width]
             for product, layer in zip(products, layers, strict=True)
         ]
 
-    def add_table(self, layer, num_rows, config, name):
+    def apply_in_parts(self, layer, num_parts, hidden_BSD):
+        # The kernel is cut, not the result, which has more numbers. By `check` devices divide each part
+        products = self.multiply(layer.name, hidden_BSD, ops.split(layer.kernel, num_parts, axis=1))
+        if layer.bias is None:
+            return products
+        biases = ops.split(ops.convert_to_tensor(layer.bias), num_parts)
+        return [product + bias for product, bias in zip(products, biases, strict=True)]
+
+    def add_table(self, layer, num_rows, config, name, weights=None):
         is_split = tuple(self.spec(f"/{name}", 2)) != ()
         shape = (self.padded_rows(num_rows) if is_split else num_rows, config.hidden_size)
-        rows = _padded(initializer(config), 0, num_rows)
+        rows = _padded(weights or initializer(config), 0, num_rows)
         table = layer.add_weight(shape=shape, initializer=rows, name=name, autocast=False)
         self.note_shape(table, (num_rows, config.hidden_size))
         return table
