@@ -9,6 +9,7 @@ from bert_packed.core.storage import read_json
 from bert_packed.model_configs.base import DROPOUT_FIELDS, BaseConfig, field_names
 from bert_packed.model_configs.bert import ModelConfig
 from bert_packed.model_configs.mamba import MambaConfig
+from bert_packed.model_configs.mamba2 import Mamba2Config
 from bert_packed.model_configs.modern_bert import ModernBertConfig
 from bert_packed.schema import CAUSAL_LM, MLM, MLM_NSP
 
@@ -50,6 +51,10 @@ def _modern_bert(num_hidden_layers, hidden_size, intermediate_size):
         num_attention_heads=hidden_size // 64,
         intermediate_size=intermediate_size,
     )
+
+
+def _mamba2(num_hidden_layers, hidden_size, **changes):
+    return Mamba2Config(num_hidden_layers=num_hidden_layers, hidden_size=hidden_size, **changes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +114,22 @@ FAMILIES = {
         (CAUSAL_LM,),
         "bert_packed.models.mamba",
         "bert_packed.checkpoints.mamba_names",
+    ),
+    "mamba2": ModelFamily(
+        "Mamba-2",
+        Mamba2Config,
+        {  # Dao and Gu 2024, of their repository; the tiny ones are ours
+            "mamba2-tiny": _mamba2(2, 128, state_size=64),
+            "mamba2-mini": _mamba2(4, 256, state_size=64),
+            "mamba2-130m": _mamba2(24, 768),
+            "mamba2-370m": _mamba2(48, 1024),
+            "mamba2-780m": _mamba2(48, 1536),
+            "mamba2-1.3b": _mamba2(48, 2048),
+            "mamba2-2.7b": _mamba2(64, 2560),
+        },
+        (CAUSAL_LM,),
+        "bert_packed.models.mamba2",
+        "bert_packed.checkpoints.mamba2_names",
     ),
     "modernbert": ModelFamily(
         "ModernBERT",

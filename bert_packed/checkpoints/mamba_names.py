@@ -16,21 +16,41 @@ from bert_packed.schema import CAUSAL_LM
 _EMBEDDINGS = TensorName("backbone/embeddings", "backbone.embeddings.weight")
 
 
+# Includes what is fixed here, so that no default of transformers applies
+FIXED = {"hidden_act": "silu", "pad_token_id": 0, "residual_in_fp32": True}
+
+
 def tensor_names(config):
     """The table for a `MambaConfig`: list of `TensorName`."""
+    return backbone_names(config, _mixer)
+
+
+def backbone_names(config, mixer):
+    """The table of embeddings, blocks and norms; `mixer(config, ours, theirs)` is that of a mixer."""
     table = [_EMBEDDINGS, TensorName("backbone/RMSNorm/scale", "backbone.norm_f.weight")]
     for i in range(config.num_hidden_layers):
         ours, theirs = f"backbone/layers_{i}", f"backbone.layers.{i}"
         table.append(TensorName(f"{ours}/RMSNorm/scale", f"{theirs}.norm.weight"))
-        table += _mixer(config, f"{ours}/mixer", f"{theirs}.mixer")
+        table += mixer(config, f"{ours}/mixer", f"{theirs}.mixer")
     return table
 
 
-def _mixer(config, ours, theirs):
+def convolution_names(config, ours, theirs):
+    """The rows of a mixer's convolution, decays and skip."""
     rows = [TensorName(f"{ours}/conv1d_kernel", f"{theirs}.conv1d.weight", hugging_face_depthwise=True)]
     if config.use_conv_bias:
         rows.append(TensorName(f"{ours}/conv1d_bias", f"{theirs}.conv1d.bias"))
-    rows += [TensorName(f"{ours}/{name}", f"{theirs}.{name}") for name in ("A_log", "D")]
+    return rows + [TensorName(f"{ours}/{name}", f"{theirs}.{name}") for name in ("A_log", "D")]
+
+
+def linear_names(ours, theirs, has_bias):
+    """The rows of a linear layer."""
+    rows = [TensorName(f"{ours}/kernel", f"{theirs}.weight", hugging_face_transposed=True)]
+    return rows + ([TensorName(f"{ours}/bias", f"{theirs}.bias")] if has_bias else [])
+
+
+def _mixer(config, ours, theirs):
+    rows = convolution_names(config, ours, theirs)
     # As in `MambaMixer` of transformers
     has_bias = {
         "in_proj": config.use_bias,
@@ -39,20 +59,13 @@ def _mixer(config, ours, theirs):
         "out_proj": config.use_bias,
     }
     for name in has_bias:
-        rows.append(
-            TensorName(f"{ours}/{name}/kernel", f"{theirs}.{name}.weight", hugging_face_transposed=True)
-        )
-        if has_bias[name]:
-            rows.append(TensorName(f"{ours}/{name}/bias", f"{theirs}.{name}.bias"))
+        rows += linear_names(f"{ours}/{name}", f"{theirs}.{name}", has_bias[name])
     return rows
 
 
 def _hugging_face_config(model):
-    # Includes what is fixed here, so that no default of transformers applies
     return {
-        "hidden_act": "silu",
-        "pad_token_id": 0,
-        "residual_in_fp32": True,
+        **FIXED,
         "tie_word_embeddings": True,
         "intermediate_size": model.config.inner_size,
         **config_json(model.config),

@@ -87,8 +87,11 @@ class HuggingFaceCheckpoint:
                     f"{path} must hold each tensor once. Received: {by_full_name[full]} and {name}."
                 )
             by_full_name[full] = name
+        table = {row.hugging_face: row for row in names.tensor_names(config, head)}
         copies = set()  # used, as the tensors that they equal
         for copy, original in names.tied:
+            if copy in table:
+                continue
             if copy in by_full_name and original in by_full_name:
                 one, other = by_full_name[copy], by_full_name[original]
                 copies.add(one)
@@ -99,7 +102,6 @@ class HuggingFaceCheckpoint:
                     )
             elif copy in by_full_name:
                 by_full_name[original] = by_full_name.pop(copy)
-        table = {row.hugging_face: row for row in names.tensor_names(config, head)}
         known = {
             name: (table[full].ours, table[full].from_hugging_face)
             for full, name in by_full_name.items()

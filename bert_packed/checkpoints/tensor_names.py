@@ -48,7 +48,8 @@ class CheckpointNames:
         prefix: First part of Hugging Face's names, which a bare encoder lacks.
         bare_parts: First parts of names in such a bare encoder.
         spellings: Pairs of (older, newer): parts of Hugging Face's names that changed.
-        tied: Pairs of Hugging Face's names that are one tensor here, the second ours.
+        tied: Pairs of Hugging Face's names that are one tensor here, the second ours. Those of which a
+            config's table has both are two.
         shapeless: Fields of the config that no tensor's shape shows, but that change every output.
         classes: Dict from head to the class of transformers that has it; a head without one has no export.
         hugging_face_config: Function of a model to the content of `config.json` besides the class.

@@ -49,7 +49,6 @@ def audit_checkpoint(config):
     from bert_packed.data.batches import CheckedBatches
     from bert_packed.evaluation import carried_states, contamination
     from bert_packed.models.flash_attention import TILE, choose_attention
-    from bert_packed.models.selective_scan import CHUNK_LENGTH
     from bert_packed.parallel.targets import devices_here
     from bert_packed.records import first_records
     from bert_packed.records.split_sequences import find_num_rows
@@ -93,8 +92,9 @@ def audit_checkpoint(config):
         f"attention: {attention.description}"
     )
     length = spec.max_seq_length
-    if model_config.without_attention:
-        print(contamination.describe_places(batch, min(CHUNK_LENGTH, length), "the scan's chunks"))
+    if model_config.chunk_size:
+        chunk_length = min(model_config.chunk_size, length)
+        print(contamination.describe_places(batch, chunk_length, "the scan's chunks"))
     elif attention.attend:
         print(contamination.describe_places(batch, TILE, "the kernel's tiles"))
     with out_of_memory_names("the audit", "num_packs"):

@@ -18,6 +18,7 @@ class BaseConfig:
         type_vocab_size: Sentence types; None where they are not read.
         dropout_fields: Fields that each of `DROPOUT_FIELDS` sets, in their order; () without dropout.
         without_attention: Description of how tokens mix where the model has no attention; else "".
+        chunk_size: Tokens that a scan computes at once, which changes roundings alone; None without a scan.
     """
 
     shape_fields = ("hidden_size", "num_hidden_layers", "vocab_size")
@@ -25,6 +26,7 @@ class BaseConfig:
     max_position_embeddings = type_vocab_size = None
     dropout_fields = ()
     without_attention = ""
+    chunk_size = None
     ablation_no_attention_mask = ablation_no_position_reset = ablation_no_next_sentence = False
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Config of a Mamba, in Hugging Face's names."""
+"""Config of a Mamba, in Hugging Face's names, and what that of a Mamba-2 shares."""
 
 import dataclasses
 
@@ -7,8 +7,13 @@ from bert_packed.model_configs.base import BaseConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class MambaConfig(BaseConfig):
-    """The fields of a Mamba's `config.json`. Sequences may have any length, and there is no dropout."""
+class StateSpaceConfig(BaseConfig):
+    """What Mamba and Mamba-2 have alike. Sequences may have any length, and there is no dropout.
+
+    Attributes:
+        inner_size: E, channels of the scan.
+        conv_size: Channels of the convolution.
+    """
 
     vocab_size: int = setting(50280, "tokens in the vocabulary", minimum=1)
     hidden_size: int = setting(768, "width of every layer", minimum=1)
@@ -16,7 +21,6 @@ class MambaConfig(BaseConfig):
     state_size: int = setting(16, "states of a channel", minimum=1)
     expand: int = setting(2, "inner width, of the width", minimum=1)
     conv_kernel: int = setting(4, "taps of the convolution", minimum=2)
-    time_step_rank: int = setting(0, "rank of the step sizes; 0 = hidden_size / 16, rounded up", minimum=0)
     use_bias: bool = setting(False, "biases of the input and output projections")
     use_conv_bias: bool = setting(True, "bias of the convolution")
     initializer_range: float = setting(0.02, "standard deviation of initial embeddings", minimum=0)
@@ -27,11 +31,10 @@ class MambaConfig(BaseConfig):
     ablation_no_position_reset: bool = setting(False, "states and convolution go on through the pack")
 
     without_attention = "states go from token to token"
-    # The rank shows in shapes: 0 and the number that it means are one
-    training_fields = (
-        *BaseConfig.training_fields,
-        *("time_step_min", "time_step_max", "time_step_floor", "time_step_rank"),
-    )
+    training_fields = (*BaseConfig.training_fields, "time_step_min", "time_step_max", "time_step_floor")
+    # Values in `config.json` that are the only ones here
+    fixed = (("hidden_act", "silu"), ("residual_in_fp32", True))
+    chunk_size = 32  # docs/guides/mamba.md has the measurements
 
     def __post_init__(self):
         check_settings(self)
@@ -43,8 +46,28 @@ class MambaConfig(BaseConfig):
 
     @property
     def inner_size(self):
-        """E, channels of convolution and scan."""
         return self.expand * self.hidden_size
+
+    conv_size = inner_size
+
+    @classmethod
+    def from_json(cls, path, content):
+        for name, value in cls.fixed:
+            if content.get(name, value) != value:
+                raise InputError(f"{path}: {name} must be {value}. Received: {content[name]}.")
+        return super().from_json(path, content)
+
+
+@dataclasses.dataclass(frozen=True)
+class MambaConfig(StateSpaceConfig):
+    """The fields of a Mamba's `config.json`."""
+
+    time_step_rank: int = setting(0, "rank of the step sizes; 0 = hidden_size / 16, rounded up", minimum=0)
+
+    # The rank shows in shapes: 0 and the number that it means are one
+    training_fields = (*StateSpaceConfig.training_fields, "time_step_rank")
+    tie_word_embeddings = True
+    fixed = (*StateSpaceConfig.fixed, ("tie_word_embeddings", True))
 
     @property
     def step_rank(self):
@@ -53,10 +76,6 @@ class MambaConfig(BaseConfig):
 
     @classmethod
     def from_json(cls, path, content):
-        wanted = {"hidden_act": "silu", "tie_word_embeddings": True, "residual_in_fp32": True}
-        for name, value in wanted.items():
-            if content.get(name, value) != value:
-                raise InputError(f"{path}: {name} must be {value}. Received: {content[name]}.")
         rank = content.get("time_step_rank", 0)
         config = super().from_json(path, {**content, "time_step_rank": 0 if rank == "auto" else rank})
         inner = content.get("intermediate_size")

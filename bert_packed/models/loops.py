@@ -64,3 +64,24 @@ def with_gradient(forward, backward):
         return outputs, lambda *gradients: backward(kept, gradients)
 
     return lambda *arguments: function(*(ops.convert_to_tensor(argument) for argument in arguments))
+
+
+def pull_back(function, arguments, gradients):
+    """Gradients of a function's arguments from those of its outputs: tuple; the function is computed again.
+
+    For the backward part of `with_gradient`, inside the step of a `scan` too.
+
+    Args:
+        function: Function of tensors to a tuple of tensors.
+        arguments, gradients: Tuples of tensors, one for each argument and for each output.
+    """
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.vjp(function, *arguments)[1](gradients)
+    import tensorflow as tf
+
+    with tf.GradientTape() as tape:
+        tape.watch(arguments)
+        outputs = function(*arguments)
+    return tape.gradient(outputs, arguments, gradients, unconnected_gradients=tf.UnconnectedGradients.ZERO)

@@ -1,6 +1,7 @@
 """Packed Mamba: blocks of convolution and selective scan that restart with every sequence of a pack.
 
-Mamba-1, as "PackMamba" trains it and as Hugging Face's `MambaForCausalLM` computes it.
+Mamba-1, as "PackMamba" trains it and as Hugging Face's `MambaForCausalLM` computes it. A Mamba-2
+(`mamba2.py`) has another mixer in the same blocks.
 
 Legend: B packs per batch, S pack length, D model width, E inner width, Z states of a channel, L low rank of
 the step sizes, W taps of the convolution, X = W - 1 tokens before a pack, V vocabulary.
@@ -63,11 +64,11 @@ def fan_in(size):
 
 
 class RMSNorm(keras.layers.Layer):
-    """Root-mean-square normalization with a scale, computed in float32."""
+    """Root-mean-square normalization with a scale, computed in float32, of each of `num_groups` apart."""
 
-    def __init__(self, epsilon, name="RMSNorm", **kwargs):
+    def __init__(self, epsilon, num_groups=1, name="RMSNorm", **kwargs):
         super().__init__(name=name, autocast=False, **kwargs)
-        self.epsilon = epsilon
+        self.epsilon, self.num_groups = epsilon, num_groups
 
     def build(self, shape):
         self.scale_D = self.add_weight(shape=shape[-1:], initializer="ones", name="scale", autocast=False)
@@ -75,8 +76,11 @@ class RMSNorm(keras.layers.Layer):
 
     def call(self, hidden_BSD):
         wide_BSD = ops.cast(hidden_BSD, "float32")
-        mean_BS1 = ops.mean(ops.square(wide_BSD), axis=-1, keepdims=True)
-        return ops.cast(wide_BSD * ops.rsqrt(mean_BS1 + self.epsilon) * self.scale_D, self.compute_dtype)
+        length, width = wide_BSD.shape[1:]
+        wide_BSGY = ops.reshape(wide_BSD, (-1, length, self.num_groups, width // self.num_groups))
+        mean_BSG1 = ops.mean(ops.square(wide_BSGY), axis=-1, keepdims=True)
+        wide_BSD = ops.reshape(wide_BSGY * ops.rsqrt(mean_BSG1 + self.epsilon), (-1, length, width))
+        return ops.cast(wide_BSD * self.scale_D, self.compute_dtype)
 
 
 class StepSizes(keras.initializers.Initializer):
@@ -176,10 +180,10 @@ class MambaMixer(keras.layers.Layer):
 class MambaBlock(keras.layers.Layer):
     """Norm, mixer, residual; the residual stays float32."""
 
-    def __init__(self, config, name, **kwargs):
+    def __init__(self, mixer, epsilon, name, **kwargs):
         super().__init__(name=name, autocast=False, **kwargs)
-        self.norm = RMSNorm(config.layer_norm_epsilon)
-        self.mixer = MambaMixer(config)
+        self.norm = RMSNorm(epsilon)
+        self.mixer = mixer
 
     def build(self, hidden_shape, *_):
         self.norm.build(hidden_shape)
@@ -196,18 +200,23 @@ class MambaEncoder(keras.layers.Layer):
     """Token embeddings, blocks and the last norm, over packs.
 
     Args:
+        mixer_class: `MambaMixer`, or a layer that is made and called as that is.
         remat: Recompute each block in the backward pass instead of keeping its activations.
         num_rows: R, rows whose sequences continue from pack to pack (`pack_tfrecords.py --split_sequences`):
             in training each row's states and tail are handed to its next pack. 0 for independent packs.
     """
 
-    def __init__(self, config, remat=False, num_rows=0, name="backbone", **kwargs):
+    def __init__(self, config, mixer_class, remat=False, num_rows=0, name="backbone", **kwargs):
         super().__init__(name=name, **kwargs)
         self.config = config
         self.remat = remat
         self.num_rows = num_rows
-        self.blocks = [MambaBlock(config, name=f"layers_{i}") for i in range(config.num_hidden_layers)]
-        self.norm = RMSNorm(config.layer_norm_epsilon)
+        epsilon = config.layer_norm_epsilon
+        self.blocks = [
+            MambaBlock(mixer_class(config), epsilon, name=f"layers_{i}")
+            for i in range(config.num_hidden_layers)
+        ]
+        self.norm = RMSNorm(epsilon)
 
     def build(self, *_):
         config = self.config
@@ -221,7 +230,7 @@ class MambaEncoder(keras.layers.Layer):
             block.build((None, None, config.hidden_size))
         self.norm.build((None, None, config.hidden_size))
         if self.num_rows:
-            shapes = ((config.state_size, config.inner_size), (config.conv_kernel - 1, config.inner_size))
+            shapes = ((config.state_size, config.inner_size), (config.conv_kernel - 1, config.conv_size))
             names = ("carried_states", "carried_tail")
             self.carried = [
                 [
@@ -276,22 +285,31 @@ class MambaEncoder(keras.layers.Layer):
 class PackedMamba(PackedModel):
     """Packed Mamba that predicts each next token: a dict of `logits`, float32 `[B, S, V]`.
 
-    The output matrix is the token embeddings. `sequence_ids` is not read.
+    The output matrix is the token embeddings, unless a Mamba-2's config says otherwise. `sequence_ids` is
+    not read.
     """
 
     config_class = MambaConfig
+    mixer_class = MambaMixer
     head = CAUSAL_LM
     encoder_inputs = ("token_ids", "position_ids")
 
     def __init__(self, config, name="mamba", **encoder):
         super().__init__(config, name)
-        self.backbone = MambaEncoder(config, **encoder)
+        self.backbone = MambaEncoder(config, self.mixer_class, **encoder)
 
     def build_encoder(self):
         self.backbone.build()
 
     def build_heads(self, hidden_shape):
-        """None: the embeddings are the output matrix."""
+        self.output_VD = None  # the embeddings
+        if not self.config.tie_word_embeddings:
+            self.output_VD = self.add_weight(
+                shape=(self.config.vocab_size, self.config.hidden_size),
+                initializer=keras.initializers.RandomNormal(stddev=self.config.initializer_range),
+                name="lm_head",
+                autocast=False,
+            )
 
     def encode(self, batch, training=None):
         return self.backbone(batch["token_ids"], batch["position_ids"], training=training)
@@ -303,8 +321,9 @@ class PackedMamba(PackedModel):
         return self.backbone.run_blocks(hidden_BSD, batch["position_ids"], training=False)
 
     def apply_heads(self, hidden_BSD, batch, training=None):
+        table_VD = self.backbone.embeddings_VD if self.output_VD is None else self.output_VD
         # Cast before the product, not after: its sums would be rounded to bfloat16 in between
-        hidden_BSD, table_VD = (ops.cast(x, "float32") for x in (hidden_BSD, self.backbone.embeddings_VD))
+        hidden_BSD, table_VD = (ops.cast(x, "float32") for x in (hidden_BSD, table_VD))
         return {"logits": ONE_DEVICE.vocabulary_logits(hidden_BSD, table_VD)}
 
 

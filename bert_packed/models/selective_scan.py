@@ -14,9 +14,10 @@ Legend: B packs per batch, S pack length, E inner width, Z states of a channel, 
 
 from keras import ops
 
+from bert_packed.model_configs.mamba import MambaConfig
 from bert_packed.models.loops import scan, with_gradient
 
-CHUNK_LENGTH = 32  # tokens; docs/guides/mamba.md has the measurements
+CHUNK_LENGTH = MambaConfig.chunk_size
 
 
 def ssm_pack(

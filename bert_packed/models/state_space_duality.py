@@ -1,0 +1,169 @@
+"""The state-space model of Mamba-2 on packs: its chunks are attention, and restart with every sequence.
+
+    h[t] = a[t] * h[t-1] + B[t] * delta[t] * x[t]      a[t] = exp(delta[t] * A), 0 at the start of a sequence
+    y[t] = C[t] * h[t]
+
+A is one number for a head, so a chunk of T tokens is a product of matrices (Section 6 of "Transformers are
+SSMs"): `weights * (delta * x)` with
+
+    weights[t, s] = C[t] B[s] * exp(l[s+1] + ... + l[t])     l = delta * A, the logarithms of the decays
+
+A pack adds a mask. For a chunk of 5 tokens, in which the sequence from before has 2 and the next begins:
+
+    position_ids   [ 7      8      0      1      2     ]
+    weights of 7   [ 1      .      .      .      .     ]     d: decays; where a dot stands, exactly 0
+               8   [ d      1      .      .      .     ]
+               0   [ .      .      1      .      .     ]
+               1   [ .      .      d      1      .     ]
+               2   [ .      .      d d    d      1     ]
+    entering       [ d      d d    .      .      .     ]     of the state before the chunk, in each token
+    leaving        [ .      .      d d    d      1     ]     of each token, in the state after the chunk
+    kept           0                                         of the state before, in the state after
+
+Legend: B packs per batch, S pack length, T tokens of a chunk, C chunks, N heads, H head width, E = N * H,
+Z states of a channel, G groups of heads, J heads of a group.
+"""
+
+from keras import ops
+
+from bert_packed.models.loops import pull_back, scan, with_gradient
+
+
+def ssd_pack(x_BSE, delta_BSN, a_N, b_BSGZ, c_BSGZ, position_ids_BS, state_BZE=None, chunk_length=64):
+    """The recurrence over packs, cut wherever a position is 0.
+
+    Products are computed in the dtype of `x_BSE`, and each chunk's rounded to it; all else is float32. A
+    neighbour's tokens count 0 times. So they change nothing unless they are infinite: 0 times infinity is NaN
+    in their chunk.
+
+    Args:
+        x_BSE: float, the inputs, head by head.
+        delta_BSN: float, at least 0, the size of each step.
+        a_N: float, below 0, the decay of each head.
+        b_BSGZ, c_BSGZ: float, from inputs to states and from states to outputs, for N / G heads each.
+        position_ids_BS: int32, 0 for padding too; None where each pack is one sequence.
+        state_BZE: float32, the states before packs whose first position is not 0; None for zeros.
+        chunk_length: T; it need not divide S.
+
+    Returns:
+        float32 `[B, S, E]`, and the states after the last token, float32 `[B, Z, E]`, without a gradient.
+    """
+    num_packs, length, width = ops.shape(x_BSE)[0], *x_BSE.shape[1:]
+    if state_BZE is None:
+        state_BZE = ops.zeros((num_packs, b_BSGZ.shape[-1], width))
+    chunk_length = min(chunk_length, length)
+    filled = -length % chunk_length
+
+    def chunks(values, value=0.0):
+        """`[B, S, ...]` to `[C, B, T, ...]`, filled up at the end."""
+        rest = values.shape[2:]
+        values = ops.pad(values, [[0, 0], [0, filled], *([0, 0] for _ in rest)], constant_values=value)
+        return ops.swapaxes(ops.reshape(values, (num_packs, -1, chunk_length, *rest)), 0, 1)
+
+    delta_BSN = ops.cast(delta_BSN, "float32")  # a step of size 0 leaves the states as they are
+    logs_CBNT = ops.swapaxes(chunks(delta_BSN * ops.cast(a_N, "float32")), 2, 3)
+    if position_ids_BS is None:
+        position_ids_BS = ops.ones((num_packs, length), "int32")
+    numbers_CBT = ops.cumsum(ops.cast(chunks(position_ids_BS, 1) == 0, "int32"), axis=-1)
+    # What has the size of steps is computed for all chunks at once, and what is larger one by one
+    decays_CBNT = restarting_decays(logs_CBNT, numbers_CBT)
+    inputs = (*decays_CBNT, *(chunks(each) for each in (x_BSE, delta_BSN, b_BSGZ, c_BSGZ)))
+    # The states before are data: no gradient goes back to the packs that left them
+    chunked = with_gradient(_forward, _backward)
+    y_CBTE, state_BZE = chunked(ops.stop_gradient(state_BZE), *inputs, ops.cast(numbers_CBT, "float32"))
+    y_BSE = ops.reshape(ops.swapaxes(y_CBTE, 0, 1), (num_packs, length + filled, width))
+    return y_BSE[:, :length], ops.stop_gradient(state_BZE)
+
+
+def restarting_decays(logs_CBNT, numbers_CBT):
+    """Sums of log-decays since the start of a sequence, and decays of what enters and what leaves a chunk.
+
+    `numbers_CBT` counts the sequences that begin in a chunk, int32.
+
+    Returns:
+        `sums`, `entering` and `leaving`, float32 `[C, B, N, T]` each, as the module's example has them.
+    """
+    # Not one sum over the chunk, of which a difference is taken: rounded with what neighbours add to it, it
+    # would change with them
+    sums_CBNT, numbers_CB1T, reach = logs_CBNT, numbers_CBT[:, :, None], 1
+    while reach < logs_CBNT.shape[-1]:  # runs of 1, 2, 4, ... tokens
+        shifted = [[0, 0], [0, 0], [0, 0], [reach, 0]]
+        before_CBNT = ops.pad(sums_CBNT[..., :-reach], shifted)
+        is_same_CB1T = ops.pad(numbers_CB1T[..., :-reach], shifted, constant_values=-1) == numbers_CB1T
+        sums_CBNT = sums_CBNT + ops.where(is_same_CB1T, before_CBNT, 0.0)
+        reach *= 2
+    entering_CBNT = ops.where(numbers_CB1T == 0, ops.exp(sums_CBNT), 0.0)
+    is_last_CB1T = numbers_CB1T == numbers_CB1T[..., -1:]
+    # Selected before `exp`: the gradient of what is selected afterwards may be 0 * infinity
+    leaving_CBNT = ops.exp(ops.where(is_last_CB1T, sums_CBNT[..., -1:] - sums_CBNT, float("-inf")))
+    return sums_CBNT, entering_CBNT, leaving_CBNT
+
+
+def _chunk(numbers_BT, state_BZE, sums_BNT, entering_BNT, leaving_BNT, x_BTE, delta_BTN, b_BTGZ, c_BTGZ):
+    """The states after a chunk, and its outputs, float32 `[B, T, E]`."""
+    dtype, (length, width), num_heads = x_BTE.dtype, x_BTE.shape[1:], delta_BTN.shape[-1]
+    num_groups, num_states = b_BTGZ.shape[2:]
+    in_groups = (-1, num_groups, num_heads // num_groups, length, length)
+
+    def product(axes, *factors):
+        return ops.cast(ops.einsum(axes, *(ops.cast(factor, dtype) for factor in factors)), "float32")
+
+    def split(values, parts):
+        """Channels of tokens or of states, in heads or in groups: float `[B, T or Z, parts, ...]`."""
+        return ops.reshape(values, (-1, values.shape[1], parts, width // parts))
+
+    def each(values_BNT):
+        return ops.swapaxes(values_BNT, 1, 2)[..., None]
+
+    is_own_BTT = own_past(numbers_BT)
+    exponents_BNTT = sums_BNT[..., :, None] - sums_BNT[..., None, :]
+    decays_BNTT = ops.exp(ops.where(is_own_BTT[:, None], exponents_BNTT, float("-inf")))
+    # Once for all heads of a group; decays go to weights and inputs, which have heads
+    products_BGTT = product("btgz,bsgz->bgts", c_BTGZ, b_BTGZ)
+    weights_BNTT = ops.reshape(
+        products_BGTT[:, :, None] * ops.reshape(decays_BNTT, in_groups), (-1, num_heads, length, length)
+    )
+    inputs_BTNH = split(ops.cast(x_BTE, "float32"), num_heads) * delta_BTN[..., None]
+    before_BTGE = product("btgz,bzge->btge", c_BTGZ, split(state_BZE, num_groups))
+    y_BTNH = product("bnts,bsnh->btnh", weights_BNTT, inputs_BTNH)
+    y_BTNH = y_BTNH + split(before_BTGE, num_heads) * each(entering_BNT)
+    leaving_BTGE = split(inputs_BTNH * each(leaving_BNT), num_groups)
+    added_BZGE = product("bsgz,bsge->bzge", b_BTGZ, leaving_BTGE)
+    kept_BZNH = split(state_BZE, num_heads) * entering_BNT[:, None, :, -1:]
+    after_BZE = ops.reshape(kept_BZNH + split(added_BZGE, num_heads), (-1, num_states, width))
+    return after_BZE, ops.reshape(y_BTNH, (-1, length, width))
+
+
+def own_past(numbers_BT):
+    """Whether a token is of the same sequence as another and not after it: bool `[B, T, T]`."""
+    length = numbers_BT.shape[1]
+    is_past_TT = ops.arange(length)[:, None] >= ops.arange(length)
+    return ops.logical_and(numbers_BT[:, :, None] == numbers_BT[:, None, :], is_past_TT)
+
+
+def _forward(state_BZE, *inputs):
+    """Inputs, `[C, B, ...]` each: those of `_chunk` after the states, and the numbers of sequences."""
+
+    def step(carry, slices):
+        *given, numbers_BT = slices
+        after_BZE, y_BTE = _chunk(numbers_BT, carry[0], *given)
+        return (after_BZE,), (y_BTE, carry[0])
+
+    (after_BZE,), (y_CBTE, before_CBZE) = scan(step, (state_BZE,), inputs)
+    return (y_CBTE, after_BZE), (inputs, before_CBZE)
+
+
+def _backward(kept, gradients):
+    inputs, before_CBZE = kept
+    dy_CBTE, _ = gradients  # the states at the end are data of the next pack
+
+    def step(carry, slices):
+        before_BZE, dy_BTE, *given, numbers_BT = slices
+        found = pull_back(
+            lambda *values: _chunk(numbers_BT, *values), (before_BZE, *given), (carry[0], dy_BTE)
+        )
+        return (found[0],), tuple(found[1:])
+
+    nothing_BZE = ops.zeros_like(before_CBZE[0])
+    _, found = scan(step, (nothing_BZE,), (before_CBZE, dy_CBTE, *inputs), reverse=True)
+    return (nothing_BZE, *found, ops.zeros_like(inputs[-1]))  # numbers are data
