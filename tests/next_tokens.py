@@ -1,4 +1,4 @@
-"""Small packs for next-token prediction, built by a plain loop, and a tiny Mamba that learns from them.
+"""Small packs for next-token prediction, built by a plain loop, and tiny Mambas that learn from them.
 
 Legend: B packs per batch, S pack length, K sequences per pack.
 """
@@ -6,6 +6,7 @@ Legend: B packs per batch, S pack length, K sequences per pack.
 import numpy as np
 
 from bert_packed.model_configs.mamba import MambaConfig
+from bert_packed.model_configs.mamba2 import Mamba2Config
 from bert_packed.objectives.features import NEXT_TOKENS
 from bert_packed.records import tfrecords
 from bert_packed.records.example_bytes import serialize_examples
@@ -13,6 +14,16 @@ from bert_packed.records.example_bytes import serialize_examples
 VOCAB_SIZE = 31
 CONFIG = MambaConfig(
     vocab_size=VOCAB_SIZE, hidden_size=16, num_hidden_layers=2, state_size=4, time_step_rank=3
+)
+# Two heads a group, and packs of three chunks
+MAMBA2 = Mamba2Config(
+    vocab_size=VOCAB_SIZE,
+    hidden_size=16,
+    num_hidden_layers=2,
+    state_size=4,
+    head_dim=8,
+    n_groups=2,
+    chunk_size=4,
 )
 # Single tokens, sequences shorter than the four taps, a full pack, and padding behind some
 LENGTHS = [[5, 1, 2, 4], [3, 3], [12], [1, 1, 9], [7]]

@@ -18,11 +18,11 @@ def random_reference(kind, config):
     return model
 
 
-def load_ours(folder, reference, head):
+def load_ours(folder, reference, head, **build):
     """Our model of a head with the weights of the folder that a model of transformers writes."""
     reference.save_pretrained(folder)
     config = starting_weights.read_config(folder)
-    model = build_model(head, config, seed=1)
+    model = build_model(head, config, seed=1, **build)
     found = starting_weights.load(folder, named_weights(model), config)
     assert (found.missing, found.unused) == ([], [])
     assert found.num_used == len(list(reference.parameters()))

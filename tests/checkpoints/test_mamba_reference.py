@@ -1,14 +1,14 @@
-"""Ours, packed, computes what `MambaForCausalLM` of transformers computes on torch from each sequence alone.
+"""Ours, packed, computes what Mambas of transformers compute on torch from each sequence alone.
 
 Theirs takes no boundaries on this path: only a separate row for every sequence keeps them apart.
 """
 
-import dataclasses
 import functools
 
 import numpy as np
 import pytest
-from foreign_mamba import CONFIG, draw_sequences, make_batch
+from foreign_mamba import CONFIG, LENGTHS, draw_sequences, make_batch
+from next_tokens import batch_of
 from reference import import_reference
 from reference_models import load_ours, random_reference
 
@@ -18,28 +18,34 @@ from bert_packed.training import engines
 from bert_packed.training.backend import compiled
 
 pytestmark = pytest.mark.both_backends
-# Of the largest
-TOLERANCE = 1e-5
-BIASES = {"all": {"use_bias": True}, "none": {"use_conv_bias": False}}
+SHAPE = {name: getattr(CONFIG, name) for name in ("vocab_size", "hidden_size", "num_hidden_layers")}
+MAMBA2 = {"state_size": 5, "num_heads": 6, "head_dim": 4, "n_groups": 1, "chunk_size": 4}
+LIMITS = {"time_step_limit": (0.3, 1.5), "tie_word_embeddings": False}
+# Of transformers: the kind, its settings, and the largest difference allowed, of the largest
+MODELS = {
+    "mamba": ("Mamba", {"state_size": 5, "time_step_rank": 3, "use_bias": True}, 1e-5),
+    "mamba, no biases": ("Mamba", {"state_size": 5, "time_step_rank": 3, "use_conv_bias": False}, 1e-5),
+    "mamba2": ("Mamba2", {**MAMBA2, "tie_word_embeddings": True, "use_conv_bias": False}, 2e-5),
+    "mamba2, groups": ("Mamba2", {**MAMBA2, **LIMITS, "n_groups": 3, "use_bias": True}, 2e-5),
+}
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 
 
-def make_reference(**changes):
+def make_reference(name):
     """A model of transformers in which every tensor is random, those that start at 0 or 1 too."""
     _, transformers = import_reference()
-    config = dataclasses.replace(CONFIG, **{"use_bias": False, **changes})
-    names = {"hidden_size", "vocab_size", "num_hidden_layers", "state_size", "time_step_rank"}
-    names |= {"use_bias", "use_conv_bias", "layer_norm_epsilon"}
-    given = {name: getattr(config, name) for name in names}
-    return random_reference("MambaForCausalLM", transformers.MambaConfig(**given))
+    kind, settings, _ = MODELS[name]
+    config = getattr(transformers, f"{kind}Config")(**SHAPE, **settings)
+    return random_reference(f"{kind}ForCausalLM", config)
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-    """By the biases that it has: our model, the same compiled, and theirs."""
+    """By the name of one of `MODELS`: our model, the same compiled, and theirs."""
 
     @functools.cache
-    def make(biases):
-        reference = make_reference(**BIASES[biases])
+    def make(name):
+        reference = make_reference(name)
         model = load_ours(tmp_path_factory.mktemp("hf"), reference, CAUSAL_LM)
         return model, compiled(lambda batch: model(batch)["logits"], model), reference
 
@@ -70,20 +76,27 @@ def differences(forward, reference, **changes):
     return found
 
 
-@pytest.mark.parametrize("biases", ["all", pytest.param("none", marks=pytest.mark.slow)])
-def test_logits_of_packs_equal_those_of_each_sequence_alone(both, biases):
-    _, forward, reference = both(biases)
+@pytest.mark.parametrize("name", ["mamba", SLOW[1], "mamba2", "mamba2, groups"])
+def test_logits_of_packs_equal_those_of_each_sequence_alone(both, name):
+    _, forward, reference = both(name)
     found = differences(forward, reference)
     assert len(found) == 14 and sum(length < CONFIG.conv_kernel for _, length, _ in found) == 8
-    assert max(difference for *_, difference in found) <= TOLERANCE
+    assert max(difference for *_, difference in found) <= MODELS[name][2]
 
 
-@pytest.mark.slow
+def test_a_sequence_starts_at_every_place_of_a_chunk():
+    starts = {
+        sum(lengths[:slot]) % MAMBA2["chunk_size"] for lengths in LENGTHS for slot in range(len(lengths))
+    }
+    assert starts == set(range(MAMBA2["chunk_size"]))
+
+
+@pytest.mark.parametrize("name", [SLOW[0], "mamba2", "mamba2, groups"])
 @pytest.mark.usefixtures("uncompiled")
-def test_loss_and_every_gradient_equal(both):
+def test_loss_and_every_gradient_equal(both, name):
     """The mean over predictions: theirs from one sequence after another, ours from the packs at once."""
     torch, _ = import_reference()
-    model, _, reference = both("all")
+    model, _, reference = both(name)
     packs = draw_sequences(1)
     batch = make_batch(packs)
     objective = next_token_objective("per_token")
@@ -98,13 +111,46 @@ def test_loss_and_every_gradient_equal(both):
         (loss / num_predictions).backward()
         total += loss.item()
     assert float(sums["lm_nll"]) == pytest.approx(total, rel=1e-5)
+    assert_gradients_equal(model, got, reference, MODELS[name][2])
+
+
+def assert_gradients_equal(model, got, reference, tolerance):
     want = dict(reference.named_parameters())
     for variable, gradient in zip(model.trainable_variables, got, strict=True):
-        name = variable.path.removeprefix("mamba/")
+        name = variable.path.removeprefix(f"{model.name}/")
         theirs = as_ours(name, want)
         gradient = np.asarray(gradient)
         assert gradient.shape == theirs.shape, name
-        assert np.abs(gradient - theirs).max() <= TOLERANCE * np.abs(theirs).max(), name
+        assert np.abs(gradient - theirs).max() <= tolerance * np.abs(theirs).max(), name
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_a_sequence_cut_across_packs_equals_theirs_with_a_cache(tmp_path, name="mamba2, groups"):
+    """Loss and every gradient of the second pack; the first is data, as a detached cache is.
+
+    Their Mamba-1 takes one token with a cache, not several.
+    """
+    torch, _ = import_reference()
+    reference = make_reference(name)
+    model = load_ours(tmp_path, reference, CAUSAL_LM, num_rows=1)
+    tokens = np.random.default_rng(3).integers(1, 31, 21).tolist()
+    whole = batch_of([[tokens]], 21, 1)
+    for cut in (1, 2, 9):
+        parts = [
+            {key: values[:, place] if values.shape[1] == 21 else values for key, values in whole.items()}
+            for place in (slice(cut), slice(cut, None))
+        ]
+        engine = engines.make_engine(model, next_token_objective("per_token", goes_on=True))
+        engine.gradients(parts[0], training=True)
+        got, sums = engine.gradients(parts[1], training=True)
+        reference.zero_grad()
+        with torch.no_grad():
+            cache = reference(input_ids=torch.tensor([tokens[:cut]]), use_cache=True).cache
+        logits = reference(input_ids=torch.tensor([tokens[cut:]]), cache=cache, use_cache=True).logits[0, :-1]
+        loss = torch.nn.functional.cross_entropy(logits, torch.tensor(tokens[cut + 1 :]))
+        loss.backward()
+        assert float(sums["lm_nll"]) == pytest.approx(loss.item() * (20 - cut), rel=1e-5)
+        assert_gradients_equal(model, got, reference, MODELS[name][2])
 
 
 def as_ours(name, parameters):
@@ -115,7 +161,7 @@ def as_ours(name, parameters):
     if parts[-2:] == ["RMSNorm", "scale"]:
         theirs = theirs.replace("RMSNorm.scale", "norm.weight")
         theirs = "backbone.norm_f.weight" if theirs == "backbone.norm.weight" else theirs
-    if name == "backbone/embeddings":
+    if name in ("backbone/embeddings", "lm_head"):
         theirs += ".weight"
     values = parameters[theirs].grad.numpy()
     if parts[-1] == "conv1d_kernel":

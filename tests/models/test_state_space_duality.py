@@ -1,0 +1,213 @@
+"""The scan of a Mamba-2 against that of a Mamba-1 with equal decays; and its cut at every start.
+
+Legend: B packs per batch, S pack length, T tokens of a chunk, N heads, H head width, E inner width, Z states
+of a channel, G groups of heads.
+"""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from bert_packed.models import state_space_duality
+from bert_packed.models.selective_scan import ssm_pack
+from bert_packed.models.state_space_duality import ssd_pack
+from bert_packed.training.backend import compiled, gradient
+
+pytestmark = pytest.mark.both_backends
+B, S, N, H, G, Z = 2, 14, 4, 2, 2, 3
+E, T = N * H, 4
+NAMES = ("x", "delta", "a", "b", "c")
+# Single tokens, starts at every place of a chunk of 4, two in one chunk, one over three chunks, padding
+POSITIONS = np.array(
+    [[0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0], [0, 1, 2, 3, 0, 1, 2, 0, 1, 0, 1, 2, 3, 4]], np.int32
+)
+
+
+def random_inputs(seed=0, length=S):
+    rng = np.random.default_rng(seed)
+    inputs = {
+        "x": rng.normal(size=(B, length, E)),
+        "delta": np.exp(rng.normal(size=(B, length, N)) - 1),
+        "a": -np.exp(rng.normal(size=N)),
+        "b": rng.normal(size=(B, length, G, Z)),
+        "c": rng.normal(size=(B, length, G, Z)),
+    }
+    return {name: np.float32(values) for name, values in inputs.items()}
+
+
+WEIGHTS = np.float32(np.random.default_rng(1).normal(size=(B, S, E)))
+NOTHING = np.zeros((B, Z, E), np.float32)
+
+
+def duality(inputs, positions, state, chunk_length):
+    return ssd_pack(*(inputs[name] for name in NAMES), positions, state, chunk_length)
+
+
+def selective(inputs, positions, state, chunk_length):
+    """The same by the other scan, token by token, in which each channel and state has its own decay."""
+    x, delta, a, b, c = (inputs[name] for name in NAMES)
+    found = []
+    for group in range(G):
+        heads, channels = (slice(group * n // G, (group + 1) * n // G) for n in (N, E))
+        a_ZE = ops.repeat(a[heads], H)[None] * ops.ones((Z, 1))
+        delta_BSE = ops.repeat(delta[:, :, heads], H, axis=-1)
+        given = (b[:, :, group], c[:, :, group], positions, state[..., channels])
+        found.append(ssm_pack(x[..., channels], delta_BSE, a_ZE, *given, chunk_length))
+    return [ops.concatenate(parts, axis=-1) for parts in zip(*found, strict=True)]
+
+
+@functools.cache
+def program(scan, chunk_length=T):
+    """A function of inputs to outputs, states after them, and gradients of `sum(weights * outputs)`."""
+
+    def found(inputs, positions, state, weights):
+        def target(inputs):
+            return ops.sum(weights * scan(inputs, positions, state, chunk_length)[0])
+
+        return *scan(inputs, positions, state, chunk_length), gradient(target)(inputs)
+
+    run = compiled(found)
+
+    def numbers(inputs, positions=POSITIONS, state=NOTHING, weights=WEIGHTS):
+        y, after, gradients = run(inputs, positions, state, weights)
+        return np.asarray(y), np.asarray(after), {name: np.asarray(one) for name, one in gradients.items()}
+
+    return numbers
+
+
+def close(got, want, tolerance=2e-6):
+    assert got.shape == want.shape and np.abs(want).max() > 0
+    assert np.abs(got - want).max() <= tolerance * np.abs(want).max()
+
+
+def all_close(got, want):
+    close(got[0], want[0])
+    close(got[1], want[1])
+    for name, values in want[2].items():
+        close(got[2][name], values)
+
+
+def test_sequences_start_at_every_place_of_a_chunk():
+    assert {*np.nonzero((POSITIONS == 0) & (np.arange(S) > 0))[1] % T} == {*range(T)}
+
+
+@pytest.mark.parametrize("chunk_length", [1, T, 64])  # one does not divide S, one is longer
+def test_values_and_gradients_are_those_of_the_other_scan(chunk_length):
+    inputs = random_inputs()
+    all_close(program(duality, chunk_length)(inputs), program(selective)(inputs))
+
+
+def assert_alone(run, start, length):
+    """Not a bit passes between a sequence and its neighbours."""
+    positions = np.tile(np.arange(S, dtype=np.int32), (B, 1))
+    positions[:, start:] -= start
+    positions[:, start + length :] -= length
+    own = np.zeros((B, S), bool)
+    own[:, start : start + length] = True
+    inputs, others = random_inputs(), random_inputs(seed=3)
+    changed = {
+        name: values
+        if name == "a"
+        else np.where(own.reshape(B, S, *[1] * (values.ndim - 2)), values, others[name])
+        for name, values in inputs.items()
+    }
+    before, after = (run(one, positions, weights=WEIGHTS * own[..., None]) for one in (inputs, changed))
+    np.testing.assert_array_equal(before[0][own], after[0][own])
+    assert np.all(before[0][~own] != after[0][~own])
+    for name in ("x", "delta", "b", "c"):
+        for received in (before[2][name], after[2][name]):
+            assert np.all(received[~own] == 0) and np.abs(received[own]).max() > 0
+        np.testing.assert_array_equal(before[2][name][own], after[2][name][own])
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_a_sequence_is_alone_wherever_it_starts(length):
+    for start in range(1, 2 * T + 1):
+        assert_alone(program(duality), start, length)
+
+
+def test_decays_beyond_the_range_of_exp_have_gradients():
+    """Across a start the exponent is positive: its `exp` would be infinite, and 0 times that no number."""
+    inputs = random_inputs()
+    inputs["delta"] += np.float32(200)
+    assert all(np.isfinite(values).all() for values in program(duality)(inputs)[2].values())
+
+
+def test_a_pack_goes_on_where_its_first_position_says_so():
+    """With the states handed on, a cut sequence is as if it were whole; the states are data."""
+    inputs, cut = random_inputs(), S // 2
+    positions = np.stack([np.arange(S), np.r_[0:4, 0 : S - 4]]).astype(np.int32)
+    parts = [
+        {name: values if name == "a" else values[:, side] for name, values in inputs.items()}
+        for side in (slice(cut), slice(cut, None))
+    ]
+    whole = program(selective)(inputs, positions)
+    first = program(duality)(parts[0], positions[:, :cut], weights=WEIGHTS[:, :cut])
+    given = {"positions": positions[:, cut:], "state": first[1], "weights": WEIGHTS[:, cut:]}
+    second = program(duality)(parts[1], **given)
+    close(np.concatenate([first[0], second[0]], axis=1), whole[0])
+    close(second[1], whole[1])
+    all_close(second, program(selective)(parts[1], **given))
+    grown = gradient(lambda state: ops.sum(duality(parts[1], positions[:, cut:], state, T)[0]))(
+        ops.convert_to_tensor(first[1])
+    )
+    assert np.all(np.asarray(grown) == 0)
+
+
+def test_without_positions_a_pack_is_one_sequence():
+    """From the states before it."""
+    inputs, state = random_inputs(), np.float32(np.random.default_rng(2).normal(size=(B, Z, E)))
+    got = compiled(lambda inputs, state: duality(inputs, None, state, T))(inputs, state)
+    want = program(selective)(inputs, np.tile(np.arange(1, S + 1, dtype=np.int32), (B, 1)), state)
+    close(np.asarray(got[0]), want[0])
+    close(np.asarray(got[1]), want[1])
+
+
+def test_numbers_add_up_in_float32():
+    """Of bfloat16 are factors and products of chunks; decays and states are not."""
+    inputs = random_inputs()
+    narrow = {name: ops.cast(values, "bfloat16") for name, values in inputs.items()}
+    got, after = duality({**narrow, "delta": inputs["delta"], "a": inputs["a"]}, POSITIONS, None, T)
+    assert {keras.backend.standardize_dtype(one.dtype) for one in (got, after)} == {"float32"}
+    want, want_after, _ = program(selective)(inputs)
+    close(np.asarray(got), want, 2**-6)
+    close(np.asarray(after), want_after, 2**-6)
+
+
+def plant(monkeypatch, fault):
+    """Break one of the walls between the sequences of a pack."""
+    own_past, decays, pull_back = (
+        getattr(state_space_duality, name) for name in ("own_past", "restarting_decays", "pull_back")
+    )
+
+    def whole_sums(logs_CBNT, numbers_CBT):
+        return ops.cumsum(logs_CBNT, axis=-1), *decays(logs_CBNT, numbers_CBT)[1:]
+
+    def leaking_gradient(function, arguments, gradients):
+        state_BZE, *rest = pull_back(function, arguments, gradients)
+        return state_BZE + gradients[0], *rest  # past the start of a sequence, too
+
+    name, by = {
+        "mask of the chunk": ("own_past", lambda numbers_BT: own_past(ops.zeros_like(numbers_BT))),
+        "state between chunks": (
+            "restarting_decays",
+            lambda logs, starts: decays(logs, ops.zeros_like(starts)),
+        ),
+        "sums of decays": ("restarting_decays", whole_sums),
+        "backward alone": ("pull_back", leaking_gradient),
+    }[fault]
+    monkeypatch.setattr(state_space_duality, name, by)
+
+
+@pytest.mark.parametrize(
+    "fault", ["mask of the chunk", "state between chunks", "sums of decays", "backward alone"]
+)
+def test_faults_are_seen(monkeypatch, fault):
+    plant(monkeypatch, fault)
+    run = program.__wrapped__(duality)
+    with pytest.raises(AssertionError):
+        for start in range(1, 2 * T + 1):
+            assert_alone(run, start, 2)
