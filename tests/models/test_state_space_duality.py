@@ -10,8 +10,11 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
+from next_tokens import MAMBA2, make_engine, packed_and_unpacked
 
-from bert_packed.models import state_space_duality
+from bert_packed.evaluation import contamination
+from bert_packed.models import mamba2, state_space_duality
+from bert_packed.models.mamba import conv1d_pack
 from bert_packed.models.selective_scan import ssm_pack
 from bert_packed.models.state_space_duality import ssd_pack
 from bert_packed.training.backend import compiled, gradient
@@ -177,37 +180,70 @@ def test_numbers_add_up_in_float32():
     close(np.asarray(after), want_after, 2**-6)
 
 
+RECEIVED, OF_WEIGHTS = "neighbours: gradient on their embeddings", "unpacked: gradients of all weights"
+FORWARD = {
+    *(f"neighbours: change of {name}" for name in ("hidden_states", "logits")),
+    *(f"unpacked: {name}" for name in ("hidden_states", "logits", "loss", "lm_loss", "perplexity")),
+    *("unpacked: sequence_perplexity", "unpacked: byte_perplexity"),
+}
+# By what is broken: the checks of the audit that fail
+FAULTS = {
+    "mask of the chunk": {RECEIVED, OF_WEIGHTS, *FORWARD},
+    "state between chunks": {RECEIVED, OF_WEIGHTS, *FORWARD},
+    "convolution": {RECEIVED, OF_WEIGHTS, *FORWARD},
+    "backward alone": {RECEIVED, OF_WEIGHTS},
+}
+SLOW = ("state between chunks", "convolution")  # to compile
+
+
 def plant(monkeypatch, fault):
     """Break one of the walls between the sequences of a pack."""
     own_past, decays, pull_back = (
         getattr(state_space_duality, name) for name in ("own_past", "restarting_decays", "pull_back")
     )
 
+    def one_sequence(logs_CBNT, numbers_CBT):
+        return decays(logs_CBNT, ops.zeros_like(numbers_CBT))
+
     def whole_sums(logs_CBNT, numbers_CBT):
         return ops.cumsum(logs_CBNT, axis=-1), *decays(logs_CBNT, numbers_CBT)[1:]
+
+    def unbroken(values, kernel, bias, positions, tail):
+        return conv1d_pack(values, kernel, bias, None, tail)
 
     def leaking_gradient(function, arguments, gradients):
         state_BZE, *rest = pull_back(function, arguments, gradients)
         return state_BZE + gradients[0], *rest  # past the start of a sequence, too
 
-    name, by = {
-        "mask of the chunk": ("own_past", lambda numbers_BT: own_past(ops.zeros_like(numbers_BT))),
-        "state between chunks": (
-            "restarting_decays",
-            lambda logs, starts: decays(logs, ops.zeros_like(starts)),
-        ),
-        "sums of decays": ("restarting_decays", whole_sums),
-        "backward alone": ("pull_back", leaking_gradient),
+    module, name, by = {
+        "mask of the chunk": (state_space_duality, "own_past", lambda numbers: own_past(0 * numbers)),
+        "state between chunks": (state_space_duality, "restarting_decays", one_sequence),
+        "sums of decays": (state_space_duality, "restarting_decays", whole_sums),
+        "convolution": (mamba2, "conv1d_pack", unbroken),
+        "backward alone": (state_space_duality, "pull_back", leaking_gradient),
     }[fault]
-    monkeypatch.setattr(state_space_duality, name, by)
+    monkeypatch.setattr(module, name, by)
 
 
-@pytest.mark.parametrize(
-    "fault", ["mask of the chunk", "state between chunks", "sums of decays", "backward alone"]
-)
+@pytest.mark.parametrize("fault", [*(name for name in FAULTS if name != "convolution"), "sums of decays"])
 def test_faults_are_seen(monkeypatch, fault):
     plant(monkeypatch, fault)
     run = program.__wrapped__(duality)
     with pytest.raises(AssertionError):
         for start in range(1, 2 * T + 1):
             assert_alone(run, start, 2)
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize(
+    "fault", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in FAULTS]
+)
+def test_the_audit_sees_faults(monkeypatch, fault):
+    plant(monkeypatch, fault)
+    # The second begins in the second chunk and ends in the third
+    batch = packed_and_unpacked([[5, 6, 1], [1, 5, 2]])[0]
+    engine, rng = make_engine(config=MAMBA2), np.random.default_rng(0)
+    for weight in engine.model.weights:  # initial ones mix little
+        weight.assign(np.asarray(weight) + rng.normal(size=weight.shape, scale=0.3))
+    failed = {check.name for check in contamination.audit(engine, batch) if not check.passed}
+    assert failed == FAULTS[fault]
