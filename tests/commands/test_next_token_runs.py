@@ -24,6 +24,10 @@ from data_gen import pack_job
 from data_gen.pack_config import PackConfig
 
 NUM_ROWS = 2
+CONFIGS = {
+    name: dataclasses.replace(config, num_hidden_layers=1)
+    for name, config in (("mamba", next_tokens.CONFIG), ("mamba2", next_tokens.MAMBA2))
+}
 pytestmark = [pytest.mark.both_backends, pytest.mark.usefixtures("uncompiled_file")]
 
 
@@ -31,8 +35,8 @@ pytestmark = [pytest.mark.both_backends, pytest.mark.usefixtures("uncompiled_fil
 def data(tmp_path_factory):
     """Packs, rows that are cut across packs, held-out packs, and a model."""
     folder = tmp_path_factory.mktemp("data")
-    config = dataclasses.replace(next_tokens.CONFIG, num_hidden_layers=1)
-    (folder / "mamba.json").write_text(json.dumps(config_json(config)))
+    for name, config in CONFIGS.items():
+        (folder / f"{name}.json").write_text(json.dumps(config_json(config)))
     rng, lengths = np.random.default_rng(0), [9, 1, 14, 5, 3, 8, 20, 2, 6, 4, 11, 13]
     sequences = [make_sequence(rng, n, goes_on=n == 14, vocab_size=next_tokens.VOCAB_SIZE) for n in lengths]
     write_sequences(folder / "train.tfrecord", sequences)
@@ -53,16 +57,16 @@ def data(tmp_path_factory):
         )
     packs = read_examples((folder / "rows").glob("*.tfrecord"))
     write_sequences(folder / "lone.tfrecord", packs)  # with no manifest to say that they are rows
-    return folder, sequences, config
+    return folder, sequences
 
 
-def arguments(data, output_dir, packs="packs", **changes):
+def arguments(data, output_dir, packs="packs", kind="mamba", **changes):
     folder = data[0]
     flags = {
         "objective": "causal_lm",
         "input_file": f"{folder}/{packs}/*.tfrecord",
         "eval_input_file": f"{folder}/eval/*.tfrecord",
-        "bert_config_file": folder / "mamba.json",
+        "bert_config_file": folder / f"{kind}.json",
         "output_dir": output_dir,
         "train_batch_size": 2,
         "micro_batch_size": 1,
@@ -78,13 +82,16 @@ def arguments(data, output_dir, packs="packs", **changes):
     return [f"--{name}={value}" for name, value in flags.items()]
 
 
-@pytest.mark.parametrize("packs", [pytest.param("packs", marks=pytest.mark.slow), "rows"])
-def test_a_run_continues_bit_for_bit(data, tmp_path, packs):
+@pytest.mark.parametrize(
+    ("packs", "kind"),
+    [pytest.param("packs", "mamba", marks=pytest.mark.slow), ("rows", "mamba"), ("rows", "mamba2")],
+)
+def test_a_run_continues_bit_for_bit(data, tmp_path, packs, kind):
     """Weights, moments, and of rows the states that wait for their next pack."""
-    assert run(*arguments(data, tmp_path / "whole", packs)) == 0
+    assert run(*arguments(data, tmp_path / "whole", packs, kind)) == 0
     shutil.copytree(tmp_path / "whole", tmp_path / "again")
     shutil.rmtree(tmp_path / "again" / "checkpoint-3")
-    assert run(*arguments(data, tmp_path / "again", packs)) == 0
+    assert run(*arguments(data, tmp_path / "again", packs, kind)) == 0
     for name in ("model.safetensors", "training.safetensors"):
         want, got = (load_file(tmp_path / one / "checkpoint-3" / name) for one in ("whole", "again"))
         assert want.keys() == got.keys()
@@ -103,9 +110,10 @@ def test_a_run_continues_bit_for_bit(data, tmp_path, packs):
     assert not [name for name in stored if "carried" in name]  # they are of the run, not of the model
 
 
-def test_sequences_cut_across_packs_have_the_loss_of_whole_ones(data, tmp_path):
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_sequences_cut_across_packs_have_the_loss_of_whole_ones(data, tmp_path, kind):
     """With weights that stay, the steps of an epoch add up to the sequences alone and uncut."""
-    folder, sequences, config = data
+    folder, sequences = data
     manifest = json.loads((folder / "rows" / "manifest.json").read_text())
     assert manifest["num_rows"] == NUM_ROWS and manifest["num_packs"] % NUM_ROWS == 0
     num_steps = manifest["num_packs"] // NUM_ROWS
@@ -113,6 +121,7 @@ def test_sequences_cut_across_packs_have_the_loss_of_whole_ones(data, tmp_path):
         data,
         tmp_path / "run",
         "rows",
+        kind,
         learning_rate=0,
         num_train_steps=num_steps,
         num_warmup_steps=0,
@@ -129,7 +138,7 @@ def test_sequences_cut_across_packs_have_the_loss_of_whole_ones(data, tmp_path):
     )
     alone = {"token_ids": tokens, "sequence_ids": np.ones_like(tokens)}
     alone["position_ids"] = np.zeros_like(tokens) + np.arange(20, dtype=np.int32)
-    logits = np.asarray(build_model(CAUSAL_LM, config, 12345)(alone)["logits"]).astype(float)
+    logits = np.asarray(build_model(CAUSAL_LM, CONFIGS[kind], 12345)(alone)["logits"]).astype(float)
     chosen = np.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     total = np.sum((np.log(np.exp(logits).sum(axis=-1)) - chosen)[used > 0])
     steps = read_rows(tmp_path / "run" / "metrics.csv")
@@ -149,8 +158,9 @@ def labels_of_steps(folder, num_steps):
 
 
 @pytest.mark.slow
-def test_the_audit_takes_its_checkpoints(data, tmp_path, capsys):
-    folder, _, config = data
+@pytest.mark.parametrize(("kind", "chunk"), [("mamba", 20), ("mamba2", 4)])
+def test_the_audit_takes_its_checkpoints(data, tmp_path, capsys, kind, chunk):
+    folder, config = data[0], CONFIGS[kind]
     for name, changes in (("sound", {}), ("broken", {"ablation_no_position_reset": True})):
         tried = dataclasses.replace(config, **changes)
         engine = next_tokens.make_engine(config=tried)
@@ -160,11 +170,11 @@ def test_the_audit_takes_its_checkpoints(data, tmp_path, capsys):
         out = capsys.readouterr().out
         assert status == (1 if changes else 0), out
         assert ("neighbours: change of logits" in out) and ("FAIL" in out) == bool(changes)
-        assert "places of the scan's chunks of 20 tokens; not covered: " in out and "carried" not in out
+        assert f"places of the scan's chunks of {chunk} tokens" in out and "carried" not in out
 
 
 def test_the_audit_takes_rows_as_training_does(data, tmp_path, capsys, monkeypatch):
-    folder, _, config = data
+    folder, config = data[0], CONFIGS["mamba"]
     checkpoint.save_weights(tmp_path / "model", next_tokens.make_engine(config=config).weights(), config)
     # Of packs alone its own tests say enough
     monkeypatch.setattr(contamination, "audit", lambda *_: [])
@@ -194,7 +204,7 @@ def test_the_audit_takes_rows_as_training_does(data, tmp_path, capsys, monkeypat
         (
             "packs",
             {"bert_config_file": "bert-tiny"},
-            "`bert_config_file` must be a Mamba for objective=causal_lm.",
+            "`bert_config_file` must be a Mamba or Mamba-2 for objective=causal_lm.",
         ),
         ("packs", {"attention": "flash"}, "`attention` must not be flash for a Mamba"),
         ("packs", {"hidden_dropout_prob": 0.1}, "`hidden_dropout_prob` must be -1 for a Mamba"),
