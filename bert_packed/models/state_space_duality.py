@@ -20,8 +20,10 @@ A pack adds a mask. For a chunk of 5 tokens, in which the sequence from before h
     leaving        [ .      .      d d    d      1     ]     of each token, in the state after the chunk
     kept           0                                         of the state before, in the state after
 
-Legend: B packs per batch, S pack length, T tokens of a chunk, C chunks, N heads, H head width, E = N * H,
-Z states of a channel, G groups of heads, J heads of a group.
+Groups of heads are independent of each other, as packs are, and are computed as such.
+
+Legend: B packs per batch, G groups of heads; below `ssd_pack` B is their product. S pack length, T tokens of
+a chunk, C chunks, N heads, H head width, E = N * H, Z states of a channel.
 """
 
 from keras import ops
@@ -48,31 +50,45 @@ def ssd_pack(x_BSE, delta_BSN, a_N, b_BSGZ, c_BSGZ, position_ids_BS, state_BZE=N
     Returns:
         float32 `[B, S, E]`, and the states after the last token, float32 `[B, Z, E]`, without a gradient.
     """
-    num_packs, length, width = ops.shape(x_BSE)[0], *x_BSE.shape[1:]
-    if state_BZE is None:
-        state_BZE = ops.zeros((num_packs, b_BSGZ.shape[-1], width))
+    num_packs, (length, num_groups, num_states) = ops.shape(x_BSE)[0], b_BSGZ.shape[1:]
     chunk_length = min(chunk_length, length)
     filled = -length % chunk_length
+    if state_BZE is None:
+        state_BZE = ops.zeros((num_packs, num_states, x_BSE.shape[-1]))
+    if position_ids_BS is None:
+        position_ids_BS = ops.ones((num_packs, length), "int32")
+
+    def groups(values):
+        """`[B, S, G * any]` to `[B * G, S, any]`."""
+        values = ops.reshape(values, (num_packs, values.shape[1], num_groups, -1))
+        return ops.reshape(ops.swapaxes(values, 1, 2), (num_packs * num_groups, values.shape[1], -1))
+
+    def packs(values):
+        """The reverse of `groups`."""
+        values = ops.reshape(values, (num_packs, num_groups, *values.shape[1:]))
+        return ops.reshape(ops.swapaxes(values, 1, 2), (num_packs, values.shape[2], -1))
 
     def chunks(values, value=0.0):
         """`[B, S, ...]` to `[C, B, T, ...]`, filled up at the end."""
         rest = values.shape[2:]
         values = ops.pad(values, [[0, 0], [0, filled], *([0, 0] for _ in rest)], constant_values=value)
-        return ops.swapaxes(ops.reshape(values, (num_packs, -1, chunk_length, *rest)), 0, 1)
+        values = ops.reshape(values, (-1, (length + filled) // chunk_length, chunk_length, *rest))
+        return ops.swapaxes(values, 0, 1)
 
     delta_BSN = ops.cast(delta_BSN, "float32")  # a step of size 0 leaves the states as they are
-    logs_CBNT = ops.swapaxes(chunks(delta_BSN * ops.cast(a_N, "float32")), 2, 3)
-    if position_ids_BS is None:
-        position_ids_BS = ops.ones((num_packs, length), "int32")
-    numbers_CBT = ops.cumsum(ops.cast(chunks(position_ids_BS, 1) == 0, "int32"), axis=-1)
+    logs_CBNT = ops.swapaxes(chunks(groups(delta_BSN * ops.cast(a_N, "float32"))), 2, 3)
+    starts_CBT = ops.cast(chunks(ops.repeat(position_ids_BS, num_groups, axis=0), 1) == 0, "int32")
+    numbers_CBT = ops.cumsum(starts_CBT, axis=-1)
     # What has the size of steps is computed for all chunks at once, and what is larger one by one
     decays_CBNT = restarting_decays(logs_CBNT, numbers_CBT)
-    inputs = (*decays_CBNT, *(chunks(each) for each in (x_BSE, delta_BSN, b_BSGZ, c_BSGZ)))
+    inputs = (*decays_CBNT, *(chunks(groups(each)) for each in (x_BSE, delta_BSN, b_BSGZ, c_BSGZ)))
     # The states before are data: no gradient goes back to the packs that left them
-    chunked = with_gradient(_forward, _backward)
-    y_CBTE, state_BZE = chunked(ops.stop_gradient(state_BZE), *inputs, ops.cast(numbers_CBT, "float32"))
-    y_BSE = ops.reshape(ops.swapaxes(y_CBTE, 0, 1), (num_packs, length + filled, width))
-    return y_BSE[:, :length], ops.stop_gradient(state_BZE)
+    state_BZE = groups(ops.stop_gradient(state_BZE))
+    y_CBTE, state_BZE = with_gradient(_forward, _backward)(
+        state_BZE, *inputs, ops.cast(numbers_CBT, "float32")
+    )
+    y_BSE = ops.reshape(ops.swapaxes(y_CBTE, 0, 1), (-1, length + filled, y_CBTE.shape[-1]))
+    return packs(y_BSE[:, :length]), packs(ops.stop_gradient(state_BZE))
 
 
 def restarting_decays(logs_CBNT, numbers_CBT):
@@ -99,39 +115,30 @@ def restarting_decays(logs_CBNT, numbers_CBT):
     return sums_CBNT, entering_CBNT, leaving_CBNT
 
 
-def _chunk(numbers_BT, state_BZE, sums_BNT, entering_BNT, leaving_BNT, x_BTE, delta_BTN, b_BTGZ, c_BTGZ):
+def _chunk(numbers_BT, state_BZE, sums_BNT, entering_BNT, leaving_BNT, x_BTE, delta_BTN, b_BTZ, c_BTZ):
     """The states after a chunk, and its outputs, float32 `[B, T, E]`."""
-    dtype, (length, width), num_heads = x_BTE.dtype, x_BTE.shape[1:], delta_BTN.shape[-1]
-    num_groups, num_states = b_BTGZ.shape[2:]
-    in_groups = (-1, num_groups, num_heads // num_groups, length, length)
+    length, width = x_BTE.shape[1:]
+    num_heads = delta_BTN.shape[-1]
 
     def product(axes, *factors):
-        return ops.cast(ops.einsum(axes, *(ops.cast(factor, dtype) for factor in factors)), "float32")
+        return ops.cast(ops.einsum(axes, *(ops.cast(each, x_BTE.dtype) for each in factors)), "float32")
 
-    def split(values, parts):
-        """Channels of tokens or of states, in heads or in groups: float `[B, T or Z, parts, ...]`."""
-        return ops.reshape(values, (-1, values.shape[1], parts, width // parts))
-
-    def each(values_BNT):
-        return ops.swapaxes(values_BNT, 1, 2)[..., None]
+    def wide(values_BTN):
+        return ops.repeat(values_BTN, width // num_heads, axis=-1)
 
     is_own_BTT = own_past(numbers_BT)
     exponents_BNTT = sums_BNT[..., :, None] - sums_BNT[..., None, :]
     decays_BNTT = ops.exp(ops.where(is_own_BTT[:, None], exponents_BNTT, float("-inf")))
-    # Once for all heads of a group; decays go to weights and inputs, which have heads
-    products_BGTT = product("btgz,bsgz->bgts", c_BTGZ, b_BTGZ)
-    weights_BNTT = ops.reshape(
-        products_BGTT[:, :, None] * ops.reshape(decays_BNTT, in_groups), (-1, num_heads, length, length)
-    )
-    inputs_BTNH = split(ops.cast(x_BTE, "float32"), num_heads) * delta_BTN[..., None]
-    before_BTGE = product("btgz,bzge->btge", c_BTGZ, split(state_BZE, num_groups))
+    # Once for all heads; decays go to weights and inputs, which have heads
+    weights_BNTT = product("btz,bsz->bts", c_BTZ, b_BTZ)[:, None] * decays_BNTT
+    inputs_BTE = ops.cast(x_BTE, "float32") * wide(delta_BTN)
+    inputs_BTNH = ops.reshape(inputs_BTE, (-1, length, num_heads, width // num_heads))
     y_BTNH = product("bnts,bsnh->btnh", weights_BNTT, inputs_BTNH)
-    y_BTNH = y_BTNH + split(before_BTGE, num_heads) * each(entering_BNT)
-    leaving_BTGE = split(inputs_BTNH * each(leaving_BNT), num_groups)
-    added_BZGE = product("bsgz,bsge->bzge", b_BTGZ, leaving_BTGE)
-    kept_BZNH = split(state_BZE, num_heads) * entering_BNT[:, None, :, -1:]
-    after_BZE = ops.reshape(kept_BZNH + split(added_BZGE, num_heads), (-1, num_states, width))
-    return after_BZE, ops.reshape(y_BTNH, (-1, length, width))
+    before_BTE = product("btz,bze->bte", c_BTZ, state_BZE) * wide(ops.swapaxes(entering_BNT, 1, 2))
+    leaving_BTE = inputs_BTE * wide(ops.swapaxes(leaving_BNT, 1, 2))
+    kept_BZE = state_BZE * wide(entering_BNT[:, None, :, -1])
+    after_BZE = kept_BZE + product("bsz,bse->bze", b_BTZ, leaving_BTE)
+    return after_BZE, ops.reshape(y_BTNH, (-1, length, width)) + before_BTE
 
 
 def own_past(numbers_BT):
