@@ -7,14 +7,15 @@ from bert_packed.runs.checkpoint_export import export_checkpoint
 from bert_packed.runs.export_config import ExportConfig
 
 DESCRIPTION = """
-Writes a packed BERT or Mamba in a form that other programs open.
+Writes a packed model in a form that other programs open.
 
 hf           config.json, model.safetensors and a model card, README.md. It opens with
              transformers.BertForPreTraining.from_pretrained(OUTPUT_DIR), or with BertForMaskedLM without next
              sentences. A fine-tuned model opens as BertForQuestionAnswering, BertForSequenceClassification or
-             BertForTokenClassification, a Mamba as MambaForCausalLM.
+             BertForTokenClassification, a Mamba as MambaForCausalLM or
+             Mamba2ForCausalLM.
 keras        model.keras. Import bert_packed.models.modeling, for a fine-tuned model bert_packed.models.heads,
-             for a Mamba bert_packed.models.mamba. Then call keras.saving.load_model.
+             for a Mamba bert_packed.models.mamba or .mamba2. Then call keras.saving.load_model.
 saved_model  TensorFlow SavedModel of static shapes, with signatures `packed` and `unpacked`. It returns the
              logits of the heads that the model has.
 """

@@ -14,9 +14,7 @@ from bert_packed.config import config_json
 from bert_packed.schema import CAUSAL_LM
 
 _EMBEDDINGS = TensorName("backbone/embeddings", "backbone.embeddings.weight")
-
-
-# Includes what is fixed here, so that no default of transformers applies
+# Of every `config.json`, so that no default of transformers applies
 FIXED = {"hidden_act": "silu", "pad_token_id": 0, "residual_in_fp32": True}
 
 

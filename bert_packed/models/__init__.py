@@ -1,5 +1,6 @@
 """Layers, packed encoders, and heads that give outputs for every sequence of a pack.
 
 Read `packed_model.py`, then BERT: `context.py`, `layers.py`, `modeling.py`, `heads.py`; or
-ModernBERT: `modern_bert.py`; or Mamba: `selective_scan.py`, `mamba.py`.
+ModernBERT: `modern_bert.py`; or Mamba: `selective_scan.py`, `mamba.py`, and
+Mamba-2: `state_space_duality.py`, `mamba2.py`.
 """

@@ -1,4 +1,4 @@
-"""Rows of a sound Mamba pass; states of another row, of an ended sequence, or never carried are caught."""
+"""Rows of sound Mambas pass; states of another row, of an ended sequence, or never carried are caught."""
 
 import dataclasses
 
@@ -49,8 +49,8 @@ def batch_of(rows=ROWS, length=LENGTH, seed=0):
     return batch
 
 
-def make_model(num_rows=3, **changes):
-    config = dataclasses.replace(next_tokens.CONFIG, **changes)
+def make_model(num_rows=3, config=next_tokens.CONFIG, **changes):
+    config = dataclasses.replace(config, **changes)
     return next_tokens.make_engine(config=config, build={"num_rows": num_rows}).model
 
 
@@ -70,6 +70,10 @@ def test_a_sound_model_passes(rows):
     batch = batch_of(rows)
     assert (batch["position_ids"][:, 0] > 0).sum() >= 3
     assert failed(make_model(len(rows)), batch) == set()
+
+
+def test_a_sound_mamba2_passes():
+    assert failed(make_model(config=next_tokens.MAMBA2), batch_of()) == set()
 
 
 def test_a_sound_model_passes_compiled():
@@ -95,8 +99,9 @@ def test_states_of_the_wrong_row_are_caught():
 
 
 @pytest.mark.parametrize("part", [0, 1])
-def test_states_or_tail_of_the_wrong_row_alone_are_caught(part):
-    model = make_model()
+@pytest.mark.parametrize("config", [next_tokens.CONFIG, next_tokens.MAMBA2], ids=["mamba", "mamba2"])
+def test_states_or_tail_of_the_wrong_row_alone_are_caught(part, config):
+    model = make_model(config=config)
     take = model.backbone._take
 
     def wrong(number, num_packs):
