@@ -4,9 +4,11 @@ import dataclasses
 import json
 import types
 
+import keras
 import numpy as np
 import pytest
 from exports import run_export
+from next_tokens import packed_and_unpacked
 from reference import import_reference
 from reference_models import random_reference
 from safetensors.numpy import load_file
@@ -83,6 +85,16 @@ def test_a_checkpoint_of_ours(tmp_path):
     assert starting_weights.load(tmp_path / "run", again, other).num_used == len(weights)
     for name, variable in weights.items():
         np.testing.assert_array_equal(again[name].numpy(), variable.numpy(), err_msg=name)
+
+
+def test_keras_opens_an_export(tmp_path):
+    model = build_model(CAUSAL_LM, CONFIG, seed=2)
+    checkpoint.save_weights(tmp_path / "ours", named_weights(model), CONFIG)
+    assert run_export(init_checkpoint=tmp_path / "ours", output_dir=tmp_path / "keras", format="keras") == 0
+    opened = keras.saving.load_model(tmp_path / "keras" / "model.keras")
+    assert opened.config == CONFIG
+    batch = packed_and_unpacked()[0]
+    np.testing.assert_array_equal(*(np.asarray(one(batch)["logits"]) for one in (model, opened)))
 
 
 @pytest.mark.parametrize("is_so", [True, False])
