@@ -73,5 +73,5 @@ def draw_curves(axes, curves):
         x, y, least, most = zip(*points, strict=True)
         axes.plot(x, y, color=colors[label], linewidth=1, label=label)
         axes.fill_between(x, least, most, color=colors[label], alpha=0.2, linewidth=0)
-    if curves:
+    if len(curves) > 1:
         axes.legend(fontsize="small")

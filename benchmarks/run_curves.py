@@ -10,6 +10,8 @@ import statistics
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.results import Settings, show
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, setting
@@ -22,7 +24,7 @@ Reads the output directories of run_pretraining.py. Runs in folders NAME-seed1, 
 one variant NAME; any other folder is a variant with one run.
 
 The table has for each variant the last figures of its complete runs, mean, least and most over the seeds.
-The picture has a row for each figure over steps, in training and held out; runs that are still under way, or
+The picture has a row for each figure over --over, in training and held out; runs that are still under way, or
 were stopped, are drawn as far as they are. Hours are those of training steps alone, without compiling,
 evaluating and saving.
 """
@@ -35,6 +37,7 @@ class CurvesConfig(Settings):
     run_dirs: str = setting("", "output directories of runs: comma-separated paths or globs", required=True)
     figures: str = setting("mlm_loss", "columns of metrics.csv and eval_metrics.csv, comma-separated")
     picture: str = setting("", "also draw the curves into this PNG")
+    over: str = setting("step", "what the curves are drawn over", choices=("step", "sequences", "hours"))
 
 
 def main(config):
@@ -45,7 +48,7 @@ def main(config):
     runs = [read_run(folder, figures) for folder in folders]
     show("run_curves", config, {"runs": summary_rows(runs, figures)})
     if config.picture:
-        draw(runs, figures, [(data, "step") for data in LOGS], config.picture)
+        draw(runs, figures, [(data, config.over) for data in LOGS], config.picture)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +95,8 @@ def read_run(folder, figures):
             {
                 "step": int(row["step"]),
                 "sequences": per_step and per_step * int(row["step"]),
-                "hours": hours.get(int(row["step"])),
+                # Evaluations may lie between the rows of training
+                "hours": float(np.interp(int(row["step"]), [*hours], [*hours.values()])) if hours else None,
                 **{name: float(row[name]) for name in {*figures, ACCURACY} & row.keys() if row[name]},
             }
             for row in logged
@@ -104,7 +108,7 @@ def read_run(folder, figures):
 
 
 def _hours(rows, sequences_per_step):
-    """Hours of training until each row of a log: dict by step; {} where no row has a speed."""
+    """Hours of training until each row of a log: dict by rising step; {} where no row has a speed."""
     speeds = [float(row["sequences_per_second"]) for row in rows if row.get("sequences_per_second")]
     if not speeds or not sequences_per_step:
         return {}

@@ -38,7 +38,16 @@ def signature_letters(head):
     return {"S", *_HEAD_INPUTS.get(head, {}).values()}
 
 
-def write_hugging_face(folder, model, weights, missing=(), vocab_file="", do_lower_case=True, classes=()):
+def write_hugging_face(
+    folder,
+    model,
+    weights,
+    missing=(),
+    vocab_file="",
+    do_lower_case=True,
+    classes=(),
+    max_length=None,
+):
     """Write `config.json` and `model.safetensors` for the class of transformers that has the model's head.
 
     Args:
@@ -48,6 +57,7 @@ def write_hugging_face(folder, model, weights, missing=(), vocab_file="", do_low
         vocab_file: WordPieces, one a line, or a `tokenizer.json`, to write a tokenizer too; "" for none.
         do_lower_case: True where a tokenizer of WordPieces removes case and accents.
         classes: Names of the model's classes; () where they have none.
+        max_length: Most tokens that a tokenizer gives the model; None is as many as it has positions for.
 
     Raises `InputError` where transformers has no class for the head, `NotFiniteError` where a weight is NaN
     or infinite.
@@ -71,7 +81,9 @@ def write_hugging_face(folder, model, weights, missing=(), vocab_file="", do_low
     ids = names.token_ids(vocab_file)
     (folder / "config.json").write_text(json.dumps(config | ids, indent=1) + "\n")
     if vocab_file:
-        write_tokenizer(folder, vocab_file, do_lower_case, model.config.max_position_embeddings, ids)
+        # None for an architecture without positions
+        limits = [one for one in (max_length, model.config.max_position_embeddings) if one]
+        write_tokenizer(folder, vocab_file, do_lower_case, min(limits, default=None), ids)
 
 
 def write_keras(folder, model):

@@ -116,7 +116,8 @@ def load_encoder(
         bert_config_file: The model's shape; "" is as stored with the checkpoint.
         do_lower_case: True where text loses case and accents; None is as the run of the checkpoint or a
             Hugging Face folder's `tokenizer_config.json` says, else True. Of WordPieces alone.
-        max_seq_length: S; None is 1,024, or the longest that the model has positions for where that is less.
+        max_seq_length: S; None is 1,024, or where that is less the longest that the model has positions for,
+            or was trained on, by its run or its `tokenizer_config.json`.
             Attention is by the fused kernel where there is one and 128 divides S, else by scores that grow
             with the square of S.
         batch_size: B; None is 1 on a CPU, where more are no faster, and 8 elsewhere.
@@ -135,7 +136,7 @@ def load_encoder(
     from bert_packed.checkpoints.exported_tokenizer import check_form
     from bert_packed.models.flash_attention import choose_attention
     from bert_packed.models.packed_model import build_model
-    from bert_packed.runs.vocabulary import find_vocab, known_case, names_for
+    from bert_packed.runs.vocabulary import find_vocab, known_case, known_length, names_for
     from bert_packed.training.backend import compiled
     from bert_packed.training.engines.engine import named_weights
 
@@ -155,7 +156,11 @@ def load_encoder(
     batch_size = _at_least_one("batch_size", batch_size, CPU_BATCH_SIZE if on_cpus else BATCH_SIZE)
     at_once = CPU_NUM_BATCHES_AT_ONCE if on_cpus else NUM_BATCHES_AT_ONCE
     num_batches_at_once = _at_least_one("num_batches_at_once", num_batches_at_once, at_once)
-    length = min(config.max_position_embeddings, MOST_TOKENS) if max_seq_length is None else max_seq_length
+    length = max_seq_length
+    if length is None:
+        length = min(
+            config.max_position_embeddings, MOST_TOKENS, known_length(init_checkpoint) or MOST_TOKENS
+        )
     if length < NUM_SPECIAL:
         raise InputError(f"`max_seq_length` must be at least {NUM_SPECIAL}. Received: {length}.")
     attention = choose_attention("auto", config, length, platform)

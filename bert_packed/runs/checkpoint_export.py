@@ -23,6 +23,7 @@ def export_checkpoint(config):
     from bert_packed.checkpoints import export_formats, starting_weights
     from bert_packed.models.packed_model import build_model
     from bert_packed.runs.model_card import read_audit, read_origin, write_model_card
+    from bert_packed.runs.run_directory import trained_length
     from bert_packed.runs.vocabulary import with_run_vocabulary
     from bert_packed.training.engines.engine import named_weights
 
@@ -50,7 +51,7 @@ def export_checkpoint(config):
         if config.format == "hf":
             text = config.vocab_file, config.do_lower_case
             export_formats.write_hugging_face(
-                partial, model, named_weights(model), found.missing, *text, classes
+                partial, model, named_weights(model), found.missing, *text, classes, trained_length(run)
             )
             write_model_card(partial, model, run, step, audit)
         elif config.format == "keras":

@@ -5,7 +5,7 @@ from bert_packed.checkpoints.exported_tokenizer import check_vocabulary
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256, write_folder
 from bert_packed.runs.model_card import write_model_card
-from bert_packed.runs.run_directory import read_run
+from bert_packed.runs.run_directory import read_run, trained_length
 from bert_packed.runs.vocabulary import find_copy
 
 
@@ -41,6 +41,7 @@ def export_step(folder, step, model, weights, config, data):
             model,
             weights,
             vocab_file=config.export_vocab_file or find_copy(folder),
+            max_length=trained_length(read_run(folder)),
             do_lower_case=cased[0] if cased else True,
         )
         write_model_card(partial, model, read_run(folder), step)

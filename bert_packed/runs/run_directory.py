@@ -151,6 +151,16 @@ def naming_last_checkpoint(folder):
         ) from error
 
 
+def trained_length(run):
+    """The longest sequence that a run from random weights has seen, or None where that is not known.
+
+    Positions behind it have never learned. `run` is the dict of `read_run`, or None.
+    """
+    if not run or run["flags"].get("init_checkpoint"):  # which may have seen longer ones
+        return None
+    return run.get("data", {}).get("longest_sequence") or None
+
+
 def find_checkpoint(folder, config, facts):
     """The checkpoint to continue from in a locked output directory, or None for a start; changes nothing.
 
@@ -365,8 +375,8 @@ def _differences(before, config, facts):
             found.append(f"{field.name} {old!r} -> {new!r}")
     for kind in ("model", "data"):
         for name, new in facts[kind].items():
-            old = before[kind].get(name)
-            if old != new:
+            # A run that is older than a fact does not have it
+            if name in before[kind] and (old := before[kind][name]) != new:
                 found.append(f"{name} of the {kind} {old!r} -> {new!r}")
     vocabularies = [side.get("vocabulary") for side in (before, facts)]
     if all(vocabularies):  # a run may learn of it when it continues

@@ -171,6 +171,16 @@ def known_case(init_checkpoint):
     return None if case is None else bool(case)
 
 
+def known_length(init_checkpoint):
+    """Most tokens of a text for a checkpoint, by its run or the tokenizer's settings beside it; else None."""
+    folder = run_folder(init_checkpoint)
+    length = run_directory.trained_length(run_directory.read_run(folder)) if folder else None
+    if length is None:
+        settings = read_json(Path(init_checkpoint) / TOKENIZER_CONFIG, default={})
+        length = settings.get("model_max_length")  # 1e30 for no limit
+    return length if isinstance(length, int) and length > 0 else None
+
+
 def run_folder(init_checkpoint):
     """The output directory of the run that a checkpoint is of, or None: `Path`."""
     start = Path(init_checkpoint)

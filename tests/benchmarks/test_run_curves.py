@@ -43,7 +43,8 @@ def logged(variant, accuracies, is_complete=True, per_step=10):
 
 def test_points_are_the_logs_over_sequences_and_hours(tmp_path):
     rows = [(1, 8.0, 0.1, ""), (2, 7.0, 0.2, 5), (4, 6.0, 0.3, 20)]
-    folder = write_run(tmp_path / "packed-seed1", rows, [(2, 7.5, 0.15, "")], num_steps=4)
+    evaluated = [(2, 7.5, 0.15, ""), (3, 7.0, 0.2, "")]  # the second between two rows
+    folder = write_run(tmp_path / "packed-seed1", rows, evaluated, num_steps=4)
     with (folder / "metrics.csv").open("a") as file:
         file.write("5,,,,\n")  # a row of steps that were all left out
     one = read_run(folder, FIGURES)
@@ -53,8 +54,9 @@ def test_points_are_the_logs_over_sequences_and_hours(tmp_path):
     assert found == [(1, 10, 8.0), (2, 20, 7.0), (4, 40, 6.0)]
     # what was not timed went at the median of 5 and 20: 0.8 s, 2 s, 1 s
     assert [3600 * p["hours"] for p in points] == pytest.approx([0.8, 2.8, 3.8])
-    (held_out,) = one.points["held out"]
+    held_out, between = one.points["held out"]
     assert 3600 * held_out["hours"] == pytest.approx(2.8) and held_out["mlm_accuracy"] == 0.15
+    assert 3600 * between["hours"] == pytest.approx(3.3)
 
 
 def test_where_the_batch_grows_or_no_manifest_says_sequences_are_not_known(tmp_path):
@@ -143,6 +145,7 @@ def test_the_command(tmp_path):
     for name in ("one-seed1", "one-seed2", "two"):
         write_run(tmp_path / "runs" / name, [(1, 3.0, 0.1, 5), (3, 2.5, 0.2, 5)], [(3, 2.75, 0.2, "")])
     flags = {"run_dirs": f"{tmp_path}/runs/one*,{tmp_path}/runs/two", "picture": tmp_path / "a" / "p.pdf"}
+    flags["over"] = "hours"
     one, two = tables_of("run_curves", tmp_path, **flags)["runs"]
     assert (one["variant"], one["complete"], two["variant"]) == ("one", 2, "two")
     assert one["training mlm_loss"] == 2.5 and two["held out mlm_loss"] == 2.75

@@ -169,6 +169,8 @@ def test_long_contexts_are_asked_for_and_take_the_fused_kernel(tmp_path, monkeyp
     encoders = [inference.load_encoder(tmp_path, max_seq_length=length) for length in (None, 1280)]
     assert [encoder.max_seq_length for encoder in encoders] == [1024, 1280]
     assert asked == [("auto", config, length, "cpu") for length in (1024, 1280)]
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 128}')
+    assert inference.load_encoder(tmp_path).max_seq_length == 128
     encoders[1].encode(["packs"])
     assert shapes == [(1, 1280, 2, 8)] * 2  # of the global blocks
 

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 from tiny import make_engine
 
 from bert_packed.runs import exports
+from bert_packed.runs.vocabulary import known_length
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training import loop
 from bert_packed.training.nonfinite import NotFiniteError
@@ -103,6 +104,26 @@ def test_case_is_that_of_the_records(tmp_path, monkeypatch, manifests, is_lower)
     engine = make_engine()
     folder = exports.export_step(tmp_path, 7, engine.model, engine.weights(), config, data)
     assert json.loads((folder / "tokenizer_config.json").read_text())["do_lower_case"] is is_lower
+
+
+@pytest.mark.parametrize(
+    ("longest", "start", "length"),
+    [(7, "", 7), (7, "elsewhere", 24), (None, "", 24)],  # which may have seen longer ones; an older run
+)
+def test_lengths_are_those_that_were_trained(tmp_path, longest, start, length):
+    """Positions behind the longest sequence of a run are random."""
+    run = {"flags": {"init_checkpoint": start}, "data": {"longest_sequence": longest}}
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS]) + "\n")
+    config = types.SimpleNamespace(export_vocab_file="")
+    data = types.SimpleNamespace(train=types.SimpleNamespace(manifests=[]))
+    engine = make_engine()
+    assert engine.model.config.max_position_embeddings == 24
+    for where in (exports.export_step(tmp_path, 7, engine.model, engine.weights(), config, data), tmp_path):
+        known = known_length(where)
+        assert (known or 24) == length
+    settings = json.loads((tmp_path / "export-7" / "tokenizer_config.json").read_text())
+    assert settings["model_max_length"] == length
 
 
 def test_an_export_is_replaced_whole_or_stays(tmp_path, monkeypatch):

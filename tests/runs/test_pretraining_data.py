@@ -84,6 +84,7 @@ def test_what_a_manifest_says_is_known(place):
     data = read_data(config(input_file=pattern, packing_correction="betas"))
     assert data.train.packing_factor == 36 / 15 and data.num_packs == 15
     assert data.facts["data"]["vocabularies"] == ["aa"]
+    assert data.facts["data"]["longest_sequence"] == data.train.longest > 0
     assert (data.train.vocab_size, data.train.longest) == (CONFIG.vocab_size, 6)
     assert [entry["path"].rpartition("/")[0] for entry in data.inputs["input_file"]] == [
         pattern.rpartition("/")[0]

@@ -61,6 +61,12 @@ def test_same_run_continues_from_its_newest_checkpoint(started):
     assert "--train_batch_size=32\n" in flags and "overwrite" not in flags
 
 
+def test_a_run_that_is_older_than_a_fact_continues(started):
+    folder, config, facts = started
+    newer = {**facts, "data": {**facts["data"], "longest_sequence": 8}}
+    assert find_checkpoint(folder, config, newer) == folder / "checkpoint-1"
+
+
 def test_every_difference_is_named(started):
     folder, config, facts = started
     changed = dataclasses.replace(config, learning_rate=0.5, mlm_loss="per_token")
