@@ -3,7 +3,9 @@
 Importing this imports no backend: a command chooses it first.
 """
 
-from bert_packed.model_configs.mamba import MambaConfig
+import types
+
+from bert_packed.config import OBJECTIVE_HEADS, family_of
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.training.engines import make_engine
 
@@ -18,15 +20,25 @@ def build_engine(model_config, micro_batch_size=0, optimizer=None, objective=Non
         optimizer, objective: By default those of the recipe.
         model: Options of `packed_model.build_model`, such as `dtype` and `remat`.
     """
-    from bert_packed.objectives.next_tokens import next_token_objective
-    from bert_packed.objectives.pretraining import pretraining_objective
     from bert_packed.training.optimization import build_optimizer
 
-    if objective is None:
-        is_mamba = isinstance(model_config, MambaConfig)
-        objective = next_token_objective("per_token") if is_mamba else pretraining_objective(RECIPE.mlm_loss)
+    objective = objective or objective_of(model_config)
     built = objective.build_model(model_config, seed=0, **model)
     return make_engine(built, objective, optimizer or build_optimizer(RECIPE), micro_batch_size or None)
+
+
+def first_head(model_config):
+    """The head that models of a config's family are pre-trained with."""
+    return family_of(model_config).heads[0]
+
+
+def objective_of(model_config, weighting=None):
+    """The `Objective` that a model is pre-trained by; `weighting` of the loss is by default the recipe's."""
+    from bert_packed.runs.objectives import choose_objective
+
+    kind = next(kind for kind, head in OBJECTIVE_HEADS.items() if head == first_head(model_config))
+    weightings = types.SimpleNamespace(mlm_loss=weighting, lm_loss=weighting) if weighting else RECIPE
+    return choose_objective(kind, model_config, weightings)
 
 
 def stepping(engine, batches):

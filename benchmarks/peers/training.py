@@ -8,6 +8,8 @@ import numpy as np
 
 from benchmarks.peers import transformers_models
 from benchmarks.peers.process import PeerProcess
+from benchmarks.training_steps import first_head, objective_of
+from bert_packed.config import family_of
 from bert_packed.core.settings import InputError
 
 LOSS_TOLERANCE = 1e-4  # float32 sums over a vocabulary, in another order
@@ -24,17 +26,21 @@ def transformers_training(model_config, rows, keeps_memory=False, is_mixed=False
         with transformers_training(config, {"padded": batches}) as peer:
             peer.call("step", "padded", repeat)
 
-    `rows` is a dict from name to a list of batch dicts at depth 1; each may have another row length. Steps
-    compute in bfloat16 with `is_mixed`; `seconds` is as in `PeerProcess`. Raises `InputError` where torch or
-    transformers is missing, or computes another loss for the first batch.
+    `rows` is a dict from name to a list of batch dicts at depth 1; each may have another row length, or be a
+    list of such dicts, whose gradients a step adds up. Steps compute in bfloat16 with `is_mixed`; `seconds`
+    is as in `PeerProcess`. Raises `InputError` where torch or transformers is missing, or computes another
+    loss for the first batch.
     """
-    from bert_packed.model_configs.mamba import MambaConfig
-
-    if isinstance(model_config, MambaConfig):
-        name, arguments_of = "MambaForCausalLM", transformers_models.mamba_arguments
-    else:
-        name, arguments_of = "BertForPreTraining", transformers_models.bert_arguments
-    given = {key: [*map(arguments_of, batches)] for key, batches in rows.items()}
+    head = first_head(model_config)
+    name = family_of(model_config).load_names().classes[head]
+    arguments_of = transformers_models.ARGUMENTS[head]
+    given = {
+        key: [
+            [*map(arguments_of, batch)] if isinstance(batch, list) else arguments_of(batch)
+            for batch in batches
+        ]
+        for key, batches in rows.items()
+    }
     key, batches = next(iter(rows.items()))
     with contextlib.ExitStack() as stack:
         make = transformers_models.Training
@@ -69,13 +75,9 @@ def _make_padding_free(*arguments):
 def _start(stack, model_config, batch, key, make, arguments, **options):
     """The process of a peer, checked on a batch; our model is freed when this returns."""
     from bert_packed.checkpoints.export_formats import write_hugging_face
-    from bert_packed.model_configs.mamba import MambaConfig
-    from bert_packed.objectives.next_tokens import next_token_objective
-    from bert_packed.objectives.pretraining import pretraining_objective
     from bert_packed.training.engines.engine import named_weights
 
-    is_mamba = isinstance(model_config, MambaConfig)
-    objective = (next_token_objective if is_mamba else pretraining_objective)("per_token")
+    objective = objective_of(model_config, "per_token")
     model = objective.build_model(model_config, seed=0)
     with tempfile.TemporaryDirectory() as folder:
         write_hugging_face(folder, model, named_weights(model))

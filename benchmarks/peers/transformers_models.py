@@ -8,7 +8,9 @@ Legend: B rows per batch, S row length, n texts, D model width.
 
 import numpy as np
 
+from bert_packed.config import MASKED_LM, PRETRAINING
 from bert_packed.core.settings import InputError
+from bert_packed.schema import CAUSAL_LM
 from data_gen.jobs.runners import num_cores
 
 IGNORED_LABEL = -100  # no loss is computed there
@@ -47,6 +49,13 @@ def bert_arguments(batch):
     }
 
 
+def masked_lm_arguments(batch):
+    """Arguments of a masked LM for a batch dict of one sequence a row: dict of arrays, cut as below."""
+    arguments = bert_arguments(batch)
+    longest = int((batch["sequence_ids"] > 0).sum(axis=1).max())
+    return {name: arguments[name][:, :longest] for name in ("input_ids", "attention_mask", "labels")}
+
+
 def mamba_arguments(batch):
     """Arguments of `MambaForCausalLM` for a batch dict of one sequence a row: dict of arrays.
 
@@ -60,6 +69,9 @@ def mamba_arguments(batch):
     return {"input_ids": tokens, "labels": np.where(is_token[:, :longest], tokens, IGNORED_LABEL)}
 
 
+ARGUMENTS = {PRETRAINING: bert_arguments, MASKED_LM: masked_lm_arguments, CAUSAL_LM: mamba_arguments}
+
+
 def find_device(torch):
     """Where torch computes: "cuda" where there is such a device, or "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
@@ -68,8 +80,9 @@ def find_device(torch):
 class Training:
     """Training steps of a class of model from its folder, by AdamW with clipping, on batches that it holds.
 
-    On a GPU where there is one. `batches` is a dict from name to a list of the model's arguments; with
-    `is_mixed` steps compute in bfloat16 from float32 weights (autocast).
+    On a GPU where there is one. `batches` is a dict from name to a list of the model's arguments, or of lists
+    of them, whose gradients a step adds up. With `is_mixed` steps compute in bfloat16 from float32 weights
+    (autocast).
     """
 
     def __init__(self, folder, name, batches, learning_rate, weight_decay, max_grad_norm, is_mixed=False):
@@ -81,26 +94,32 @@ class Training:
         self._optimizer = self._torch.optim.AdamW(
             self._model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True
         )
-        self._batches = {name: [*map(self._tensors, some)] for name, some in batches.items()}
+        self._batches = {
+            name: [[*map(self._tensors, one if isinstance(one, list) else [one])] for one in some]
+            for name, some in batches.items()
+        }
 
     def loss(self, name):
         """Loss of the first batch of a name in float32, without dropout."""
         self._model.eval()
         with self._torch.inference_mode():
-            value = self._model(**self._batches[name][0]).loss.item()
+            value = self._model(**self._batches[name][0][0]).loss.item()
         self._model.train()
         return value
 
     def step(self, name, repeat):
         """Step on one of the batches of a name, the next with each repeat; returns its loss."""
-        inputs = self._batches[name][repeat % len(self._batches[name])]
+        batches = self._batches[name][repeat % len(self._batches[name])]
         self._optimizer.zero_grad()
-        with self._torch.autocast(self._device, self._torch.bfloat16, enabled=self._is_mixed):
-            loss = self._model(**inputs).loss
-        loss.backward()
+        losses = []
+        for inputs in batches:
+            with self._torch.autocast(self._device, self._torch.bfloat16, enabled=self._is_mixed):
+                loss = self._model(**inputs).loss / len(batches)
+            loss.backward()
+            losses.append(loss.item())
         self._torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._max_grad_norm)
         self._optimizer.step()
-        return loss.item()
+        return sum(losses)
 
     def _tensors(self, arguments):
         return {

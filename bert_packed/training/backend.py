@@ -46,7 +46,14 @@ def compiled(function, model=None):
         return _compiled_by_jax(traced, model)
     import tensorflow as tf
 
+    # A program for each function and shape is what is wanted
+    tf.get_logger().addFilter(_is_told)
     return tf.function(traced, jit_compile=True, reduce_retracing=False)
+
+
+def _is_told(record):
+    """False for TensorFlow's warning that functions made one after another are each traced."""
+    return "triggered tf.function retracing" not in record.getMessage()
 
 
 def _compiled_by_jax(function, model):

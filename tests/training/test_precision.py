@@ -83,20 +83,6 @@ def test_products_of_other_functions(monkeypatch, platform, dtype, expected):
     assert asked in ([expected], [] if platform == "cpu" else [expected])
 
 
-@pytest.mark.skipif(not IS_JAX, reason="TensorFlow has no such options")
-def test_other_functions_get_the_options_of_a_step(monkeypatch):
-    """Else a GPU compiles an audit or an encoder for minutes."""
-    import jax
-
-    layer, options = keras.layers.Dense(3), {}
-    layer.build((None, 4))
-    jit = jax.jit
-    monkeypatch.setattr(jax, "jit", lambda function, **given: options.update(given) or jit(function))
-    monkeypatch.setattr(backend, "devices_here", lambda: Target("gpu"))
-    backend.compiled(layer, layer)(np.zeros((2, 4), np.float32))
-    assert options == {"compiler_options": {"xla_gpu_enable_triton_gemm": False}}
-
-
 def test_the_dtype_of_devices():
     found = {platform: Target(platform).dtype for platform in ("cpu", "gpu", "tpu")}
     assert found == {"cpu": "float32", "gpu": "mixed_bfloat16", "tpu": "mixed_bfloat16"}

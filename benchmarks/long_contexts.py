@@ -1,0 +1,132 @@
+"""Training steps of a ModernBERT by the length of its packs, against dense blocks and against transformers.
+
+python -m benchmarks.long_contexts --reference
+"""
+
+import contextlib
+import dataclasses
+import functools
+import statistics
+import sys
+
+import numpy as np
+
+from benchmarks.results import Settings, show
+from benchmarks.synthetic_data import check_positions, sums_of_a_row, wikipedia_corpus
+from benchmarks.timing import median_row, ratios
+from benchmarks.training_steps import build_engine, stepping
+from bert_packed.config import FAMILIES, load_model_config
+from bert_packed.core.command_line import run
+from bert_packed.core.settings import InputError, setting
+from bert_packed.runs.interleaved_timing import time_interleaved
+from bert_packed.training.engines import choose_backend
+
+DESCRIPTION = """
+A step has --tokens_per_step tokens: packs of Wikipedia's lengths in proportion to the pack, at most three
+sequences each, or rows of one sequence. Local blocks compute bands; the same model with every block global
+shows what they save. With --reference also transformers (SDPA), on rows padded to the longest of a batch,
+and on the sequences of the packs one after another, whose gradients add up.
+
+A speed-up is the median of the ratios of neighbouring steps, in real tokens a second, of the packed step
+over the other; `from` and `to` are its interval of 95 %. Dropout is on.
+"""
+NUM_BATCHES = 2  # of each way
+PACKED, GLOBAL = "packed", "packed, every block global"
+PADDED, ONE_BY_ONE = "transformers, padded", "transformers, one by one"
+
+
+def _parse_lengths(text):
+    if not all(one.isdecimal() and int(one) >= 16 for one in text.split(",")):
+        raise ValueError("lengths of at least 16, with commas")
+    return text
+
+
+@dataclasses.dataclass(frozen=True)
+class LengthsConfig(Settings):
+    """Every flag of the command; checks itself, raises `InputError`."""
+
+    bert_config_file: str = setting("modernbert-mini", "size, or config.json, of a ModernBERT")
+    max_seq_lengths: str = setting(
+        "512,2048,8192", "tokens of a pack and of a row, with commas", parse=_parse_lengths
+    )
+    tokens_per_step: int = setting(8192, "tokens, padding included, of a step", minimum=16)
+    repeats: int = setting(7, "timed steps of each way", minimum=1)
+    reference: bool = setting(False, "also measure transformers on torch (extra `reference`)")
+
+    def __post_init__(self):
+        super().__post_init__()
+        longest = max(self.lengths)
+        if self.tokens_per_step < longest:
+            raise InputError(
+                f"`tokens_per_step` must be at least a row, {longest}. Received: {self.tokens_per_step}."
+            )
+
+    @property
+    def lengths(self):
+        """Tokens of a pack: list of int."""
+        return [int(one) for one in self.max_seq_lengths.split(",")]
+
+
+def main(config):
+    """Measure, print and write."""
+    choose_backend()
+    model_config = load_model_config(config.bert_config_file)
+    if not isinstance(model_config, FAMILIES["modernbert"].config_class):
+        raise InputError(f"`bert_config_file` must be of a ModernBERT. Received: {config.bert_config_file}.")
+    rows = []
+    for length in config.lengths:
+        check_positions(length, model_config)
+        rows += rows_of_length(config, model_config, length)
+    show("long_contexts", config, {"steps": rows})
+
+
+def rows_of_length(config, model_config, length):
+    """Steps of all ways on packs of a length: rows of a table."""
+    corpus, rng = wikipedia_corpus(length), np.random.default_rng(0)
+    size = config.tokens_per_step // length
+    packs, padded = (
+        [make(size, model_config.vocab_size, rng) for _ in range(NUM_BATCHES)]
+        for make in (corpus.packed_batch, corpus.unpacked_batch)
+    )
+    all_global = dataclasses.replace(model_config, global_attn_every_n_layers=1)
+    with contextlib.ExitStack() as stack:
+        ways = {PACKED: stepping(build_engine(model_config), packs)}
+        ways[GLOBAL] = stepping(build_engine(all_global), packs)
+        if config.reference:
+            ways |= peer_ways(model_config, packs, padded, stack)
+        seconds = time_interleaved(ways, config.repeats)
+    tokens = {way: size * sums_of_a_row(corpus, way != PADDED)["num_tokens"] for way in ways}
+    return [
+        {
+            "tokens of a pack": length,
+            "way": way,
+            "s/step": statistics.median(times),
+            "real tokens/s": tokens[way] / statistics.median(times),
+            **median_row(
+                "packed is faster by",
+                [tokens[PACKED] / tokens[way] * one for one in ratios(times, seconds[PACKED])],
+            ),
+        }
+        for way, times in seconds.items()
+    ]
+
+
+def peer_ways(model_config, packs, padded, stack):
+    """Functions of the repeat that take a step of transformers, by name, until the stack ends."""
+    from benchmarks.peers.training import transformers_training
+
+    rows = {PADDED: padded, ONE_BY_ONE: [sequences_of(batch) for batch in packs]}
+    peer = stack.enter_context(transformers_training(model_config, rows, keeps_memory=True))
+    return {way: functools.partial(peer.call, "step", way) for way in rows}
+
+
+def sequences_of(batch):
+    """The sequences of packs, each a batch dict of one row: list of dicts."""
+    from bert_packed.evaluation.contamination import unpack_batch
+
+    unpacked, slots = unpack_batch(batch)
+    return [{name: values[[row]] for name, values in unpacked.items()} for row in range(len(slots))]
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, LengthsConfig, DESCRIPTION))
