@@ -118,9 +118,9 @@ FAMILIES = {
     "mamba2": ModelFamily(
         "Mamba-2",
         Mamba2Config,
-        {  # Dao and Gu 2024, of their repository; the tiny ones are ours
-            "mamba2-tiny": _mamba2(2, 128, state_size=64),
-            "mamba2-mini": _mamba2(4, 256, state_size=64),
+        {  # Dao and Gu 2024, of their repository; the tiny ones are ours, with chunks for CPUs
+            "mamba2-tiny": _mamba2(2, 128, state_size=64, chunk_size=64),
+            "mamba2-mini": _mamba2(4, 256, state_size=64, chunk_size=64),
             "mamba2-130m": _mamba2(24, 768),
             "mamba2-370m": _mamba2(48, 1024),
             "mamba2-780m": _mamba2(48, 1536),

@@ -31,7 +31,7 @@ from keras import ops
 from bert_packed.models.loops import pull_back, scan, with_gradient
 
 
-def ssd_pack(x_BSE, delta_BSN, a_N, b_BSGZ, c_BSGZ, position_ids_BS, state_BZE=None, chunk_length=64):
+def ssd_pack(x_BSE, delta_BSN, a_N, b_BSGZ, c_BSGZ, position_ids_BS, state_BZE=None, chunk_length=256):
     """The recurrence over packs, cut wherever a position is 0.
 
     Products are computed in the dtype of `x_BSE`, and each chunk's rounded to it; all else is float32. A
