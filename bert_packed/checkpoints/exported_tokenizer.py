@@ -72,7 +72,7 @@ def write_tokenizer(folder, vocab_file, do_lower_case, max_length=None, ids=None
     Args:
         folder: Existing folder.
         vocab_file: Path; it is copied, WordPieces beside the `tokenizer.json` that is made of them. A
-            `tokenizer.json` of an encoder that adds no special tokens to a text gets ModernBERT's template.
+            `tokenizer.json` of an encoder gets the template of its training, which is ModernBERT's.
         do_lower_case: True where a tokenizer of WordPieces removes case and accents; a `tokenizer.json` has
             its own rule.
         max_length: Most tokens that the model takes; None for no limit.
@@ -87,8 +87,8 @@ def write_tokenizer(folder, vocab_file, do_lower_case, max_length=None, ids=None
             if index is not None
         }
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", **special}
-        # Without it other programs would read texts without [CLS] and [SEP]
-        if "cls_token" in special and not tokenizer.encode("").ids:
+        # The file may have none, or RoBERTa's, whose pairs have two tokens between them
+        if "cls_token" in special:
             byte_bpe.set_template(tokenizer, special["cls_token"], special["sep_token"])
             byte_bpe.save(tokenizer, folder / TOKENIZER_JSON)
     else:

@@ -7,7 +7,8 @@ import numpy as np
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
-from tokenizers.processors import TemplateProcessing
+from tokenizers.processors import ByteLevel as TrimOffsets
+from tokenizers.processors import Sequence, TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 
 from bert_packed.core import storage
@@ -211,12 +212,23 @@ def train(texts, vocab_size, is_encoder=False):
 
 
 def set_template(tokenizer, start, end):
-    """Let a tokenizer open and close texts and pairs as ModernBERT's does, by two of its tokens."""
-    tokenizer.post_processor = TemplateProcessing(
+    """Let a tokenizer open and close texts and pairs as ModernBERT's does, by two of its tokens.
+
+    Offsets into texts stay as they were, with or without the white space before words.
+    """
+    template = TemplateProcessing(
         single=f"{start} $A {end}",
         pair=f"{start} $A {end} $B {end}",
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in (start, end)],
     )
+    old = json.loads(tokenizer.to_str())["post_processor"] or {}
+    trims = [one for one in old.get("processors", [old]) if one.get("trim_offsets")]  # RoBERTa's does too
+    if trims:
+        tokenizer.post_processor = Sequence(
+            [TrimOffsets(add_prefix_space=trims[0]["add_prefix_space"], trim_offsets=True), template]
+        )
+    else:
+        tokenizer.post_processor = template
 
 
 def save(tokenizer, path):

@@ -3,11 +3,13 @@
 import json
 
 import pytest
+from byte_tokenizers import LINES, SPECIAL_IDS, ours, roberta
 from reference import import_reference
 from tokenizers import Tokenizer
+from tokenizers.processors import ByteLevel, RobertaProcessing, Sequence, TemplateProcessing
 
-from bert_packed.checkpoints.exported_tokenizer import write_tokenizer
-from bert_packed.text import tokenization
+from bert_packed.checkpoints.exported_tokenizer import encoder_ids, write_tokenizer
+from bert_packed.text import byte_bpe, tokenization
 
 PIECES = [
     *("cafe", "café", "Café", "##s", "mask", "MASK", "cls", "[", "]", "the", "中", "文", "a", "##b", "!"),
@@ -98,3 +100,38 @@ def test_both_files_say_whether_case_and_accents_go(tmp_path, is_lower, is_cased
     assert normalizer["lowercase"] is normalizer["strip_accents"] is is_lower
     pieces = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("Café").tokens
     assert pieces == ["[CLS]", "cafe" if is_lower else "Café" if is_cased else "[UNK]", "[SEP]"]
+
+
+# ---- tokens of bytes
+
+_NO_TEMPLATE = TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
+
+
+@pytest.mark.parametrize("name", ["ours", "roberta"])
+@pytest.mark.parametrize(
+    ("processor", "first"),
+    [
+        (None, (0, 5)),
+        (RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=False), (0, 5)),
+        (RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=True, add_prefix_space=True), (0, 5)),
+        (RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=True, add_prefix_space=False), (1, 5)),
+        (ByteLevel(add_prefix_space=False, trim_offsets=True), (1, 5)),
+        (Sequence([ByteLevel(add_prefix_space=False, trim_offsets=True), _NO_TEMPLATE]), (1, 5)),
+    ],
+)
+def test_texts_and_pairs_of_bytes_are_those_of_the_training(tmp_path, name, processor, first):
+    """Though the file has no template, or RoBERTa's `<s> a </s> </s> b </s>`; places are the file's."""
+    start, end = SPECIAL_IDS[name][:2]
+    given = {"ours": ours, "roberta": roberta}[name]()
+    if processor:
+        given.post_processor = processor
+    byte_bpe.save(given, tmp_path / "given.json")
+    write_tokenizer(tmp_path, tmp_path / "given.json", True, ids=encoder_ids(tmp_path / "given.json"))
+    found = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    one, two = given.encode_batch(LINES[:2], add_special_tokens=False)
+    single, pair = found.encode(LINES[0]), found.encode(*LINES[:2])
+    assert single.ids == [start, *one.ids, end]
+    assert pair.ids == [start, *one.ids, end, *two.ids, end]
+    assert pair.offsets == [(0, 0), *one.offsets, (0, 0), *two.offsets, (0, 0)]
+    spaced = found.encode(" cats", add_special_tokens=False)
+    assert (spaced.offsets[0][0], spaced.offsets[-1][1]) == first

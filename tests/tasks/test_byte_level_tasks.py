@@ -1,6 +1,7 @@
-"""Sequences of tokens of bytes for SQuAD, GLUE and tags: those of transformers, answers cut by characters."""
+"""Sequences of tokens of bytes: those of transformers with our export, answers cut by characters."""
 
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,8 @@ from squad_files import QUESTIONS, entry, write
 from tokenizers import decoders, normalizers
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import ByteLevel as TrimOffsets
-from tokenizers.processors import TemplateProcessing
 
+from bert_packed.checkpoints.exported_tokenizer import encoder_ids, write_tokenizer
 from bert_packed.evaluation.squad_predictions import extract
 from bert_packed.tasks.conll import make_tag_sequences
 from bert_packed.tasks.glue import make_glue_sequences
@@ -52,22 +53,14 @@ def with_normalizer(name):
     return tokenizer
 
 
-def reference_tokenizer(tokenizer, special):
-    """The fast tokenizer of transformers, with ModernBERT's template."""
+def reference_tokenizer(folder):
+    """The tokenizer that transformers finds in an export with the `tokenizer.json` of a folder."""
     _, transformers = import_reference()
-    start, end = map(tokenizer.id_to_token, special[:2])
-    tokenizer.post_processor = TemplateProcessing(
-        single=f"{start} $A {end}",
-        pair=f"{start} $A {end} $B {end}",
-        special_tokens=list(zip((start, end), special, strict=False)),
-    )
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        cls_token=start,
-        sep_token=end,
-        clean_up_tokenization_spaces=False,
-        split_special_tokens=True,
-    )
+    path, exported = folder / "tokenizer.json", folder / "exported"
+    exported.mkdir()
+    write_tokenizer(exported, path, do_lower_case=True, ids=encoder_ids(path))
+    (exported / "config.json").write_text(json.dumps({"model_type": "modernbert"}))
+    return transformers.AutoTokenizer.from_pretrained(exported, split_special_tokens=True)
 
 
 def cut(sequences, name="tokens"):
@@ -128,7 +121,7 @@ def test_windows_are_those_of_transformers(tmp_path, name, length, stride):
     made = [(context, [{**qas[0], "id": str(number)}]) for number, (context, qas) in enumerate(made)]
     questions = read_squad(write(tmp_path / "a.json", *QUESTIONS, *made), for_training=False)
     tokenizer = load(tmp_path, TOKENIZERS[name]())
-    reference = reference_tokenizer(TOKENIZERS[name](), SPECIAL_IDS[name])
+    reference = reference_tokenizer(tmp_path)
     windows, compared = assert_windows_equal(questions, tokenizer, reference, length, stride)
     assert len(windows.windows) > len(questions.questions) + 8 and compared >= 5
 
@@ -139,8 +132,9 @@ def test_windows_of_squad_are_those_of_transformers(tmp_path):
         pytest.skip(f"needs {path}")
     questions = read_squad(path, for_training=True)
     trained = byte_bpe.train([list(questions.contexts)], 4096, is_encoder=True)
-    reference = reference_tokenizer(trained, SPECIAL_IDS["ours"])
-    windows, compared = assert_windows_equal(questions, load(tmp_path, trained), reference, 384, 128, 80)
+    tokenizer = load(tmp_path, trained)
+    reference = reference_tokenizer(tmp_path)
+    windows, compared = assert_windows_equal(questions, tokenizer, reference, 384, 128, 80)
     assert len(windows.windows) > len(questions.questions) and compared > 500
     for question, spans in first_spans(questions, windows):
         text, _ = question.answers[0]
@@ -269,7 +263,7 @@ def test_a_context_of_white_space_has_no_window(tmp_path):
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_texts_and_pairs_are_those_of_transformers(tmp_path, name):
     tokenizer = load(tmp_path, TOKENIZERS[name]())
-    reference = reference_tokenizer(TOKENIZERS[name](), SPECIAL_IDS[name])
+    reference = reference_tokenizer(tmp_path)
     one, two = [*CONTEXTS, ""], ["Packs of cats ", *CONTEXTS]
     for texts in ([one], [one, two]):
         sequences, num_cut = make_glue_sequences(texts, tokenizer, 512)
@@ -279,7 +273,7 @@ def test_texts_and_pairs_are_those_of_transformers(tmp_path, name):
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_words_are_those_of_their_sentence(tmp_path, name):
     tokenizer = load(tmp_path, TOKENIZERS[name]())
-    reference = reference_tokenizer(TOKENIZERS[name](), SPECIAL_IDS[name])
+    reference = reference_tokenizer(tmp_path)
     sentences = [context.split() for context in CONTEXTS] + [["It", "'s", "a", "don't", "-", "...", "1,5"]]
     tags = [[number % 5 for number in range(len(words))] for words in sentences]
     found = make_tag_sequences(sentences, tags, tokenizer, 512, 64)
