@@ -56,6 +56,23 @@ def test_texts_are_read_as_in_the_training(run, name):
         vocabulary.check_as_trained(cased, run / "other.txt")
 
 
+def test_texts_are_read_with_the_case_of_a_folder_of_hugging_face(tmp_path, monkeypatch):
+    (tmp_path / "vocab.txt").touch()
+    uncased, cased = config(init_checkpoint=tmp_path), {"do_lower_case": False}
+    vocabulary.check_as_trained(uncased, tmp_path / "vocab.txt")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(cased))
+    with pytest.raises(
+        InputError, match=r"`do_lower_case` must be as .* False by .*/tokenizer_config\.json\. .*: True"
+    ):
+        vocabulary.check_as_trained(uncased, tmp_path / "vocab.txt")
+    vocabulary.check_as_trained(dataclasses.replace(uncased, **cased), tmp_path / "vocab.txt")
+    # Bytes have their own rule, and no checkpoint is not the working directory
+    byte_bpe.save(ours(), tmp_path / "tokenizer.json")
+    vocabulary.check_as_trained(uncased, tmp_path / "tokenizer.json")
+    monkeypatch.chdir(tmp_path)
+    vocabulary.check_as_trained(config(), tmp_path / "vocab.txt")
+
+
 def test_a_fine_tuning_reads_as_the_run_that_it_starts_from(run, capsys):
     words = [*tokenization.SPECIAL_TOKENS, *(f"w{number}" for number in range(20))]
     (run / "other.txt").write_text("".join(f"{word}\n" for word in words))
