@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 from tokenizers import decoders
 from tokenizers.processors import TemplateProcessing
@@ -11,7 +10,7 @@ from bert_packed import schema
 from bert_packed.config import check_at_most, family_of
 from bert_packed.core.settings import InputError
 from bert_packed.text import byte_bpe, tokenization
-from bert_packed.text.vocabularies import TOKENIZER_JSON, file_name
+from bert_packed.text.vocabularies import TOKENIZER_JSON, count_tokens, file_name
 
 
 def check_vocabulary(vocab_file, config, argument="vocab_file"):
@@ -20,11 +19,7 @@ def check_vocabulary(vocab_file, config, argument="vocab_file"):
     It must also have special tokens, and no more tokens than the model.
     """
     check_form(vocab_file, config, argument)
-    if file_name(vocab_file) == TOKENIZER_JSON:
-        size = byte_bpe.load(vocab_file).vocab_size
-    else:
-        size = len(Path(vocab_file).read_bytes().rstrip(b"\n").split(b"\n"))
-    check_at_most(config, "vocab_size", f"the vocabulary of `{argument}`", size)
+    check_at_most(config, "vocab_size", f"the vocabulary of `{argument}`", count_tokens(vocab_file))
     boundary_ids(vocab_file)  # which reads it, before anything is written
 
 

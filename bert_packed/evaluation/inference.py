@@ -136,12 +136,12 @@ def load_encoder(
     from bert_packed.checkpoints.exported_tokenizer import check_form
     from bert_packed.models.flash_attention import choose_attention
     from bert_packed.models.packed_model import build_model
-    from bert_packed.runs.vocabulary import find_vocab, known_case, known_length, names_for
+    from bert_packed.runs.vocabulary import find_vocab, known_case, known_length
     from bert_packed.training.backend import compiled
     from bert_packed.training.engines.engine import named_weights
 
     config = starting_weights.read_model_config(init_checkpoint, bert_config_file)
-    vocab_path = find_vocab(init_checkpoint, vocab_file, names_for(config))
+    vocab_path = find_vocab(init_checkpoint, vocab_file, config)
     check_form(vocab_path, config)
     if do_lower_case is None:
         known = known_case(init_checkpoint)

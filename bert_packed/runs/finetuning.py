@@ -56,7 +56,7 @@ def read_text_model(config):
     """
     given = config.init_checkpoint, config.bert_config_file
     family = starting_weights.read_model_config(*given)
-    path = vocabulary.find_vocab(config.init_checkpoint, config.vocab_file, vocabulary.names_for(family))
+    path = vocabulary.find_vocab(config.init_checkpoint, config.vocab_file, family)
     check_form(path, family)
     tokenizer = load_text_tokenizer(path, config.do_lower_case)
     size = tokenizer.vocab_size

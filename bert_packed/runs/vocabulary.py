@@ -15,7 +15,7 @@ from bert_packed.runs import run_directory
 from bert_packed.text import byte_bpe
 from bert_packed.text.masking import masking_rules
 from bert_packed.text.tokenization import load_vocab
-from bert_packed.text.vocabularies import TOKENIZER_JSON, file_name, load_maskable
+from bert_packed.text.vocabularies import TOKENIZER_JSON, count_tokens, file_name, load_maskable
 from bert_packed.text.vocabularies import WORDPIECES as VOCAB_FILE
 
 TOKENIZER_CONFIG = "tokenizer_config.json"  # of Hugging Face
@@ -45,18 +45,39 @@ def names_for(model_config):
     return [name for name in NAMES if name in able]
 
 
-def find_vocab(init_checkpoint, vocab_file="", names=(VOCAB_FILE,)):
-    """The vocabulary that is given, else the one of a checkpoint: `Path`; raises `InputError` for none.
+def find_vocab(init_checkpoint, vocab_file, model_config):
+    """The vocabulary that is given, else the one of a checkpoint, of a form for its model: `Path`.
 
-    `names` are those of the files that the caller reads, the first before others.
+    Of two files of other sizes in a folder it is that of the model's size. Raises `InputError` where there is
+    none.
     """
     if vocab_file:
         return Path(vocab_file)
+    names = names_for(model_config)
     if found := _vocab_beside(init_checkpoint, names):
-        return found
+        return _of_model_size(
+            [path for name in names if (path := found.with_name(name)).is_file()], model_config
+        )
     raise InputError(
         f"`vocab_file` must be given where no {' or '.join(names)} is beside `init_checkpoint`. Received: "
         f"nothing, and init_checkpoint={str(init_checkpoint)!r}."
+    )
+
+
+def _of_model_size(paths, model_config):
+    """The first of some vocabularies of one size, else the one that fits a model best."""
+    if len(paths) == 1:
+        return paths[0]
+    sizes = {path: count_tokens(path, "init_checkpoint") for path in paths}
+    if len({*sizes.values()}) == 1:
+        return paths[0]
+    near = {path: size for path, size in sizes.items() if 0 <= model_config.vocab_size - size <= MOST_PADDING}
+    if near:
+        return max(near, key=near.get)
+    found = " and ".join(f"{path}, of {size}" for path, size in sizes.items())
+    raise InputError(
+        f"`init_checkpoint` must have a vocabulary of its vocab_size={model_config.vocab_size} where no "
+        f"`vocab_file` is given. Received: {found}."
     )
 
 

@@ -76,6 +76,11 @@ def load_vocab(path):
     line_end = "\n" if "\n" in text else "\r"
     tokens = tuple(line.strip("\r\n\t ") for line in text.rstrip("\r\n").split(line_end))
     missing = [token for token in SPECIAL_TOKENS if token not in tokens]
+    if missing and text.lstrip().startswith("{"):
+        raise InputError(
+            "`vocab_file` must have one WordPiece a line, or end in .json where it is byte-level BPE. "
+            f"Received: {path}, which holds JSON."
+        )
     if missing:
         raise InputError(
             f"`vocab_file` must hold {', '.join(SPECIAL_TOKENS)}. "

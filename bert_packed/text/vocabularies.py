@@ -1,6 +1,7 @@
 """The two kinds of vocabulary, WordPieces and byte-level BPE: file, check, training, loading."""
 
 import dataclasses
+from pathlib import Path
 
 from bert_packed.core.settings import InputError
 from bert_packed.text import byte_bpe, tokenization
@@ -12,6 +13,16 @@ WORDPIECES, TOKENIZER_JSON = "vocab.txt", "tokenizer.json"
 def file_name(vocab_file):
     """The name of a vocabulary's file in a folder of Hugging Face, which says its kind."""
     return TOKENIZER_JSON if str(vocab_file).endswith(".json") else WORDPIECES
+
+
+def count_tokens(path, argument="vocab_file"):
+    """Number of tokens of a file of either kind; `argument` names the flag in messages.
+
+    Raises `InputError` where a `tokenizer.json` is damaged; lines are counted as they are.
+    """
+    if file_name(path) == TOKENIZER_JSON:
+        return byte_bpe.load(path, argument).vocab_size
+    return len(Path(path).read_bytes().rstrip(b"\r\n").splitlines())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -112,12 +112,12 @@ def check(config, num_bytes):
 
 def find_vocabulary(config):
     """Path of the vocabulary of a `TrainConfig`, "" where it is trained, and its kind, of `TOKENIZERS`."""
-    from bert_packed.runs.vocabulary import find_vocab, names_for  # TensorFlow
+    from bert_packed.runs.vocabulary import find_vocab  # TensorFlow
 
     model_config = _read_model_config(config)
     path, found = "", family_of(model_config).load_names().vocabularies[0]
     if config.vocab_file or config.init_checkpoint:
-        path = found = str(find_vocab(config.init_checkpoint, config.vocab_file, names_for(model_config)))
+        path = found = str(find_vocab(config.init_checkpoint, config.vocab_file, model_config))
     return path, BYTE_BPE if file_name(found) == TOKENIZER_JSON else WORDPIECE
 
 

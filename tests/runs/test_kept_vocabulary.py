@@ -6,6 +6,7 @@ import shutil
 import pytest
 from exports import run_export
 from pretraining_command import arguments, run, write_all
+from tiny import CONFIG
 
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256
@@ -67,7 +68,7 @@ def test_an_export_takes_it(data, finished, tmp_path, capsys):
 
 def test_a_fine_tuning_takes_it(finished, tmp_path):
     config = FinetuneConfig(output_dir=str(tmp_path), init_checkpoint=str(finished))
-    path = vocabulary.find_vocab(config.init_checkpoint)
+    path = vocabulary.find_vocab(config.init_checkpoint, "", CONFIG)
     assert path == finished / "vocab.txt"
     with pytest.raises(InputError, match="`do_lower_case` must be as in the training"):
         vocabulary.check_as_trained(config, path)

@@ -9,6 +9,7 @@ from modern_bert_models import CONFIG as MODERN_BERT
 from tiny import CONFIG
 from tokenizers import normalizers
 
+from bert_packed.checkpoints.exported_tokenizer import write_tokenizer
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256
 from bert_packed.runs import finetuning, vocabulary
@@ -32,17 +33,53 @@ def run(tmp_path):
 
 
 def test_what_lies_beside_a_checkpoint_is_its_own(run):
-    assert vocabulary.find_vocab(run) == run / "vocab.txt"
-    assert vocabulary.find_vocab(run / "checkpoint-4") == run / "vocab.txt"
+    assert vocabulary.find_vocab(run, "", CONFIG) == run / "vocab.txt"
+    assert vocabulary.find_vocab(run / "checkpoint-4", "", CONFIG) == run / "vocab.txt"
     (run / "bert_model.ckpt.index").touch()
-    assert vocabulary.find_vocab(run / "bert_model.ckpt") == run / "vocab.txt"
-    assert vocabulary.find_vocab(run, run / "other.txt") == run / "other.txt"
+    assert vocabulary.find_vocab(run / "bert_model.ckpt", "", CONFIG) == run / "vocab.txt"
+    assert vocabulary.find_vocab(run, run / "other.txt", CONFIG) == run / "other.txt"
 
 
 def test_what_lies_beside_a_whole_model_is_anothers(run):
     (run / "model").mkdir()
     with pytest.raises(InputError, match=r"`vocab_file` must be given where no vocab\.txt"):
-        vocabulary.find_vocab(run / "model")
+        vocabulary.find_vocab(run / "model", "", CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "expected"),
+    [
+        (330, "tokenizer.json"),
+        (336, "tokenizer.json"),
+        (8, "vocab.txt"),
+        (6, "vocab.txt"),
+        (329, None),
+        (458, None),
+    ],
+)
+def test_of_two_vocabularies_the_one_of_the_models_size_is_taken(tmp_path, vocab_size, expected):
+    words, bytes_ = tmp_path / "vocab.txt", tmp_path / "tokenizer.json"
+    words.write_text("\n".join([*tokenization.SPECIAL_TOKENS, "a"]))
+    byte_bpe.save(roberta(), bytes_)
+    model = dataclasses.replace(MODERN_BERT, vocab_size=vocab_size)
+    if expected:
+        assert vocabulary.find_vocab(tmp_path, "", model) == tmp_path / expected
+        return
+    with pytest.raises(InputError) as error:
+        vocabulary.find_vocab(tmp_path, "", model)
+    assert str(error.value) == (
+        f"`init_checkpoint` must have a vocabulary of its vocab_size={vocab_size} where no `vocab_file` is "
+        f"given. Received: {words}, of 6 and {bytes_}, of 330."
+    )
+
+
+def test_of_two_files_of_the_same_word_pieces_the_plain_one_is_taken(tmp_path):
+    """As our exports have them, whatever the model's size is."""
+    (tmp_path / "given.txt").write_text("\n".join([*tokenization.SPECIAL_TOKENS, "a"]))
+    write_tokenizer(tmp_path, tmp_path / "given.txt", do_lower_case=True)
+    for vocab_size in (6, 4096):
+        model = dataclasses.replace(MODERN_BERT, vocab_size=vocab_size)
+        assert vocabulary.find_vocab(tmp_path, "", model) == tmp_path / "vocab.txt"
 
 
 @pytest.mark.parametrize("name", ["", "checkpoint-4"])

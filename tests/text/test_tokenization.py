@@ -55,6 +55,10 @@ def test_vocabulary_round_trip_and_roles(tmp_path):
 @pytest.mark.parametrize(
     "content, message",
     [
+        (
+            '{"model": {}}',
+            r"one WordPiece a line, or end in \.json .* byte-level BPE\. Received: .*vocab\.txt,",
+        ),
         ("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n", r"vocab\.txt, where \[MASK\] is missing"),
         ("a\nb\n", r"where \[PAD\], \[UNK\], \[CLS\], \[SEP\], \[MASK\] are missing"),
         ("[UNK]\n[PAD]\n[CLS]\n[SEP]\n[MASK]\n", r"\[PAD\] in its first line.*it is in line 2"),
