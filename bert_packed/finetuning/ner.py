@@ -33,10 +33,9 @@ def finetune_ner(config):
     def sequences_of(path, sentences, tags):
         sizes = config.max_seq_length, config.doc_stride
         found = make_tag_sequences(sentences.words, tags, text.tokenizer, *sizes, path)
-        unknown = text.tokenizer.tokenizer.id_to_token(text.tokenizer.unknown_id)
         counts = {
             "sentences cut into windows of max_seq_length": found.num_cut,
-            f"words without a token read as {unknown}": found.num_empty,
+            f"words without a token read as {text.tokenizer.unknown_token}": found.num_empty,
         }
         print(
             f"{path}: {len(sentences.words):,} sentences, {sentences.num_words:,} words, "

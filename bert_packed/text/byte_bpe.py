@@ -118,7 +118,7 @@ def load_encoder_vocabulary(path):
     return EncoderVocabulary(*found[:3], is_continuation, ends_line, ordinary)
 
 
-def load_text_tokenizer(path):
+def load_byte_tokenizer(path):
     """`tokenization.TextTokenizer` of a `tokenizer.json`; raises as `load_encoder_vocabulary`.
 
     In the place of a word without a token, which a normalizer removed, is the mask: tokens of bytes need no
@@ -128,7 +128,8 @@ def load_text_tokenizer(path):
     # One that trims offsets may take a word's first letter for the space that its tokenizer added
     tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
     size = max(tokenizer.get_vocab().values()) + 1
-    return tokenization.TextTokenizer(tokenizer, cls_id, sep_id, mask_id, size)
+    mask = tokenizer.id_to_token(mask_id)
+    return tokenization.TextTokenizer(tokenizer, cls_id, sep_id, mask_id, mask, size)
 
 
 def _load_encoder(path):

@@ -130,6 +130,7 @@ class TextTokenizer:
     cls_id: int  # opens a sequence
     sep_id: int  # closes each of its texts
     unknown_id: int  # in the place of a word without a token
+    unknown_token: str
     vocab_size: int  # the largest id and 1
 
     def encode(self, texts):
@@ -180,7 +181,7 @@ def _is_mark(character):
 def make_text_tokenizer(vocabulary, do_lower_case):
     """`TextTokenizer` of a `Vocabulary` of WordPieces."""
     tokenizer = make_tokenizer(vocabulary, do_lower_case)
-    special = vocabulary.cls_id, vocabulary.sep_id, vocabulary.ids[UNK]
+    special = vocabulary.cls_id, vocabulary.sep_id, vocabulary.ids[UNK], UNK
     return TextTokenizer(tokenizer, *special, len(vocabulary))
 
 

@@ -100,5 +100,5 @@ def load_text_tokenizer(path, do_lower_case):
     `do_lower_case` is of WordPieces: a `tokenizer.json` has its own rule. Raises as `load_maskable`.
     """
     if file_name(path) == TOKENIZER_JSON:
-        return byte_bpe.load_text_tokenizer(path)
+        return byte_bpe.load_byte_tokenizer(path)
     return tokenization.make_text_tokenizer(tokenization.load_vocab(path), do_lower_case)

@@ -310,6 +310,8 @@ def test_a_word_that_the_normalizer_removes_is_masked(tmp_path):
     tokenizer = ours()
     tokenizer.normalizer = normalizers.Replace("\u200b", "")
     assert isinstance(tokenizer.decoder, decoders.ByteLevel)
-    found = make_tag_sequences([["\u200b", "cats"]], [[1, 2]], load(tmp_path, tokenizer), 16, 6)
+    text_tokenizer = load(tmp_path, tokenizer)
+    assert text_tokenizer.unknown_token == "[MASK]"
+    found = make_tag_sequences([["\u200b", "cats"]], [[1, 2]], text_tokenizer, 16, 6)
     ((start, first, *_, end),) = cut(found.sequences)
     assert (start, first, end, found.num_empty) == (CLS, MASK, SEP, 1)
