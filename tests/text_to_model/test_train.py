@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tiny import CONFIG
-from train_calls import FILES, LENGTH, flags_of, newest, times, weights_of
+from train_calls import FILES, LENGTH, finish, flags_of, newest, times, weights_of, write_inputs
 
 import bert_packed
 from bert_packed import TrainConfig
@@ -26,6 +26,16 @@ from data_gen.text.create_config import CreateConfig
 ROOT = Path(__file__).parents[2]
 STEPS = ("instances", "packs", "proof", "training", "audit", "export")
 TEXTS = ["doc1 doc2", "doc3", "doc4 doc5 doc6 doc7"]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_inputs(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="module")
+def finished(text, tmp_path_factory):
+    return finish(text, tmp_path_factory.mktemp("finished") / "my [1]")
 
 
 def test_every_step_leaves_what_it_made(finished):

@@ -4,7 +4,7 @@ import os
 import shutil
 
 import pytest
-from train_calls import FILES, flags_of, newest, times
+from train_calls import FILES, finish, flags_of, newest, times, write_inputs
 
 import bert_packed
 from bert_packed import TrainConfig
@@ -14,6 +14,16 @@ from bert_packed.text_to_model import output_folder
 from bert_packed.train_from_text import main
 from data_gen.pack_config import PackConfig
 from data_gen.text.sources import find_text_sources
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_inputs(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="module")
+def finished(text, tmp_path_factory):
+    return finish(text, tmp_path_factory.mktemp("finished") / "my [1]")
 
 
 @pytest.mark.parametrize(
