@@ -81,9 +81,10 @@ def write_hugging_face(
     ids = names.token_ids(vocab_file)
     (folder / "config.json").write_text(json.dumps(config | ids, indent=1) + "\n")
     if vocab_file:
-        # None for an architecture without positions
-        limits = [one for one in (max_length, model.config.max_position_embeddings) if one]
-        write_tokenizer(folder, vocab_file, do_lower_case, min(limits, default=None), ids)
+        limit = model.config.max_position_embeddings
+        if limit is not None and max_length:  # None for an architecture without positions
+            limit = min(limit, max_length)
+        write_tokenizer(folder, vocab_file, do_lower_case, limit, ids)
 
 
 def write_keras(folder, model):

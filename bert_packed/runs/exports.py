@@ -5,8 +5,8 @@ from bert_packed.checkpoints.exported_tokenizer import check_vocabulary
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256, write_folder
 from bert_packed.runs.model_card import write_model_card
-from bert_packed.runs.run_directory import read_run, trained_length
-from bert_packed.runs.vocabulary import find_copy
+from bert_packed.runs.run_directory import read_run
+from bert_packed.runs.vocabulary import find_copy, trained_length
 
 
 def check_export(config, model_config, data):

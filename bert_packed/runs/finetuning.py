@@ -131,6 +131,7 @@ def _fine_tune(config, text, objective, data, inputs, folder):
     num_packs = -(-updates.num_packs // at_once) * at_once
     counted = {
         "num_sequences": len(data.sequences),
+        "longest_sequence": int(data.sequences["lengths"].max()),
         **({"classes": list(data.classes)} if data.classes else {}),
     }
     facts = _facts(text, inputs, **counted)

@@ -114,7 +114,7 @@ class PackedData:
         vocabulary = self.vocabulary and self.vocabulary.facts
         facts = {
             "packing_factor": self.train.packing_factor,
-            "longest_sequence": self.train.longest,
+            "longest_sequence": self.train.longest if self.train.has_all_manifests else None,
             "vocabularies": self.train.vocabularies,
             "masking_vocabulary": vocabulary["sha256"] if self.masking else None,
         }

@@ -151,16 +151,6 @@ def naming_last_checkpoint(folder):
         ) from error
 
 
-def trained_length(run):
-    """The longest sequence that a run from random weights has seen, or None where that is not known.
-
-    Positions behind it have never learned. `run` is the dict of `read_run`, or None.
-    """
-    if not run or run["flags"].get("init_checkpoint"):  # which may have seen longer ones
-        return None
-    return run.get("data", {}).get("longest_sequence") or None
-
-
 def find_checkpoint(folder, config, facts):
     """The checkpoint to continue from in a locked output directory, or None for a start; changes nothing.
 

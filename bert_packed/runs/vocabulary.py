@@ -203,11 +203,25 @@ def known_case(init_checkpoint):
 def known_length(init_checkpoint):
     """Most tokens of a text for a checkpoint, by its run or the tokenizer's settings beside it; else None."""
     folder = run_folder(init_checkpoint)
-    length = run_directory.trained_length(run_directory.read_run(folder)) if folder else None
+    length = trained_length(run_directory.read_run(folder)) if folder else None
     if length is None:
         settings = read_json(Path(init_checkpoint) / TOKENIZER_CONFIG, default={})
         length = settings.get("model_max_length")  # 1e30 for no limit
     return length if isinstance(length, int) and length > 0 else None
+
+
+def trained_length(run):
+    """The longest sequence that the model of a run has seen, its start included; None where not known.
+
+    A BERT's positions behind it have never learned. `run` is the dict of `read_run`, or None.
+    """
+    if not run:
+        return None
+    longest, start = run.get("data", {}).get("longest_sequence"), run["flags"].get("init_checkpoint")
+    if not longest or not start:
+        return longest or None
+    before = known_length(start)
+    return max(longest, before) if before else None
 
 
 def run_folder(init_checkpoint):

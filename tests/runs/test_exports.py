@@ -108,10 +108,15 @@ def test_case_is_that_of_the_records(tmp_path, monkeypatch, manifests, is_lower)
 
 @pytest.mark.parametrize(
     ("longest", "start", "length"),
-    [(7, "", 7), (7, "elsewhere", 24), (None, "", 24)],  # which may have seen longer ones; an older run
+    # A start that is not known, which may have seen longer ones; a shorter one and a longer one; an older run
+    [(7, "", 7), (7, "elsewhere", 24), (7, "5", 7), (7, "12", 12), (None, "", 24)],
 )
 def test_lengths_are_those_that_were_trained(tmp_path, longest, start, length):
     """Positions behind the longest sequence of a run are random."""
+    if start.isdecimal():
+        (tmp_path / "start").mkdir()
+        (tmp_path / "start" / "tokenizer_config.json").write_text(f'{{"model_max_length": {start}}}')
+        start = str(tmp_path / "start")
     run = {"flags": {"init_checkpoint": start}, "data": {"longest_sequence": longest}}
     (tmp_path / "run.json").write_text(json.dumps(run))
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS]) + "\n")
