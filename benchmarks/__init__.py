@@ -12,6 +12,7 @@
     packing_tables     the papers' packing tables beside ours
     packing_speed      speed and quality of the packing algorithms
     unpadding          un-padding by number of devices, against packing
+    long_contexts      steps of a ModernBERT by the length of its packs, beside transformers
     packmamba          the figures of PackMamba: padding, speed, operators, other scans
     parallelism        communication, memory and scaling of layouts over devices
     overhead           what the attention mask, fresh masks and restarts of a Mamba add

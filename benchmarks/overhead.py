@@ -17,13 +17,13 @@ import numpy as np
 from benchmarks.results import Settings, show
 from benchmarks.synthetic_data import token_batch, wikipedia_corpus
 from benchmarks.timing import added_row
-from benchmarks.training_steps import build_engine, stepping
+from benchmarks.training_steps import build_engine, first_head, stepping
 from bert_packed.config import load_model_config
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, check_divides, setting
-from bert_packed.model_configs.mamba import MambaConfig
 from bert_packed.runs.interleaved_timing import time_interleaved
 from bert_packed.runs.pretraining_config import PretrainingConfig
+from bert_packed.schema import CAUSAL_LM
 from bert_packed.training.engines import choose_backend
 
 PARTS = ATTENTION_MASK, FRESH_MASKS, RESTARTS = "attention_mask", "fresh_masks", "restarts"
@@ -85,7 +85,7 @@ def main(config):
         else:
             vocab_size = MAMBA_VOCABULARY if config.of == RESTARTS else None
             model_config = load_model_config(config.bert_config_file, vocab_size)
-            if isinstance(model_config, MambaConfig) != (config.of == RESTARTS):
+            if (first_head(model_config) == CAUSAL_LM) != (config.of == RESTARTS):
                 raise InputError(
                     f"`bert_config_file` must be a {'Mamba' if config.of == RESTARTS else 'BERT'} with "
                     f"of={config.of}. Received: {config.bert_config_file}."

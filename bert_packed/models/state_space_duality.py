@@ -36,7 +36,7 @@ def ssd_pack(x_BSE, delta_BSN, a_N, b_BSGZ, c_BSGZ, position_ids_BS, state_BZE=N
 
     Products are computed in the dtype of `x_BSE`, and each chunk's rounded to it; all else is float32. A
     neighbour's tokens count 0 times. So they change nothing unless they are infinite: 0 times infinity is NaN
-    in their chunk.
+    in their chunk and in all that follow.
 
     Args:
         x_BSE: float, the inputs, head by head.

@@ -163,6 +163,7 @@ def config_file(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, config_file, monkeypatch, uncompiled):
     monkeypatch.setattr(mamba_operators, "compiled", lambda function: function)
     # Operation by operation, time grows with the tokens

@@ -54,6 +54,7 @@ def test_an_exception_in_the_block_does_not_wait_for_what_is_computed():
         assert isinstance(sleeps.exception(), OSError)  # ended before it could return
 
 
+@pytest.mark.slow
 def test_a_call_that_takes_too_long_ends_the_process():
     with pytest.raises(TimeoutError), PeerProcess(Peer, "peer", seconds=5) as peer:
         peer.call("sleep", 60)

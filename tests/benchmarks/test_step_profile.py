@@ -211,6 +211,7 @@ def test_a_traced_step_has_the_products_of_the_model(tmp_path, monkeypatch, smal
     assert found == pytest.approx(count_flops(PRETRAINING, CONFIG, counts))
 
 
+@pytest.mark.slow
 @pytest.mark.both_backends
 def test_temporaries_of_a_step(tmp_path):
     config = write_config(tmp_path / "config.json", num_hidden_layers=1, max_position_embeddings=32)

@@ -100,6 +100,7 @@ def test_the_line_trains_and_evaluates(data, trained):
     assert (flags["eval_input_file"], flags["max_eval_steps"]) == (flags["input_file"], 100)
 
 
+@pytest.mark.slow
 def test_the_same_line_says_that_it_is_complete(data, trained, capsys):
     assert run(*line(data, trained)) == 0
     out = capsys.readouterr().out
@@ -184,6 +185,7 @@ def test_without_training_there_must_be_something_to_do(data, tmp_path, capsys, 
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_without_manifests_the_first_records_speak(data, tmp_path, capsys):
     packs = shutil.copytree(data / "packed", tmp_path / "packed")
     (packs / "manifest.json").unlink()

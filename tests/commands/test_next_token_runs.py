@@ -84,7 +84,11 @@ def arguments(data, output_dir, packs="packs", kind="mamba", **changes):
 
 @pytest.mark.parametrize(
     ("packs", "kind"),
-    [pytest.param("packs", "mamba", marks=pytest.mark.slow), ("rows", "mamba"), ("rows", "mamba2")],
+    [
+        pytest.param("packs", "mamba", marks=pytest.mark.slow),
+        ("rows", "mamba"),
+        pytest.param("rows", "mamba2", marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_continues_bit_for_bit(data, tmp_path, packs, kind):
     """Weights, moments, and of rows the states that wait for their next pack."""

@@ -99,7 +99,11 @@ def test_states_of_the_wrong_row_are_caught():
 
 
 @pytest.mark.parametrize("part", [0, 1])
-@pytest.mark.parametrize("config", [next_tokens.CONFIG, next_tokens.MAMBA2], ids=["mamba", "mamba2"])
+@pytest.mark.parametrize(
+    "config",
+    [next_tokens.CONFIG, pytest.param(next_tokens.MAMBA2, marks=pytest.mark.slow)],
+    ids=["mamba", "mamba2"],
+)
 def test_states_or_tail_of_the_wrong_row_alone_are_caught(part, config):
     model = make_model(config=config)
     take = model.backbone._take

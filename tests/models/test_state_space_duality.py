@@ -97,7 +97,8 @@ def test_sequences_start_at_every_place_of_a_chunk():
     assert {*np.nonzero((POSITIONS == 0) & (np.arange(S) > 0))[1] % T} == {*range(T)}
 
 
-@pytest.mark.parametrize("chunk_length", [1, T, 64])  # one does not divide S, one is longer
+# One does not divide S, one is longer
+@pytest.mark.parametrize("chunk_length", [pytest.param(1, marks=pytest.mark.slow), T, 64])
 def test_values_and_gradients_are_those_of_the_other_scan(chunk_length):
     inputs = random_inputs()
     all_close(program(duality, chunk_length)(inputs), program(selective)(inputs))
@@ -193,7 +194,7 @@ FAULTS = {
     "convolution": {RECEIVED, OF_WEIGHTS, *FORWARD},
     "backward alone": {RECEIVED, OF_WEIGHTS},
 }
-SLOW = ("state between chunks", "convolution")  # to compile
+SLOW = ("state between chunks", "convolution", "backward alone")  # to compile
 
 
 def plant(monkeypatch, fault):

@@ -167,6 +167,7 @@ def test_false_packs_stop_it(text, finished, tmp_path, fault, capsys):
     assert not (folder / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_model_that_leaks_is_not_exported(text, finished, tmp_path, capsys):
     """Trained in a folder that was copied, without a change in the other one."""
     before = times(finished)
