@@ -106,7 +106,8 @@ def test_attention_exchanges_nothing_but_parts_of_kernels(case):
     largest = 0
     for instruction in read_module(program.text).instructions:
         if instruction.opcode.removesuffix("-start") in COLLECTIVES:
-            name = re.search(r'op_name="([^"]*)"', instruction.attributes)[1]
+            # Under JAX 0.12 one of the collectives has no name
+            (name,) = re.findall(r'op_name="([^"]*)"', instruction.attributes) or [""]
             if "/attention/" in name and "/shard_map/" not in name.partition("/layer_")[2]:
                 shapes = [shape.sizes for operand in instruction.operands for shape in operand.shapes]
                 largest = max(largest, sum(math.prod(sizes) for sizes in shapes))
