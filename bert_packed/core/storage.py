@@ -234,7 +234,7 @@ def read_json(path, kind=dict, default=_NO_DEFAULT):
     """
     try:
         content = json.loads(read_text(path))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:  # the second below what is a file
         if default is not _NO_DEFAULT:
             return default
         raise InputError(f"{path} must be JSON. Received: no such file.") from error

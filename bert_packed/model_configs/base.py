@@ -1,4 +1,4 @@
-"""What the configs of all architectures share."""
+"""Base class of the model configs: fields of any architecture, and how `config.json` becomes one."""
 
 import dataclasses
 

@@ -109,7 +109,7 @@ def test_case_is_that_of_the_records(tmp_path, monkeypatch, manifests, is_lower)
 @pytest.mark.parametrize(
     ("longest", "start", "length"),
     # A start that is not known, which may have seen longer ones; a shorter one and a longer one; an older run
-    [(7, "", 7), (7, "elsewhere", 24), (7, "5", 7), (7, "12", 12), (None, "", 24)],
+    [(7, "", 7), (7, "elsewhere", 24), (7, __file__, 24), (7, "5", 7), (7, "12", 12), (None, "", 24)],
 )
 def test_lengths_are_those_that_were_trained(tmp_path, longest, start, length):
     """Positions behind the longest sequence of a run are random."""
