@@ -27,11 +27,11 @@ from bert_packed.training.engines import choose_backend, make_engine
 DESCRIPTION = """
 Run on a machine with a GPU or TPU, under JAX; TensorFlow and files are not needed.
 
-exactness: packed against unpacked on the device, outputs, losses and gradients, and the audit of neighbours,
+exactness: packed against unpacked on the device, outputs, losses and gradients, and the audit of neighbors,
 of the first model's width with two blocks, in float32 and bfloat16. steps: training steps in bfloat16 with
 the recipe's dropout, interleaved, on packs of Wikipedia's lengths at depth 3 (packing factor 2.0) and on one
 sequence a row; dense attention, and the fused kernel where the platform has one. speed-ups: medians of the
-ratios of neighbouring steps, in sequences a second; `from` and `to` are their interval of 95 %. peers:
+ratios of neighboring steps, in sequences a second; `from` and `to` are their interval of 95 %. peers:
 transformers on padded rows, and a BERT without padding that is made for the device, both on torch (extra
 `reference`), each in turn in a separate process, beside our fastest step. largest micro-batch: tried on the
 device until it runs out of memory, beside the compiler's plan.
@@ -202,7 +202,7 @@ def exactness(config, corpus, platform, limit):
 def exactness_row(model_config, batch, dtype, attend=None):
     """The audit of a model with random weights on packs: columns of a table.
 
-    Differences are relative to the largest value, but for `neighbours`, which must be 0.
+    Differences are relative to the largest value, except for `neighbors`, which must be 0.
     """
     from bert_packed.evaluation.contamination import HIDDEN, KEY_BIAS_TOLERANCE, audit
     from bert_packed.objectives.pretraining import pretraining_objective
@@ -225,7 +225,7 @@ def exactness_row(model_config, batch, dtype, attend=None):
 
     return {
         "sequences": int(batch["slot_weights"].sum()),
-        "neighbours": largest("neighbours: "),
+        "neighbors": largest("neighbors: "),
         "outputs": largest(*(f"unpacked: {name}" for name in (HIDDEN, *objective.outputs))),
         "losses": largest(*(f"unpacked: {name}" for name in ("loss", *objective.losses))),
         "gradients": largest(GRADIENTS),

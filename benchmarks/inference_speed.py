@@ -36,7 +36,7 @@ all). The vectors must agree.
 
 "GFLOP a text" are the matrix products of a way, padding and masked pairs included: what packing and sorting
 save. "GFLOP/s" is the rate at which its program does them. "Packed is faster by" is the median of the
-ratios of neighbouring passes; `from` and `to` are its interval of 95 %.
+ratios of neighboring passes; `from` and `to` are its interval of 95 %.
 """
 
 

@@ -53,7 +53,7 @@ class CurvesConfig(SweepConfig):
     unpacked_file: str = setting("", "the same sequences packed at depth 1", required=True)
     eval_file: str = setting(
         "",
-        "held-out TFRecords for all runs; at depth 1 an ablation shows what was learnt, not what it reads",
+        "held-out TFRecords for all runs; at depth 1 an ablation shows what was learned, not what it reads",
         required=True,
     )
     sets: str = setting(

@@ -27,7 +27,7 @@ sequences each, or rows of one sequence. Local blocks compute bands; the same mo
 shows what they save. With --reference also transformers (SDPA), on rows padded to the longest of a batch,
 and on the sequences of the packs one after another, whose gradients add up.
 
-A speed-up is the median of the ratios of neighbouring steps, in real tokens a second, of the packed step
+A speed-up is the median of the ratios of neighboring steps, in real tokens a second, of the packed step
 over the other; `from` and `to` are its interval of 95 %. Dropout is on.
 """
 NUM_BATCHES = 2  # of each way

@@ -35,7 +35,7 @@ MAMBA_VOCABULARY = 1024  # of a size: logits of a large one would hide the state
 SHARES = (0.5, 0.3, 0.15)  # of a pack that sequences fill for the attention mask; the rest is padding
 DESCRIPTION = """
 Interleaves the same work with and without one part of packing, and prints what the part adds, in percent: the
-median of neighbouring times; `from` and `to` are its interval of 95 %.
+median of neighboring times; `from` and `to` are its interval of 95 %.
 
 attention_mask  the mask that keeps sequences apart, in one attention layer, against no mask at all
 fresh_masks     --masking=dynamic in a step of pre-training, against the masks of the records: the same packs
@@ -65,7 +65,7 @@ class OverheadConfig(Settings):
         "", "their vocabulary; empty = as run_pretraining.py finds it", only_with=f"of={FRESH_MASKS}"
     )
     objective: str = setting(
-        "mlm_nsp", "what is learnt", choices=("mlm_nsp", "mlm"), only_with=f"of={FRESH_MASKS}"
+        "mlm_nsp", "what is learned", choices=("mlm_nsp", "mlm"), only_with=f"of={FRESH_MASKS}"
     )
     repeats: int = setting(41, "timed calls of each", minimum=1)
 

@@ -44,8 +44,8 @@ out where the environment has MALLOC_... or GLIBC_TUNABLES, which then hold for 
 tokens a second of all of them.
 
 The packing factor is that of a plan for all sequences of the data. Tokens are random, dropout is on. A
-speed-up is the median of the ratios of neighbouring steps, in sequences a second; `from` and `to` are its
-interval of 95 %. Utilisation is of a float32 matrix product measured in the same run. Under
+speed-up is the median of the ratios of neighboring steps, in sequences a second; `from` and `to` are its
+interval of 95 %. Utilization is of a float32 matrix product measured in the same run. Under
 KERAS_BACKEND=jax a table has what packing adds to XLA's count of a step, which no noise changes.
 """
 NUM_BATCHES = 2  # of each way
@@ -134,7 +134,7 @@ def main(config):
     if backend == "jax":  # TensorFlow has no call for it
         programs = (engines[name].step_programs(batches[PACKED][0])[0] for name in (PLAIN, PACKED))
         tables["XLA's count"] = [count_row(*programs)]
-    show("training_speed", config, tables, [f"utilisation of {peak / 1e9:,.1f} GFLOP/s"])
+    show("training_speed", config, tables, [f"utilization of {peak / 1e9:,.1f} GFLOP/s"])
     if config.picture:
         draw(tables["steps"], config)
 

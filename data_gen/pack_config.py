@@ -43,7 +43,7 @@ class PackConfig:
 
     input_file: str = setting(
         "",
-        "unpacked TFRecords in google-research/bert's format, or for causal language modelling: "
+        "unpacked TFRecords in google-research/bert's format, or for causal language modeling: "
         "comma-separated paths or globs; empty = the embedded sample corpus",
         group=RECORDS,
     )
@@ -95,7 +95,7 @@ class PackConfig:
     )
     split_sequences: bool = setting(
         False,
-        "lay sequences for causal language modelling end to end into rows, and cut these into packs: no "
+        "lay sequences for causal language modeling end to end into rows, and cut these into packs: no "
         "padding, and state is carried from pack to pack; see docs/guides/mamba.md",
     )
     num_rows: int = setting(

@@ -80,7 +80,7 @@ MOST = {
 SMALL = {"": "bert-tiny", "bert-mini": "bert-tiny", "bert-base": "bert-tiny"}
 # Lines that a page shows and its commands print
 SAYS = {
-    "README.md": ["neighbours: change of hidden_states 0 0 pass", "the model is in my/model"],
+    "README.md": ["neighbors: change of hidden_states 0 0 pass", "the model is in my/model"],
     "docs/guides/other_programs.md": ["largest change in them 0.0"],
 }
 # "PAGE: COMMAND", or the first line of an example -> why it is parsed alone

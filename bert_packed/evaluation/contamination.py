@@ -175,7 +175,7 @@ def _neighbours_outputs(forward, outputs, vocab_size, packs):
         moved_BS = (after[HIDDEN] != before[HIDDEN]).any(axis=-1)
         unmoved += int(np.sum(mine_BS & ~moved_BS))
     return [
-        *(Check(f"neighbours: change of {name}", largest[name], 0.0) for name in outputs),
+        *(Check(f"neighbors: change of {name}", largest[name], 0.0) for name in outputs),
         # A model that ignores its input would pass everything above
         Check("changed tokens whose own state stays", float(unmoved), 0.0),
     ]

@@ -254,7 +254,7 @@ def _changed_neighbours(call, packs, runs_BS, before_BSD):
             largest = largest_of(largest, np.abs(after_BSD - before_BSD)[theirs_BS].max())
         unmoved += int((mine_BS & ~(after_BSD != before_BSD).any(axis=-1)).sum())
     return [
-        Check("neighbours: change of outputs", largest, 0.0),
+        Check("neighbors: change of outputs", largest, 0.0),
         # A model that ignores its input would pass everything else
         Check("changed tokens whose own output stays", float(unmoved), 0.0),
     ]
@@ -295,7 +295,7 @@ def check_gradients(size_of, sequences_BS, is_counted_BS=True):
         largest = largest_of(largest, size_BS[~mine_BS & is_counted_BS].max(initial=0.0))
         without += int((size_BS[mine_BS] == 0).sum())
     return [
-        Check("neighbours: gradient on their embeddings", largest, 0.0),
+        Check("neighbors: gradient on their embeddings", largest, 0.0),
         Check("tokens without a gradient of their own", float(without), 0.0),
     ]
 

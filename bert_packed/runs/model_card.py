@@ -81,7 +81,7 @@ def write_model_card(folder, model, run=None, step=None, audit=None):
         "Packing": _packing(run),
         "Recipe": _recipe(run, step),
         "Audit": _audit(audit),
-        "Not known": ["Licence, languages, intended use and limits: add them before you publish."],
+        "Not known": ["License, languages, intended use and limits: add them before you publish."],
     }
     lines = [*front, "", f"# A packed {family.name}", "", f"Opens as `transformers.{name}`.", ""]
     if ablations(model.config):

@@ -127,6 +127,6 @@ class BertRecords:
                 cause = "the text is one document" if is_one else "no document has a next line"
                 lines.append(
                     f"warning: all next_sentence_labels of split {split} are {label:.0f}, from which nothing "
-                    f"is learnt: {cause}"
+                    f"is learned: {cause}"
                 )
         return [*lines, FORMAT_RULE] if lines else []

@@ -66,7 +66,7 @@ def check_tables(content, ways):
     precise, mixed = tables["exactness"]
     assert (precise["precision"], mixed["precision"]) == (FLOAT32, MIXED)
     for row in (precise, mixed):
-        assert row["sequences"] > 4 and row["neighbours"] == 0 and row["failed"] == "none"
+        assert row["sequences"] > 4 and row["neighbors"] == 0 and row["failed"] == "none"
     assert max(precise[name] for name in ("outputs", "losses", "gradients")) < 1e-5 < mixed["gradients"]
     steps = {row["way"]: row for row in tables["steps"]}
     assert list(steps) == ways
@@ -152,10 +152,10 @@ def test_a_failed_part_or_check_is_the_exit_status(tmp_path, jax_command, monkey
 def test_a_model_without_the_mask_of_packs_is_noticed(uncompiled, dtype):
     packed, _ = packed_and_unpacked()
     row = exactness_row(HEALTHY, packed, dtype)
-    assert row["failed"] == "none" and row["neighbours"] == 0 and row["sequences"] > len(packed["token_ids"])
+    assert row["failed"] == "none" and row["neighbors"] == 0 and row["sequences"] > len(packed["token_ids"])
     faulty = exactness_row(dataclasses.replace(HEALTHY, ablation_no_attention_mask=True), packed, dtype)
-    assert faulty["neighbours"] > 0 and faulty["gradients"] > 0.2
-    assert "neighbours: change of hidden_states" in faulty["failed"]
+    assert faulty["neighbors"] > 0 and faulty["gradients"] > 0.2
+    assert "neighbors: change of hidden_states" in faulty["failed"]
     assert "unpacked: gradients of all weights" in faulty["failed"]
 
 

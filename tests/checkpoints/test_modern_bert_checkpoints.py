@@ -257,6 +257,6 @@ def test_the_audit(tmp_path, capsys, ablation):
     failed = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines() if "FAIL" in line]
     assert (status == 0) == (ablation == "") == (not failed)
     if ablation == "no_attention_mask":
-        assert {"neighbours: change of hidden_states", "unpacked: hidden_states"} <= {*failed}
+        assert {"neighbors: change of hidden_states", "unpacked: hidden_states"} <= {*failed}
     if ablation == "no_position_reset":
         assert failed == ["settings: ablations of the checkpoint"]

@@ -22,7 +22,7 @@ from bert_packed.models.packed_model import build_model
 from bert_packed.objectives.pretraining import pretraining_sums
 from bert_packed.training.engines.engine import named_weights
 
-CHANGE, GRADIENT = "neighbours: change of hidden_states", "neighbours: gradient on their embeddings"
+CHANGE, GRADIENT = "neighbors: change of hidden_states", "neighbors: gradient on their embeddings"
 STATES, WEIGHTS = "unpacked: hidden_states", "unpacked: gradients of all weights"
 MLM_LOSS, NSP_LOSS = "unpacked: mlm_loss", "unpacked: nsp_loss"
 
@@ -97,7 +97,7 @@ def test_next_sentence_on_the_first_cls_is_caught(monkeypatch, engine, batch):
     call = head.call
     monkeypatch.setattr(head, "call", lambda hidden, positions, **_: call(hidden, positions * 0))
     found = set(failed(engine, batch))
-    assert {"neighbours: change of nsp_logits", GRADIENT, "unpacked: nsp_logits", NSP_LOSS} <= found
+    assert {"neighbors: change of nsp_logits", GRADIENT, "unpacked: nsp_logits", NSP_LOSS} <= found
     assert MLM_LOSS not in found
 
 
@@ -178,7 +178,7 @@ def test_command_passes(on_disk, capsys):
     printed = capsys.readouterr().out
     rows = json.loads((on_disk / "audit.json").read_text())
     assert f"all {len(rows)} checks passed" in printed and "FAIL" not in printed
-    assert all(row["largest"] == 0 for row in rows if row["name"].startswith("neighbours"))
+    assert all(row["largest"] == 0 for row in rows if row["name"].startswith("neighbors"))
 
 
 def test_flags_arrive(on_disk, capsys, monkeypatch):

@@ -173,7 +173,7 @@ def test_the_audit_takes_its_checkpoints(data, tmp_path, capsys, kind, chunk):
         status = command_line.run(audit.main, audit.AuditConfig, audit.DESCRIPTION, ["audit.py", *flags])
         out = capsys.readouterr().out
         assert status == (1 if changes else 0), out
-        assert ("neighbours: change of logits" in out) and ("FAIL" in out) == bool(changes)
+        assert ("neighbors: change of logits" in out) and ("FAIL" in out) == bool(changes)
         assert f"places of the scan's chunks of {chunk} tokens" in out and "carried" not in out
 
 

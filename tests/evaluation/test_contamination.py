@@ -71,7 +71,7 @@ def test_every_way_from_sequence_to_sequence_is_seen(packs, output):
     most = {1: 6, 2: 5, 3: 4}
     for giver, taker in itertools.permutations((1, 2, 3), 2):
         found = changes(make_forward([(output, giver, taker, 0.25)]), packs)
-        assert found.pop(f"neighbours: change of {output}") == 0.25 * most[giver], (giver, taker)
+        assert found.pop(f"neighbors: change of {output}") == 0.25 * most[giver], (giver, taker)
         assert set(found.values()) == {0.0}
 
 
@@ -79,14 +79,14 @@ def test_padding_must_not_move_and_unused_slots_may(packs):
     """Nothing reads an unused prediction; padding's states are read by every later block."""
     for giver in (1, 2, 3):
         found = changes(make_forward([(contamination.HIDDEN, giver, 0, 1.0)]), packs)
-        assert found[f"neighbours: change of {contamination.HIDDEN}"] > 0
+        assert found[f"neighbors: change of {contamination.HIDDEN}"] > 0
         for output in ("mlm_logits", "nsp_logits"):
             assert set(changes(make_forward([(output, giver, 0, 1.0)]), packs).values()) == {0.0}
 
 
 def test_not_a_number_is_no_pass(packs):
     found = changes(make_forward([("mlm_logits", 2, 1, np.nan)]), packs)
-    assert np.isnan(found["neighbours: change of mlm_logits"])
+    assert np.isnan(found["neighbors: change of mlm_logits"])
     assert not contamination.Check("", np.nan, 0.0).passed and contamination.Check("", 0.0, 0.0).passed
     assert not contamination.Check("", 1.1e-5, 1e-5).passed
 

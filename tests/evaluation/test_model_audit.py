@@ -7,7 +7,7 @@ import bert_packed
 from bert_packed.core.settings import InputError
 
 LENGTH, WIDTH = 12, 8
-NAMES = ["neighbours: change of outputs", "changed tokens whose own output stays", "unpacked: outputs"]
+NAMES = ["neighbors: change of outputs", "changed tokens whose own output stays", "unpacked: outputs"]
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_transformers_bert(packs, reference, attention):
     config = transformers.BertConfig(vocab_size=60, **sizes, max_position_embeddings=LENGTH)
     bert = transformers.BertModel._from_config(config, attn_implementation=attention).eval()
     report = bert_packed.audit_model(bert, packs)
-    assert report.passed and "neighbours: gradient on their embeddings" in str(report)
+    assert report.passed and "neighbors: gradient on their embeddings" in str(report)
 
     def padding_mask(batch):
         mask = (batch["sequence_ids"] > 0).astype("int64")
@@ -160,7 +160,7 @@ def test_transformers_bert(packs, reference, attention):
 
     shifted = Shifted()
     shifted.bert = bert
-    assert failed(bert_packed.audit_model(shifted, packs)) == ["neighbours: gradient on their embeddings"]
+    assert failed(bert_packed.audit_model(shifted, packs)) == ["neighbors: gradient on their embeddings"]
     with pytest.raises(InputError, match="without dropout"):
         bert_packed.audit_model(bert.train(), packs)
     with pytest.raises(InputError, match="`inputs` must be given for a model whose `forward`"):
@@ -189,7 +189,7 @@ def test_transformers_mamba_ignores_boundaries(packs, reference):
         }
 
     report = bert_packed.audit_model(mamba, packs, inputs=inputs)
-    assert failed(report) == [NAMES[0], "neighbours: gradient on their embeddings", NAMES[2]]
+    assert failed(report) == [NAMES[0], "neighbors: gradient on their embeddings", NAMES[2]]
 
     def each_alone(batch):
         outputs = torch.zeros((*batch["input_ids"].shape, 60))

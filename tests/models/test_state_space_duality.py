@@ -181,9 +181,9 @@ def test_numbers_add_up_in_float32():
     close(np.asarray(after), want_after, 2**-6)
 
 
-RECEIVED, OF_WEIGHTS = "neighbours: gradient on their embeddings", "unpacked: gradients of all weights"
+RECEIVED, OF_WEIGHTS = "neighbors: gradient on their embeddings", "unpacked: gradients of all weights"
 FORWARD = {
-    *(f"neighbours: change of {name}" for name in ("hidden_states", "logits")),
+    *(f"neighbors: change of {name}" for name in ("hidden_states", "logits")),
     *(f"unpacked: {name}" for name in ("hidden_states", "logits", "loss", "lm_loss", "perplexity")),
     *("unpacked: sequence_perplexity", "unpacked: byte_perplexity"),
 }

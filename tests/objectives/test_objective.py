@@ -240,7 +240,7 @@ def failed(engine, files):
 def test_the_audit_passes_it_and_finds_a_leak(files):
     assert failed(next_token_engine(), files) == set()
     leaking = failed(next_token_engine(block=LeakingBlock), files)
-    assert {"neighbours: change of next_logits", "neighbours: gradient on their embeddings"} <= leaking
+    assert {"neighbors: change of next_logits", "neighbors: gradient on their embeddings"} <= leaking
     assert {"unpacked: next_logits", "unpacked: next_loss", "unpacked: gradients of all weights"} <= leaking
 
 
@@ -255,8 +255,8 @@ def test_the_audit_finds_a_loss_that_looks_over_the_edge(files):
     engine = next_token_engine()
     engine.objective = dataclasses.replace(engine.objective, sums=sums)
     found = failed(engine, files)
-    assert {"unpacked: next_loss", "neighbours: gradient on their embeddings"} <= found
-    assert "neighbours: change of next_logits" not in found
+    assert {"unpacked: next_loss", "neighbors: gradient on their embeddings"} <= found
+    assert "neighbors: change of next_logits" not in found
 
 
 def test_it_starts_from_a_pretrained_encoder_and_from_its_own_checkpoint(tmp_path):

@@ -52,7 +52,7 @@ def test_every_step_leaves_what_it_made(finished):
     audit = json.loads((finished / "audit.json").read_text())
     assert len(audit) > 10 and {row["result"] for row in audit} == {"pass"}
     card = (finished / "model" / "README.md").read_text()
-    assert "neighbours: gradient on their embeddings" in card
+    assert "neighbors: gradient on their embeddings" in card
 
 
 def test_the_model_gives_vectors(finished):

@@ -178,6 +178,6 @@ def test_a_model_that_leaks_is_not_exported(text, finished, tmp_path, capsys):
         file.write("--ablation=no_attention_mask\n")
     assert main(TrainConfig(**flags_of(text, folder))) == 1
     error = capsys.readouterr().err
-    assert "the audit failed, and no model is exported: neighbours: change of hidden_states is " in error
+    assert "the audit failed, and no model is exported: neighbors: change of hidden_states is " in error
     assert not (folder / "model").exists() and not (folder / "audit.json").exists()
     assert newest(folder).exists() and times(finished) == before
