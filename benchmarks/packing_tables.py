@@ -1,4 +1,4 @@
-"""The papers' packing tables, ours beside print, and rows of `cghp`, which no paper has.
+"""The papers' packing tables beside ours, and rows of `cghp`, which no paper has.
 
 python -m benchmarks.packing_tables --markdown=docs/evidence/packing_tables.md \
     --picture=docs/pictures/packing_wikipedia_512.png
@@ -38,9 +38,9 @@ EXTRA = [("wikipedia_512", 512, (2, 3, 4, 8, "max")), ("squad_1.1_384", 384, (2,
 
 DRAWN = ("spfhp", "lpfhp", "cghp")
 DESCRIPTION = """
-Computes every deterministic figure of the packing tables of both papers, beside print, and the plans of
-column generation with their proof. Exit status 1 where a figure differs from print and no known difference
-explains it, or it is no longer the one that is explained.
+Computes every deterministic figure of the packing tables of both papers, beside theirs, and the plans of
+column generation with their proof. Exit status 1 where a figure differs from the paper's and no known
+difference explains it, or it is no longer the one that is explained.
 """
 
 
@@ -79,8 +79,8 @@ def main(config):
 
 
 def exit_status(rows):
-    """1 where a row differs from print for no known reason, else 0."""
-    return 1 if any("DIFFERS" in row["against print"] for row in rows) else 0
+    """1 where a row differs from the paper for no known reason, else 0."""
+    return 1 if any("DIFFERS" in row["against the paper"] for row in rows) else 0
 
 
 def compare_with_print(printed_rows, measured=None):
@@ -101,7 +101,7 @@ def compare_with_print(printed_rows, measured=None):
         histogram = _find_histogram(printed.histogram, printed.max_seq_length, measured or {})
         if histogram is None:
             rows.append(
-                {**row, **_show({}), "against print": "not computed: needs --glue_dir with this task"}
+                {**row, **_show({}), "against the paper": "not computed: needs --glue_dir with this task"}
             )
             continue
         ours = compute_figures(
@@ -115,19 +115,23 @@ def compare_with_print(printed_rows, measured=None):
             if agrees(ours[figure], text):
                 continue
             if figure not in known:
-                verdicts.append(f"{figure}: DIFFERS from print {text}")
+                verdicts.append(f"{figure}: DIFFERS from the paper's {_shown(text)}")
             elif not is_accepted(ours[figure], known[figure]):
                 verdicts.append(
-                    f"{figure}: {ours[figure]:.9g} DIFFERS from print {text} and from ours, "
+                    f"{figure}: {ours[figure]:.9g} DIFFERS from the paper's {_shown(text)} and from ours, "
                     f"{known[figure].ours}"
                 )
             else:
                 reason = known[figure].reason
                 if reason not in reasons:
                     reasons.append(reason)
-                verdicts.append(f"{figure}: print {text} [{reasons.index(reason) + 1}]")
+                verdicts.append(f"{figure} (paper: {_shown(text)}) [{reasons.index(reason) + 1}]")
         rows.append(
-            {**row, **_show(ours), "against print": "; ".join(verdicts) or f"equal ({len(printed.figures)})"}
+            {
+                **row,
+                **_show(ours),
+                "against the paper": "; ".join(verdicts) or f"equal ({len(printed.figures)})",
+            }
         )
     return rows, reasons
 
@@ -148,7 +152,7 @@ def cghp_rows(measured=None):
                     "algorithm": "cghp",
                     "max_sequences_per_pack": str(depth),
                     **_show(_figures_of_plan(plan)),
-                    "against print": f"at least {plan.certificate.lower_bound:,} packs, "
+                    "against the paper": f"at least {plan.certificate.lower_bound:,} packs, "
                     f"gap {plan.certificate.gap:.1e} ({plan.certificate.tight})",
                 }
             )
@@ -187,8 +191,13 @@ def agrees(number, text):
     return f"{number:.{decimals}f}" == text
 
 
+def _shown(text):
+    """A printed figure for readers: whole numbers with commas."""
+    return text if "." in text else f"{int(text):,}"
+
+
 def is_accepted(number, known):
-    """True if a figure that differs from print is the one that `Known` explains, and not a new one."""
+    """True if a figure that differs from the paper's is the one that `Known` explains, and not a new one."""
     if not known.within:
         return agrees(number, known.ours)
     return abs(number - float(known.ours)) <= known.within

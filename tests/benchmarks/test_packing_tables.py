@@ -1,4 +1,4 @@
-"""The packing tables notice what differs from print, and only that."""
+"""The packing tables notice what differs from the papers, and only that."""
 
 import numpy as np
 import pytest
@@ -19,13 +19,13 @@ QUICK = [
 def test_all_deterministic_rows_are_reproduced():
     rows, reasons = compare_with_print(QUICK)
     verdicts = {(row["table"], row["algorithm"], row["max_sequences_per_pack"]): row for row in rows}
-    assert not [row for row in rows if "DIFFERS" in row["against print"]]
-    assert verdicts[WIKIPEDIA, "spfhp", "3"]["against print"] == "equal (3)"
-    assert verdicts[WIKIPEDIA, "none", "1"]["against print"] == "equal (4)"
-    assert verdicts[WIKIPEDIA, "spfhp", "max"]["against print"] == "packs_millions: print 8.168 [1]"
+    assert not [row for row in rows if "DIFFERS" in row["against the paper"]]
+    assert verdicts[WIKIPEDIA, "spfhp", "3"]["against the paper"] == "equal (3)"
+    assert verdicts[WIKIPEDIA, "none", "1"]["against the paper"] == "equal (4)"
+    assert verdicts[WIKIPEDIA, "spfhp", "max"]["against the paper"] == "packs_millions (paper: 8.168) [1]"
     assert verdicts[LPFHP, "lpfhp", "max"]["packs"] == 8_138_483
     assert len(reasons) == 1
-    assert sum(row["against print"] == "equal (6)" for row in rows if row["table"] == GLUE) == 6
+    assert sum(row["against the paper"] == "equal (6)" for row in rows if row["table"] == GLUE) == 6
 
 
 WNLI = Printed("a table", "glue_wnli", 128, "spfhp", "max", {"packs": "193", "depth": "6"})
@@ -34,18 +34,18 @@ WNLI = Printed("a table", "glue_wnli", 128, "spfhp", "max", {"packs": "193", "de
 @pytest.mark.parametrize(
     "known, verdict",
     [
-        (None, "packs: DIFFERS from print 193"),
-        (Known("older", "192"), "packs: print 193 [1]"),
-        (Known("older", "194", within=2), "packs: print 193 [1]"),
-        (Known("older", "191"), "packs: 192 DIFFERS from print 193 and from ours, 191"),
-        (Known("older", "195", within=2), "packs: 192 DIFFERS from print 193 and from ours, 195"),
+        (None, "packs: DIFFERS from the paper's 193"),
+        (Known("older", "192"), "packs (paper: 193) [1]"),
+        (Known("older", "194", within=2), "packs (paper: 193) [1]"),
+        (Known("older", "191"), "packs: 192 DIFFERS from the paper's 193 and from ours, 191"),
+        (Known("older", "195", within=2), "packs: 192 DIFFERS from the paper's 193 and from ours, 195"),
     ],
 )
 def test_a_known_difference_excuses_only_the_figure_that_it_explains(monkeypatch, known, verdict):
     differences = {"packs": known} if known else {}
     monkeypatch.setitem(KNOWN_DIFFERENCES, ("a table", "spfhp", "max", ()), differences)
     rows, _ = compare_with_print([WNLI])
-    assert rows[0]["against print"] == verdict
+    assert rows[0]["against the paper"] == verdict
 
 
 def test_every_known_difference_belongs_to_a_printed_figure():
@@ -59,7 +59,10 @@ def test_one_row_that_differs_fails_the_command(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(packing_tables, "PRINTED", [row for row in QUICK if row.table == GLUE])
     rows = tables_of("packing_tables", tmp_path)["packing"]
     assert rows[0]["data"] == "glue_cola" and rows[0]["packs"] == 913
-    right, wrong = {"against print": "equal (3)"}, {"against print": "packs: DIFFERS from print 1"}
+    right, wrong = (
+        {"against the paper": "equal (3)"},
+        {"against the paper": "packs: DIFFERS from the paper's 1"},
+    )
     assert [exit_status(rows) for rows in ([right], [right, wrong], [wrong], [])] == [0, 1, 1, 0]
     monkeypatch.setattr(packing_tables, "PRINTED", [*packing_tables.PRINTED, WNLI])
     assert run_benchmark("packing_tables") == 1
@@ -72,7 +75,7 @@ def test_rows_of_column_generation_carry_their_proof(monkeypatch):
     rows = packing_tables.cghp_rows()
     assert {row["algorithm"] for row in rows} == {"cghp"} and len(rows) == 6
     (row,) = [row for row in rows if row["data"] == "glue_cola"]
-    assert row["packs"] == 757 and row["against print"] == "at least 757 packs, gap 0.0e+00 (material)"
+    assert row["packs"] == 757 and row["against the paper"] == "at least 757 packs, gap 0.0e+00 (material)"
 
 
 def test_figures_agree_to_the_digits_printed():
