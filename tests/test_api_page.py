@@ -1,11 +1,13 @@
 """The examples in Python of the API page, README and the packing page run, one after another."""
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 
 import bert_packed
+from bert_packed.evaluation.inference import TextEncoder
 
 ROOT = Path(__file__).parent.parent
 NAMES = "README.md", "docs/reference/api.md", "docs/guides/packing.md"
@@ -39,6 +41,17 @@ def test_every_name_is_on_the_page():
     page = PAGES["docs/reference/api.md"]
     named = {name for name in bert_packed.__all__ if f"bert_packed.{name}(" in page or f"`{name}`" in page}
     assert named == set(bert_packed.__all__)
+
+
+def test_signatures_are_those_of_the_functions():
+    shown = " ".join(PAGES["docs/reference/api.md"].split())
+    functions = [getattr(bert_packed, name) for name in bert_packed.__all__]
+    functions = [one for one in functions if inspect.isfunction(one)]
+    assert len(functions) == 11
+    functions.remove(bert_packed.load_encoder)  # another page has its many arguments
+    for one in (*functions, TextEncoder.encode):
+        signature = str(inspect.signature(one)).replace("'", '"').replace("(self, ", "(")
+        assert f"{one.__name__}{signature}" in shown
 
 
 def test_the_examples_run():
