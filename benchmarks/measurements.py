@@ -49,7 +49,7 @@ _WAYS_BY_LENGTH = {
     for way, title, lengths in (
         ("transformers, padded", "transformers, padded", (512, 2048, 8192)),
         ("transformers, one by one", "transformers, one by one", (512, 2048, 8192)),
-        ("packed, every block global", "packs with every block global", (2048, 8192)),
+        ("packed, every block global", "packs with every block global", (512, 2048)),
     )
     for length in lengths
 }

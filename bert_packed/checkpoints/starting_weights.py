@@ -36,6 +36,7 @@ class StartingWeights:
     num_used: int  # tensors of the checkpoint that are now in the model
     unused: list[str]  # names, as in the file, of the others
     missing: list[str]  # our names of the heads' tensors that keep their initial values
+    changed: list[str]  # settings, each with its value and the one that the checkpoint was trained with
 
     def lines(self):
         """Lines for the log, with the name of every tensor that was not used or not found."""
@@ -50,6 +51,8 @@ class StartingWeights:
             )
         if self.missing:
             lines.append(f"  in the model only, initial values kept: {', '.join(self.missing)}")
+        if self.changed:
+            lines.append(f"  settings that are not the checkpoint's: {', '.join(self.changed)}")
         return lines
 
 
@@ -141,7 +144,8 @@ def load(path, weights, model_config, head=None, any_head=None):
             checkpoint.check_config(source.path, model_config)
             stored = checkpoint.read_weights(source.path)
             checkpoint.assign_tensors(source.path / checkpoint.WEIGHTS, stored, weights)
-            return StartingWeights(source.path, len(weights), [], [])
+            changed = _changed_settings(source.config(), model_config)
+            return StartingWeights(source.path, len(weights), [], [], changed)
     found = _without_namesake(source.read(model_config, head), names, head, path)
     if found.config:
         _check_config(found.path, found.config, model_config)
@@ -159,7 +163,8 @@ def load(path, weights, model_config, head=None, any_head=None):
     check_arrays(found.tensors, f"of {found.path}")
     for name, values in found.tensors.items():
         weights[name].assign(values)
-    return StartingWeights(found.path, len(found.tensors), found.unused, missing)
+    changed = _changed_settings(found.config, model_config)
+    return StartingWeights(found.path, len(found.tensors), found.unused, missing, changed)
 
 
 def read_config(path):
@@ -293,6 +298,21 @@ def _without_namesake(found, names, head, path):
     tensors = {name: values for name, values in found.tensors.items() if not name.startswith(layer)}
     dropped = [found.stored_names[name] for name in found.tensors.keys() - tensors.keys()]
     return dataclasses.replace(found, tensors=tensors, unused=sorted([*found.unused, *dropped]))
+
+
+def _changed_settings(config, model_config):
+    """Settings of a model that compute something else than in its checkpoint, whose config may be None."""
+    if config is None:
+        return []
+    # Ablations have a line of the run's
+    silent = {*config.training_fields} - {*config.extended_fields}
+    return [
+        f"{name} {getattr(model_config, name)} (trained with {getattr(config, name)})"
+        for name in (field.name for field in dataclasses.fields(config))
+        if name not in silent
+        and not name.startswith("ablation_")
+        and getattr(config, name) != getattr(model_config, name)
+    ]
 
 
 def _check_config(path, config, model_config):

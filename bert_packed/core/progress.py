@@ -71,6 +71,11 @@ def _report(amount):
         _now.next_time = time.monotonic() + SECONDS_BETWEEN
 
 
+def count_of(number, noun):
+    """A count with its regular noun: `1 pack`, `2,000 packs`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def describe_duration(seconds):
     """A duration for people: `0.8 s`, `12 min`, `3.5 h`, `40 days`."""
     for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):

@@ -4,6 +4,7 @@ import dataclasses
 
 from bert_packed.checkpoints.starting_weights import check_exists
 from bert_packed.config import ATTENTIONS, MASKED_LM, WEIGHTINGS, ablate, ablations, without_dropout
+from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError, check_settings, setting
 from bert_packed.records.inputs import find_files
 from bert_packed.schema import MLM, MLM_NSP
@@ -88,8 +89,8 @@ def audit_checkpoint(config):
     )
     print("\n".join(found.lines()))
     print(
-        f"audits {num_sequences} sequences; {contamination.num_neighbours(batch)} packs hold more than one; "
-        f"attention: {attention.description}"
+        f"audits {count_of(num_sequences, 'sequence')}; packs of more than one: "
+        f"{contamination.num_neighbours(batch)}; attention: {attention.description}"
     )
     length = spec.max_seq_length
     if model_config.chunk_size:

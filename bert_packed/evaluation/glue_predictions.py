@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bert_packed.core.progress import count_of
 from bert_packed.core.storage import write_text
 from bert_packed.evaluation.glue_metrics import METRICS
 from bert_packed.records.sequences import concatenate
@@ -50,7 +51,7 @@ def predict_files(config, task, model, asked, folder):
     )
     logits = np.stack(outputs["logits"])  # [n, C]
     predicted = logits.argmax(axis=1) if task.classes else logits[:, 0]
-    print(f"predicted  {len(predicted):,} examples in {num_packs:,} packs")
+    print(f"predicted  {count_of(len(predicted), 'example')} in {count_of(num_packs, 'pack')}")
     scores, start = {}, 0
     for file, examples, sequences in asked:
         own = predicted[start : start + len(sequences)]

@@ -5,6 +5,7 @@ import functools
 import numpy as np
 
 from bert_packed.config import TOKEN_CLASSIFICATION
+from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import write_text
 from bert_packed.records.sequences import without_predictions
@@ -38,8 +39,8 @@ def finetune_ner(config):
             f"words without a token read as {text.tokenizer.unknown_token}": found.num_empty,
         }
         print(
-            f"{path}: {len(sentences.words):,} sentences, {sentences.num_words:,} words, "
-            f"{len(found.sequences):,} sequences{describe_counts(counts)}",
+            f"{path}: {count_of(len(sentences.words), 'sentence')}, {count_of(sentences.num_words, 'word')}, "
+            f"{count_of(len(found.sequences), 'sequence')}{describe_counts(counts)}",
             flush=True,
         )
         return found
@@ -95,7 +96,10 @@ def _predict(config, names, sentences, found, model, folder):
     for number, logits in enumerate(outputs["logits"]):  # [tokens, C]
         own = slice(starts[number], starts[number + 1])
         by_word[found.words[own]] = logits[sequences["prediction_positions"][own]].argmax(axis=1)
-    print(f"predicted  {len(by_word):,} words of {len(sequences):,} sequences in {num_packs:,} packs")
+    print(
+        f"predicted  {count_of(len(by_word), 'word')} of {count_of(len(sequences), 'sequence')} in "
+        f"{count_of(num_packs, 'pack')}"
+    )
     ends = np.cumsum([len(words) for words in sentences.words])
     predicted = [[names[tag] for tag in tags] for tags in np.split(by_word, ends[:-1])]
     columns = [sentences.words, *([sentences.tags] if sentences.tags else []), predicted]

@@ -2,6 +2,7 @@
 
 import functools
 
+from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError
 from bert_packed.training.engines import choose_backend
 
@@ -67,8 +68,10 @@ def _predict(config, questions, windows, model, folder):
         config.null_score_diff_threshold,
     )
     squad_predictions.write(folder, predictions)
-    counts = f"{len(predictions.answers):,} answers from {len(logits):,} windows in {num_packs:,} packs"
-    print(f"predicted  {counts}")
+    print(
+        f"predicted  {count_of(len(predictions.answers), 'answer')} from "
+        f"{count_of(len(logits), 'window')} in {count_of(num_packs, 'pack')}"
+    )
     if not squad_scores.has_truths(questions.questions):
         return {}
     version_2 = config.version_2_with_negative or None

@@ -54,10 +54,16 @@ class ModernBertConfig(BaseConfig):
     shape_fields = (*BaseConfig.shape_fields[:2], "num_attention_heads", "vocab_size")
     dropout_fields = (("embedding_dropout", "mlp_dropout", "classifier_dropout"), ("attention_dropout",))
     # Contexts are extended by larger angles and lengths than a checkpoint was trained with
+    extended_fields = (
+        "max_position_embeddings",
+        "global_rope_theta",
+        "local_rope_theta",
+        "classifier_pooling",
+    )
     training_fields = (
         *BaseConfig.training_fields,
         *("initializer_cutoff_factor", *dropout_fields[0], *dropout_fields[1]),
-        *("max_position_embeddings", "global_rope_theta", "local_rope_theta", "classifier_pooling"),
+        *extended_fields,
     )
 
     def __post_init__(self):

@@ -11,6 +11,7 @@ from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.checkpoints.exported_tokenizer import check_form
 from bert_packed.config import FINETUNING_HEADS, override_dropout
 from bert_packed.core.command_line import print_table, to_flagfile
+from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256, write_json, write_text
 from bert_packed.data.finetuning_batches import predict, train_batches
@@ -65,7 +66,8 @@ def read_text_model(config):
     line = vocabulary.describe_vocabulary(path, size, model_config, bool(config.init_checkpoint))
     vocabulary.check_as_trained(config, path)
     if config.do_train:
-        print(f"batch      {config.train_batch_size} sequences a step (train_batch_size), packed or not")
+        size = count_of(config.train_batch_size, "sequence")
+        print(f"batch      {size} a step (train_batch_size), packed or not")
     print(line)
     return TextModel(override_dropout(model_config, config), path, tokenizer)
 
@@ -114,7 +116,10 @@ def _fine_tune(config, text, objective, data, inputs, folder):
         config.save_checkpoints_steps,
         config.max_skipped_steps,
     )
-    print(f"plan       {steps.num_train_steps:,} steps of {config.train_batch_size} sequences")
+    print(
+        f"plan       {count_of(steps.num_train_steps, 'step')} of "
+        f"{count_of(config.train_batch_size, 'sequence')}"
+    )
     updates = plan_updates(
         data.sequences["lengths"],
         steps.num_train_steps,
@@ -275,11 +280,13 @@ def _facts(text, inputs, **data):
 
 
 def _describe_steps(config, data, updates, steps):
+    lengths, spec = data.sequences["lengths"], updates.spec
     return (
-        f"data       {len(data.sequences):,} sequences of {data.sequences['lengths'].mean():.1f} tokens\n"
-        f"packs      of {updates.spec.max_seq_length} tokens and up to "
-        f"{updates.spec.max_sequences_per_pack} sequences: packing factor {updates.packing_factor:.3f}, "
-        f"efficiency {updates.efficiency(data.sequences['lengths']):.2%}\n"
-        f"step       {config.train_batch_size} sequences in at most {updates.num_packs} packs, "
-        f"{config.micro_batch_size or 'all'} at once; {steps.num_train_steps:,} steps"
+        f"data       {count_of(len(lengths), 'sequence')} of {lengths.mean():.1f} tokens\n"
+        f"packs      of {spec.max_seq_length} tokens and up to "
+        f"{count_of(spec.max_sequences_per_pack, 'sequence')}: packing factor {updates.packing_factor:.3f}, "
+        f"efficiency {updates.efficiency(lengths):.2%}\n"
+        f"step       {count_of(config.train_batch_size, 'sequence')} in at most "
+        f"{count_of(updates.num_packs, 'pack')}, {config.micro_batch_size or 'all'} at once; "
+        f"{count_of(steps.num_train_steps, 'step')}"
     )

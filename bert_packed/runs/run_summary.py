@@ -3,7 +3,7 @@
 import sys
 
 from bert_packed.config import ablations, family_of
-from bert_packed.core.progress import describe_duration
+from bert_packed.core.progress import count_of, describe_duration
 from bert_packed.runs.step_cost import count_full_steps, estimate_step_seconds
 from bert_packed.training.metrics_log import read_rows
 
@@ -18,18 +18,18 @@ def describe_run(config, model_config, data, attention):
         sequences = f"about {factor * config.train_batch_size:.1f} sequences (packing factor {factor:.3f})"
     predictions = ""
     if spec.max_predictions_per_pack:
-        predictions = f" and {spec.max_predictions_per_pack} predictions"
+        predictions = f" and {count_of(spec.max_predictions_per_pack, 'prediction')}"
     broken = ", ".join(ablations(model_config))
     warning = f"ABLATION   {broken}: PACKING IS BROKEN ON PURPOSE IN THIS RUN\n" if broken else ""
     return (
-        f"batch      {config.train_batch_size} packs a step (train_batch_size), {config.packs_at_once} at "
-        f"once: {sequences}\n{warning}"
-        f"model      {config.bert_config_file}: {model_config.num_hidden_layers} layers of width "
-        f"{model_config.hidden_size}, vocabulary {model_config.vocab_size:,}\n"
+        f"batch      {count_of(config.train_batch_size, 'pack')} a step (train_batch_size), "
+        f"{config.packs_at_once} at once: {sequences}\n{warning}"
+        f"model      {config.bert_config_file}: {count_of(model_config.num_hidden_layers, 'layer')} of "
+        f"width {model_config.hidden_size}, vocabulary {model_config.vocab_size:,}\n"
         f"attention  {attention}\n"
         f"precision  {config.dtype}\n"
-        f"data       {data.num_packs:,} packs of {spec.max_seq_length} tokens, up to "
-        f"{spec.max_sequences_per_pack} sequences{predictions} each\n"
+        f"data       {count_of(data.num_packs, 'pack')} of {spec.max_seq_length} tokens, up to "
+        f"{count_of(spec.max_sequences_per_pack, 'sequence')}{predictions} each\n"
         f"vocabulary {data.vocabulary.path if data.vocabulary else 'not found; --vocab_file names it'}"
         + _describe_growth(config)
         + _describe_masks(data)
@@ -41,8 +41,8 @@ def _describe_growth(config):
     if not config.batch_warmup_steps:
         return ""
     return (
-        f"\ngrows      from {config.initial_batch_size} packs in the first step, over "
-        f"{config.batch_warmup_steps:,} steps"
+        f"\ngrows      from {count_of(config.initial_batch_size, 'pack')} in the first step, over "
+        f"{count_of(config.batch_warmup_steps, 'step')}"
     )
 
 
@@ -66,7 +66,8 @@ def describe_cost(config, model_config, model_flops, data, flops_per_second):
     seconds = estimate_step_seconds(model_flops, data.train.spec, config.train_batch_size, flops_per_second)
     lines = [
         f"cost       about {describe_duration(seconds)} a step on this machine, about "
-        f"{describe_duration(seconds * count_full_steps(config))} for {config.num_train_steps:,} steps"
+        f"{describe_duration(seconds * count_full_steps(config))} for "
+        f"{count_of(config.num_train_steps, 'step')}"
     ]
     # With such a step, a user's first run looks as if it hung
     if seconds > LONG_STEP_SECONDS:

@@ -161,7 +161,14 @@ def test_angles_and_lengths_may_grow_from_checkpoint_to_checkpoint(tmp_path):
     checkpoint.save_weights(tmp_path, named_weights(build_model(MASKED_LM, CONFIG, seed=1)), CONFIG)
     longer = dataclasses.replace(CONFIG, global_rope_theta=160000.0, max_position_embeddings=512)
     weights = named_weights(build_model(MASKED_LM, longer, seed=2))
-    assert starting_weights.load(tmp_path, weights, longer).num_used == len(weights)
+    found = starting_weights.load(tmp_path, weights, longer)
+    assert found.num_used == len(weights)
+    assert found.lines()[1:] == [
+        f"  settings that are not the checkpoint's: max_position_embeddings 512 (trained with "
+        f"{CONFIG.max_position_embeddings}), global_rope_theta 160000.0 (trained with 5000.0)"
+    ]
+    dropped = dataclasses.replace(CONFIG, attention_dropout=0.3, initializer_range=0.1)
+    assert starting_weights.load(tmp_path, weights, dropped).changed == []
     other = dataclasses.replace(CONFIG, local_attention=12)
     with pytest.raises(InputError, match=r"local_attention must be 12\. Received: 10"):
         starting_weights.load(tmp_path, weights, other)
