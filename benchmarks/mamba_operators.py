@@ -1,6 +1,7 @@
-"""Programs of a Mamba's convolution and scan, and other ways to compute the scan.
+"""Programs of a Mamba's convolution and scan, and other ways to compute the scan of a Mamba-1.
 
-Legend: B packs per batch, S pack length, E inner width, Z states of a channel, W taps of the convolution.
+Legend: B packs per batch, S pack length, E inner width or channels of the convolution, Z states of a channel,
+W taps of the convolution.
 """
 
 import functools
@@ -8,8 +9,10 @@ import functools
 import numpy as np
 from keras import ops
 
+from bert_packed.model_configs.mamba2 import Mamba2Config
 from bert_packed.models.mamba import conv1d_pack
 from bert_packed.models.selective_scan import CHUNK_LENGTH, ssm_pack
+from bert_packed.models.state_space_duality import ssd_pack
 from bert_packed.training.backend import compiled, gradient
 
 PASSES = FORWARD, BOTH = "forward", "forward and backward"
@@ -46,7 +49,8 @@ def operator_inputs(operator, config, batches):
     for batch in batches:
         shape = batch["position_ids"].shape
         inputs = [ops.convert_to_tensor(one, "float32") for one in make(rng, config, shape)]
-        weights_BSE = ops.convert_to_tensor(rng.normal(size=(*shape, config.inner_size)), "float32")
+        width = config.conv_size if operator == CONVOLUTION else config.inner_size
+        weights_BSE = ops.convert_to_tensor(rng.normal(size=(*shape, width)), "float32")
         given.append((inputs, ops.convert_to_tensor(batch["position_ids"]), weights_BSE))
     return given
 
@@ -59,6 +63,13 @@ def running(program, given):
             ops.convert_to_numpy(program(*arguments)[-1])
 
     return run
+
+
+def scan_of(config):
+    """The scan of a config's model, called with `operator_inputs` and positions."""
+    if isinstance(config, Mamba2Config):
+        return functools.partial(ssd_pack, chunk_length=config.chunk_size)
+    return ssm_pack
 
 
 def scan_variants():
@@ -89,12 +100,17 @@ def associative_scan(u_BSE, delta_BSE, a_ZE, b_BSZ, c_BSZ, position_ids_BS):
 
 
 def _convolution_inputs(rng, config, shape):
-    inner = config.inner_size
-    return rng.normal(size=(*shape, inner)), rng.normal(size=(config.conv_kernel, inner)), np.zeros(inner)
+    width = config.conv_size
+    return rng.normal(size=(*shape, width)), rng.normal(size=(config.conv_kernel, width)), np.zeros(width)
 
 
 def _scan_inputs(rng, config, shape):
     inner, states = config.inner_size, config.state_size
+    if isinstance(config, Mamba2Config):
+        steps_BSN = rng.uniform(config.time_step_min, config.time_step_max, (*shape, config.num_heads))
+        b_BSGZ, c_BSGZ = (rng.normal(size=(*shape, config.n_groups, states)) for _ in range(2))
+        decays_N = -rng.uniform(1.0, 16.0, config.num_heads)
+        return rng.normal(size=(*shape, inner)), steps_BSN, decays_N, b_BSGZ, c_BSGZ
     steps_BSE = rng.uniform(config.time_step_min, config.time_step_max, (*shape, inner))
     decays_ZE = -np.repeat(np.arange(1.0, states + 1)[:, None], inner, axis=1)
     u_BSE, b_BSZ, c_BSZ = (rng.normal(size=(*shape, width)) for width in (inner, states, states))

@@ -19,7 +19,7 @@ from benchmarks.training_steps import build_engine, stepping_through
 from bert_packed.config import load_model_config
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, setting
-from bert_packed.model_configs.mamba import MambaConfig
+from bert_packed.model_configs.mamba import MambaConfig, StateSpaceConfig
 from bert_packed.packing.algorithms import ALGORITHMS, DEFAULT_ALGORITHM
 from bert_packed.packing.histogram import count_lengths
 from bert_packed.records.read_lengths import read_histogram
@@ -33,6 +33,7 @@ NUM_LENGTHS = 20_000  # sequences in the padding rates
 # Wanted of packs, in real tokens/s: against one sequence at a time (the paper's gain for its model of 1.4B),
 # against padded rows (of what the padding promises), and against transformers
 SINGLE_GAIN, PADDED_SHARE, REFERENCE_GAIN = 3.06, 0.95, 3.0
+AGAINST_GAIN = 2.0  # wanted of a Mamba-2 against a Mamba of its width
 VOCAB_SIZE = 1024  # of a model named by its size
 NUM_SHAPES = 3  # row lengths of sequences one at a time, each a compiled program
 REFERENCE_ROWS, REFERENCE_REPEATS = 2, 2
@@ -40,11 +41,11 @@ MICRO = 1e6
 DESCRIPTION = """
 The figures of "PackMamba: Efficient Processing of Variable-Length Sequences in Mamba Training", here.
 
-padding    share of padding in a batch, beside print
-training   interleaved steps on the same sequences one at a time, padded and packed; with --reference also
-           MambaForCausalLM of transformers on torch
+padding    share of padding in a batch, beside the paper's
+training   interleaved steps on the same sequences one at a time, padded and packed; with --against also
+           packed steps of another model, with --reference the model's class in transformers on torch
 operators  the same for convolution and scan, forward, and forward and backward
-variants   other ways to compute the scan, beside the one that is used
+variants   other ways to compute the scan of a Mamba-1, beside the one that is used
 
 What restarts add to a step is in benchmarks.overhead, the memory of a step in benchmarks.step_memory.
 
@@ -59,7 +60,8 @@ packs alike, so that all is done in minutes; --shrink=1 is the real size.
 class PackMambaConfig(Settings):
     """Every flag of the command; checks itself, raises `InputError`."""
 
-    bert_config_file: str = setting("mamba-tiny", "size, or config.json, of the Mamba")
+    bert_config_file: str = setting("mamba-tiny", "size, or config.json, of the Mamba or Mamba-2")
+    against: str = setting("", "size, or config.json, of another one whose packed steps are interleaved")
     parts: str = setting(
         "padding,training,operators",
         f"what to measure: {', '.join(PARTS)}",
@@ -90,24 +92,28 @@ class PackMambaConfig(Settings):
                 f"`shrink` must leave 8 of max_seq_length={self.max_seq_length} tokens. "
                 f"Received: {self.shrink}."
             )
-        if self.reference and TRAINING not in self.parts.split(","):
-            raise InputError(f"`reference` needs training among `parts`. Received: {self.parts!r}.")
+        for name in ("reference", "against"):
+            if getattr(self, name) and TRAINING not in self.parts.split(","):
+                raise InputError(f"`{name}` needs training among `parts`. Received: {self.parts!r}.")
 
 
 def main(config):
     """Measure, print, write and draw."""
     choose_backend()
-    model_config = load_model_config(config.bert_config_file, VOCAB_SIZE)
-    if not isinstance(model_config, MambaConfig):
-        raise InputError(f"`bert_config_file` must be a Mamba. Received: {config.bert_config_file!r}.")
-    lengths, tables = read_lengths(config), {}
+    model_config = read_config(config, "bert_config_file")
     parts = config.parts.split(",")
+    if VARIANTS in parts and not isinstance(model_config, MambaConfig):
+        raise InputError(
+            f"`bert_config_file` must be a Mamba-1 for variants. Received: {config.bert_config_file}."
+        )
+    lengths, tables = read_lengths(config), {}
     if PADDING in parts:
         tables[PADDING] = padding_rows(lengths, config.max_seq_length, config.pack_length)
     if set(parts) != {PADDING}:
         batches = make_batches(config, lengths, model_config.vocab_size)
     if TRAINING in parts:
-        tables |= training_tables(model_config, batches, config.repeats)
+        others = {config.against: read_config(config, "against")} if config.against else {}
+        tables |= training_tables(model_config, batches, config.repeats, others)
     if config.reference:
         row, compared = measure_reference(model_config, batches, config.repeats)
         tables |= {"reference": [row], "packed against others": [*tables["packed against others"], compared]}
@@ -119,6 +125,14 @@ def main(config):
     show("packmamba", config, tables, [note])
     if config.picture:
         draw(tables, config.picture)
+
+
+def read_config(config, name):
+    """The model's config that a flag names; raises `InputError`."""
+    found = load_model_config(getattr(config, name), VOCAB_SIZE)
+    if not isinstance(found, StateSpaceConfig):
+        raise InputError(f"`{name}` must be a Mamba or Mamba-2. Received: {getattr(config, name)}.")
+    return found
 
 
 def read_lengths(config):
@@ -196,16 +210,22 @@ def count_tokens(batches):
     return num_tokens, 1 - num_tokens / sum(batch["sequence_ids"].size for batch in batches)
 
 
-def training_tables(model_config, batches, num_repeats):
-    """Interleave training on all sequences in each way, with an optimizer step a batch: two tables."""
+def training_tables(model_config, batches, num_repeats, others):
+    """Interleave training on all sequences in each way, with an optimizer step a batch: two tables.
+
+    `others` has the configs of other models by name, which train on the packs alone.
+    """
     engine = build_engine(model_config)
     ways = {way: stepping_through(engine, some) for way, some in batches.items()}
+    for name, other in others.items():
+        ways[name] = stepping_through(build_engine(other), batches[PACKED])
+    batches = batches | dict.fromkeys(others, batches[PACKED])
     counts = {way: count_tokens(some) for way, some in batches.items()}
     by_token = seconds_a_token(time_interleaved(ways, num_repeats), batches)
     rows = [{**row, "padding, %": 100 * counts[row["way"]][1]} for row in speed_rows(by_token)]
     # Where time goes with the number of tokens, packs gain what padding takes
     promised = (1 - counts[PACKED][1]) / (1 - counts[PADDED][1])
-    wanted = {SINGLE: SINGLE_GAIN, PADDED: PADDED_SHARE * promised}
+    wanted = {SINGLE: SINGLE_GAIN, PADDED: PADDED_SHARE * promised} | dict.fromkeys(others, AGAINST_GAIN)
     compared = [comparison(by_token, way, least) for way, least in wanted.items()]
     return {TRAINING: rows, "packed against others": compared}
 
@@ -238,7 +258,8 @@ def operator_rows(model_config, batches, num_repeats):
     rows = []
     for operator in mamba_operators.OPERATORS:
         for which in mamba_operators.PASSES:
-            program = mamba_operators.operator_program(operator, which)
+            scan = mamba_operators.scan_of(model_config)
+            program = mamba_operators.operator_program(operator, which, scan)
             ways = {
                 way: mamba_operators.running(
                     program, mamba_operators.operator_inputs(operator, model_config, some)
@@ -302,7 +323,7 @@ def comparison(by_token, way, at_least):
 
 
 def draw(tables, path):
-    """Draw padding rates beside print, and real tokens/s of steps and operators, as PNG."""
+    """Draw padding rates beside the paper's, and real tokens/s of steps and operators, as PNG."""
     drawn = [name for name in (PADDING, TRAINING, OPERATORS) if name in tables] or [PADDING]
     figure, (row,) = new_figure(len(drawn))
     for name, axes in zip(drawn, row, strict=True):

@@ -60,9 +60,12 @@ class Mamba2Config(StateSpaceConfig):
             given = content["time_step_limit"]
             try:  # transformers 5 writes {"__float__": "Infinity"}
                 least, most = (float(v["__float__"] if isinstance(v, dict) else v) for v in given)
+                if not most > 0:  # 0 is no limit in `time_step_limit_max`
+                    raise ValueError("a largest step of 0")
             except (TypeError, ValueError, KeyError) as error:
                 raise InputError(
-                    f"{path}: time_step_limit must be two numbers. Received: {given!r:.100}."
+                    f"{path}: time_step_limit must be two numbers, the second above 0. Received: "
+                    f"{given!r:.100}."
                 ) from error
             most = most if most < LARGEST_FLOAT32 else 0.0
             content = {**content, "time_step_limit_min": least, "time_step_limit_max": most}

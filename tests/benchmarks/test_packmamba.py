@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from benchmark_command import is_png, run_benchmark, tables_of
 from keras import ops
-from next_tokens import CONFIG
+from next_tokens import CONFIG, MAMBA2
 
 from benchmarks import mamba_operators, packmamba
 from benchmarks.mamba_operators import BOTH, FORWARD, OPERATORS, operator_inputs, operator_program
@@ -115,15 +115,18 @@ def test_gains_are_by_token_and_over_the_other_way():
 
 
 @pytest.mark.both_backends
-def test_operators_run_forward_and_backward(monkeypatch, uncompiled):
+@pytest.mark.parametrize("config", [CONFIG, MAMBA2], ids=["mamba", "mamba2"])
+def test_operators_run_forward_and_backward(monkeypatch, uncompiled, config):
     monkeypatch.setattr(mamba_operators, "compiled", lambda function: function)
     batch = {"position_ids": np.array([[0, 1, 2, 0, 1, 0]], np.int32)}
     for operator in OPERATORS:
-        ((inputs, positions, weights),) = operator_inputs(operator, CONFIG, [batch])
+        ((inputs, positions, weights),) = operator_inputs(operator, config, [batch])
+        scan = mamba_operators.scan_of(config)
         assert (np.asarray(positions) == batch["position_ids"]).all()
-        (output,) = operator_program(operator, FORWARD)(inputs, positions, weights)
-        gradients, again = operator_program(operator, BOTH)(inputs, positions, weights)
-        assert output.shape == inputs[0].shape == (1, 6, CONFIG.inner_size)
+        (output,) = operator_program(operator, FORWARD, scan)(inputs, positions, weights)
+        gradients, again = operator_program(operator, BOTH, scan)(inputs, positions, weights)
+        width = config.conv_size if operator == mamba_operators.CONVOLUTION else config.inner_size
+        assert output.shape == inputs[0].shape == (1, 6, width)
         assert np.allclose(output, again) and [g.shape for g in gradients] == [x.shape for x in inputs]
         assert all(np.abs(np.asarray(g)).max() > 0 for g in gradients)
 
@@ -187,6 +190,19 @@ def test_a_measurement(tmp_path, config_file):
     assert all(row["times as long"] > 0 for row in tables["variants"])
 
 
+@pytest.mark.slow
+def test_a_mamba2_against_a_mamba(tmp_path, config_file):
+    write_json(tmp_path / "mamba2.json", config_json(dataclasses.replace(MAMBA2, num_hidden_layers=1)))
+    flags = {"bert_config_file": tmp_path / "mamba2.json", "against": config_file, "parts": "training"}
+    tables = tables_of("packmamba", tmp_path, **flags, **TOY)
+    assert [row["way"] for row in tables["training"]] == [SINGLE, PADDED, PACKED, str(config_file)]
+    padding = {row["way"]: row["padding, %"] for row in tables["training"]}
+    assert padding[str(config_file)] == padding[PACKED]
+    *_, row = tables["packed against others"]
+    assert row["packed against"] == str(config_file) and row["at least"] == 2
+    assert row["times the tokens/s"] > 0
+
+
 def test_lengths_are_those_of_records(tmp_path, config_file, capsys):
     from data_gen.text.create_config import CreateConfig
     from data_gen.text.create_job import create
@@ -210,7 +226,12 @@ def test_lengths_are_those_of_records(tmp_path, config_file, capsys):
         ({"pack_length": 1024}, "`pack_length` must be at least max_seq_length=2048"),
         ({"shrink": 257}, "`shrink` must leave 8 of max_seq_length=2048 tokens"),
         ({"reference": "true", "parts": "padding"}, "`reference` needs training among `parts`"),
-        ({"bert_config_file": "bert-tiny"}, "`bert_config_file` must be a Mamba"),
+        ({"against": "mamba2-tiny", "parts": "padding"}, "`against` needs training among `parts`"),
+        ({"bert_config_file": "bert-tiny"}, "`bert_config_file` must be a Mamba or Mamba-2"),
+        (
+            {"bert_config_file": "mamba2-tiny", "parts": "variants"},
+            "`bert_config_file` must be a Mamba-1 for variants. Received: mamba2-tiny.",
+        ),
     ],
 )
 def test_mistakes(flags, rule, capsys):
