@@ -30,6 +30,8 @@ from keras import ops
 
 from bert_packed.models.loops import pull_back, scan, with_gradient
 
+LEAST_LOG = -104.0  # its `exp` is 0 in float32
+
 
 def ssd_pack(x_BSE, delta_BSN, a_N, b_BSGZ, c_BSGZ, position_ids_BS, state_BZE=None, chunk_length=256):
     """The recurrence over packs, cut wherever a position is 0.
@@ -76,7 +78,9 @@ def ssd_pack(x_BSE, delta_BSN, a_N, b_BSGZ, c_BSGZ, position_ids_BS, state_BZE=N
         return ops.swapaxes(values, 0, 1)
 
     delta_BSN = ops.cast(delta_BSN, "float32")  # a step of size 0 leaves the states as they are
-    logs_CBNT = ops.swapaxes(chunks(groups(delta_BSN * ops.cast(a_N, "float32"))), 2, 3)
+    # A larger step forgets no more, and would round what later tokens remember of one another
+    logs_BSN = ops.maximum(delta_BSN * ops.cast(a_N, "float32"), LEAST_LOG)
+    logs_CBNT = ops.swapaxes(chunks(groups(logs_BSN)), 2, 3)
     starts_CBT = ops.cast(chunks(ops.repeat(position_ids_BS, num_groups, axis=0), 1) == 0, "int32")
     numbers_CBT = ops.cumsum(starts_CBT, axis=-1)
     # What has the size of steps is computed for all chunks at once, and what is larger one by one

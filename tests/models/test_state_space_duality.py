@@ -140,6 +140,21 @@ def test_decays_beyond_the_range_of_exp_have_gradients():
     assert all(np.isfinite(values).all() for values in program(duality)(inputs)[2].values())
 
 
+def test_a_token_that_forgets_all_rounds_nothing_after_it():
+    """In a long chunk the sum of log-decays would have few digits left behind such a token."""
+    length = 200
+    inputs = random_inputs(length=length)
+    inputs["delta"] *= 0.02
+    inputs["delta"][:, 60] = 1000.0
+    positions = np.tile(np.r_[0:130, 0 : length - 130].astype(np.int32), (B, 1))
+    weights = np.float32(np.random.default_rng(1).normal(size=(B, length, E)))
+    given = inputs, positions, NOTHING, weights
+    got, want = program(duality, 256)(*given), program(selective, 32)(*given)
+    close(got[0], want[0], 4e-5)
+    for name, values in want[2].items():
+        close(got[2][name], values, 4e-5)
+
+
 def test_a_pack_goes_on_where_its_first_position_says_so():
     """With the states handed on, a cut sequence is as if it were whole; the states are data."""
     inputs, cut = random_inputs(), S // 2
