@@ -67,7 +67,7 @@ class TablesConfig(Settings):
 def main(config):
     """Compute, print, write and draw; returns the exit status."""
     measured = measure_glue(config.glue_dir, config.vocab_file, 128) if config.glue_dir else {}
-    rows, reasons = compare_with_print(PRINTED, measured)
+    rows, reasons = compare_with_papers(PRINTED, measured)
     rows += cghp_rows(measured)
     text = "\n".join(f"[{number}] {reason}." for number, reason in enumerate(reasons, start=1))
     show("packing_tables", config, {"packing": rows}, [f"Known differences:\n{text}"] if reasons else [])
@@ -83,7 +83,7 @@ def exit_status(rows):
     return 1 if any("DIFFERS" in row["against the paper"] for row in rows) else 0
 
 
-def compare_with_print(printed_rows, measured=None):
+def compare_with_papers(printed_rows, measured=None):
     """Compute each printed row and compare each figure to its printed digits.
 
     Returns:

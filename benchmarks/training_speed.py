@@ -205,7 +205,7 @@ def has_all_of_a_pack(name):
 
 
 def step_rows(seconds, corpus, model_config, batch_size, peak):
-    """Speeds of all ways: rows of a table; utilisation is a share of `peak`, operations a second."""
+    """Speeds of all ways: rows of a table; utilization is a share of `peak`, operations a second."""
     from bert_packed.models.heads import count_flops
 
     rows = []
@@ -221,7 +221,7 @@ def step_rows(seconds, corpus, model_config, batch_size, peak):
                 "s/step": per_step,
                 "sequences/s": rate and rate * sums["num_sequences"],
                 "real tokens/s": rate and rate * sums["num_tokens"],
-                "model-FLOP utilisation, %": rate
+                "model-FLOP utilization, %": rate
                 and 100 * rate * count_flops(PRETRAINING, model_config, sums) / peak,
             }
         )

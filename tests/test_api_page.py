@@ -44,7 +44,7 @@ def test_every_name_is_on_the_page():
 
 
 def test_signatures_are_those_of_the_functions():
-    shown = " ".join(PAGES["docs/reference/api.md"].split())
+    shown = " ".join(PAGES["docs/reference/api.md"].partition("\n## ")[0].split())
     functions = [getattr(bert_packed, name) for name in bert_packed.__all__]
     functions = [one for one in functions if inspect.isfunction(one)]
     assert len(functions) == 11

@@ -305,7 +305,7 @@ def _changed_settings(config, model_config):
     if config is None:
         return []
     # Ablations have a line of the run's
-    silent = {*config.training_fields} - {*config.extended_fields}
+    silent = {*config.training_fields} - {*config.reported_fields}
     return [
         f"{name} {getattr(model_config, name)} (trained with {getattr(config, name)})"
         for name in (field.name for field in dataclasses.fields(config))

@@ -14,7 +14,7 @@ class BaseConfig:
     Attributes:
         shape_fields: Fields that a JSON file must have. Without them any JSON object would be a model.
         training_fields: Fields that may differ from those of the checkpoint that a model starts from.
-        extended_fields: Those of them that change what trained weights compute.
+        reported_fields: Those of them that a start names where they differ.
         max_position_embeddings: Longest sequence; None for any length.
         type_vocab_size: Sentence types; None where they are not read.
         dropout_fields: Fields that each of `DROPOUT_FIELDS` sets, in their order; () without dropout.
@@ -24,7 +24,7 @@ class BaseConfig:
 
     shape_fields = ("hidden_size", "num_hidden_layers", "vocab_size")
     training_fields = ("initializer_range",)
-    extended_fields = ()
+    reported_fields = ()
     max_position_embeddings = type_vocab_size = None
     dropout_fields = ()
     without_attention = ""

@@ -54,16 +54,11 @@ class ModernBertConfig(BaseConfig):
     shape_fields = (*BaseConfig.shape_fields[:2], "num_attention_heads", "vocab_size")
     dropout_fields = (("embedding_dropout", "mlp_dropout", "classifier_dropout"), ("attention_dropout",))
     # Contexts are extended by larger angles and lengths than a checkpoint was trained with
-    extended_fields = (
-        "max_position_embeddings",
-        "global_rope_theta",
-        "local_rope_theta",
-        "classifier_pooling",
-    )
+    reported_fields = ("max_position_embeddings", "global_rope_theta", "local_rope_theta")
     training_fields = (
         *BaseConfig.training_fields,
         *("initializer_cutoff_factor", *dropout_fields[0], *dropout_fields[1]),
-        *extended_fields,
+        *("classifier_pooling", *reported_fields),
     )
 
     def __post_init__(self):

@@ -6,7 +6,7 @@ from benchmark_command import is_png, run_benchmark, tables_of
 
 from benchmarks import packing_speed, packing_tables
 from benchmarks.packing_figures import GLUE, KNOWN_DIFFERENCES, LPFHP, PRINTED, WIKIPEDIA, Known, Printed
-from benchmarks.packing_tables import agrees, compare_with_print, exit_status, measure_glue, write_markdown
+from benchmarks.packing_tables import agrees, compare_with_papers, exit_status, measure_glue, write_markdown
 from bert_packed.core.settings import InputError
 from bert_packed.packing.histogram import load_known_histogram
 from bert_packed.text.tokenization import SPECIAL_TOKENS
@@ -17,7 +17,7 @@ QUICK = [
 
 
 def test_all_deterministic_rows_are_reproduced():
-    rows, reasons = compare_with_print(QUICK)
+    rows, reasons = compare_with_papers(QUICK)
     verdicts = {(row["table"], row["algorithm"], row["max_sequences_per_pack"]): row for row in rows}
     assert not [row for row in rows if "DIFFERS" in row["against the paper"]]
     assert verdicts[WIKIPEDIA, "spfhp", "3"]["against the paper"] == "equal (3)"
@@ -44,7 +44,7 @@ WNLI = Printed("a table", "glue_wnli", 128, "spfhp", "max", {"packs": "193", "de
 def test_a_known_difference_excuses_only_the_figure_that_it_explains(monkeypatch, known, verdict):
     differences = {"packs": known} if known else {}
     monkeypatch.setitem(KNOWN_DIFFERENCES, ("a table", "spfhp", "max", ()), differences)
-    rows, _ = compare_with_print([WNLI])
+    rows, _ = compare_with_papers([WNLI])
     assert rows[0]["against the paper"] == verdict
 
 
@@ -86,7 +86,7 @@ def test_a_page_and_a_picture(tmp_path):
     histogram = load_known_histogram("glue_wnli", 128)
     packing_tables.draw(histogram, 128, tmp_path / "picture.png", (1, 2, "max"), ("spfhp", "cghp"))
     assert is_png(tmp_path / "picture.png")
-    rows, _ = compare_with_print([row for row in QUICK if row.table == GLUE])
+    rows, _ = compare_with_papers([row for row in QUICK if row.table == GLUE])
     page = tmp_path / "tables.md"
     write_markdown(page, rows, "[1] a reason.", str(tmp_path / "picture.png"))
     assert f"## {GLUE}" in page.read_text()

@@ -83,7 +83,7 @@ def test_speeds_and_utilisation_are_of_the_data(corpus):
         assert row["sequences/s"] == pytest.approx(3 * sums["num_sequences"] / median)
         assert row["real tokens/s"] == pytest.approx(3 * sums["num_tokens"] / median)
         utilisation = 100 * 3 * count_flops(PRETRAINING, CONFIG, sums) / median / 1e6
-        assert row["model-FLOP utilisation, %"] == pytest.approx(utilisation)
+        assert row["model-FLOP utilization, %"] == pytest.approx(utilisation)
     mean = np.mean(SECONDS["transformers, sorted by length"])
     assert rows["transformers, sorted by length"]["s/step"] == pytest.approx(mean)
 

@@ -129,6 +129,14 @@ def test_transformers_reads_our_config_as_it_writes_it(theirs, tmp_path):
     assert starting_weights.read_config(tmp_path / "hf") == starting_weights.read_config(theirs[0]) == CONFIG
 
 
+def test_settings_that_transformers_trained_otherwise_are_named(theirs):
+    weights = named_weights(build_model(MASKED_LM, CONFIG, seed=1))
+    assert starting_weights.load(theirs[0], weights, CONFIG).changed == []
+    other = dataclasses.replace(CONFIG, global_rope_theta=7.0)
+    changed = starting_weights.load(theirs[0], weights, other).changed
+    assert changed == ["global_rope_theta 7.0 (trained with 5000.0)"]
+
+
 def test_an_encoder_without_a_head_starts_a_model(tmp_path):
     reference = make_reference(kind="ModernBertModel")
     reference.save_pretrained(tmp_path)

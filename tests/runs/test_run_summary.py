@@ -9,7 +9,7 @@ import pytest
 from clock import Clock
 
 from bert_packed.config import PRETRAINING, ablate
-from bert_packed.core.progress import describe_duration
+from bert_packed.core.progress import count_of, describe_duration
 from bert_packed.model_configs.bert import ModelConfig
 from bert_packed.models.heads import count_flops
 from bert_packed.objectives.pretraining import pretraining_objective
@@ -78,6 +78,10 @@ def test_the_products_of_a_run_in_either_precision_are_measured(monkeypatch, dty
 )
 def test_durations_for_people(seconds, text):
     assert describe_duration(seconds) == text
+
+
+def test_counts_agree_with_their_nouns():
+    assert [count_of(n, "pack") for n in (0, 1, 2000)] == ["0 packs", "1 pack", "2,000 packs"]
 
 
 def data_of(factor):
