@@ -24,7 +24,9 @@ class AuditConfig:
     mlm_loss: str = setting("per_sequence", "weight of a prediction, as in training", choices=WEIGHTINGS)
     lm_loss: str = setting("per_token", "as mlm_loss, of a Mamba", choices=WEIGHTINGS)
     attention: str = setting(
-        "dense", "as in run_pretraining.py, without dropout of attention; of a Mamba none", choices=ATTENTIONS
+        "dense",
+        "as in run_pretraining.py, without dropout of attention; dense is the loop of a Mamba",
+        choices=ATTENTIONS,
     )
     tolerance: float = setting(1e-5, "largest relative difference from unpacked sequences", minimum=0)
     json: str = setting("", "also write the table to this file")
@@ -80,7 +82,9 @@ def audit_checkpoint(config):
         config.attention, without_dropout(model_config), spec.max_seq_length, devices_here().platform
     )
     engine = make_engine(
-        objective.build_model(model_config, seed=0, attend=attention.attend, num_rows=num_rows or None),
+        objective.build_model(
+            model_config, seed=0, attend=attention.attend, scan=attention.scan, num_rows=num_rows or None
+        ),
         objective,
         micro_batch_size=int((batch["slot_weights"].sum(axis=1) > 0).sum()),
     )
@@ -94,7 +98,7 @@ def audit_checkpoint(config):
     )
     length = spec.max_seq_length
     if model_config.chunk_size:
-        chunk_length = min(model_config.chunk_size, length)
+        chunk_length = TILE if attention.scan else min(model_config.chunk_size, length)
         print(contamination.describe_places(batch, chunk_length, "the scan's chunks"))
     elif attention.attend:
         print(contamination.describe_places(batch, TILE, "the kernel's tiles"))

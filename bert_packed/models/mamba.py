@@ -98,11 +98,16 @@ class StepSizes(keras.initializers.Initializer):
 
 
 class MambaMixer(keras.layers.Layer):
-    """The part of a Mamba block between its norm and its residual."""
+    """The part of a Mamba block between its norm and its residual.
 
-    def __init__(self, config, name="mixer", **kwargs):
+    Args:
+        scan: Function of the tensors of `selective_scan.ssm_pack` that computes the same; None for that.
+    """
+
+    def __init__(self, config, scan=None, name="mixer", **kwargs):
         super().__init__(name=name, autocast=False, **kwargs)  # states stay float32
         self.config = config
+        self.scan = scan
         width, inner, rank = config.hidden_size, config.inner_size, config.step_rank
         self.in_proj = Linear(
             2 * inner, use_bias=config.use_bias, kernel_initializer=fan_in(width), name="in_proj"
@@ -169,7 +174,8 @@ class MambaMixer(keras.layers.Layer):
         )
         delta_BSE = ops.softplus(self.dt_proj(ops.cast(low_BSL, "float32")))
         a_ZE = -ops.exp(ops.transpose(self.a_log_EZ))
-        y_BSE, states_BZE = ssm_pack(
+        scan = self.scan or ssm_pack
+        y_BSE, states_BZE = scan(
             inner_BSE, delta_BSE, a_ZE, b_BSZ, c_BSZ, context.position_ids_BS, states_BZE
         )
         y_BSE = y_BSE + ops.cast(inner_BSE, "float32") * self.skip_E
@@ -204,16 +210,18 @@ class MambaEncoder(keras.layers.Layer):
         remat: Recompute each block in the backward pass instead of keeping its activations.
         num_rows: R, rows whose sequences continue from pack to pack (`pack_tfrecords.py --split_sequences`):
             in training each row's states and tail are handed to its next pack. 0 for independent packs.
+        scan: As in `MambaMixer`; None for a `mixer_class` without it.
     """
 
-    def __init__(self, config, mixer_class, remat=False, num_rows=0, name="backbone", **kwargs):
+    def __init__(self, config, mixer_class, remat=False, num_rows=0, scan=None, name="backbone", **kwargs):
         super().__init__(name=name, **kwargs)
         self.config = config
         self.remat = remat
         self.num_rows = num_rows
         epsilon = config.layer_norm_epsilon
+        given = {"scan": scan} if scan is not None else {}
         self.blocks = [
-            MambaBlock(mixer_class(config), epsilon, name=f"layers_{i}")
+            MambaBlock(mixer_class(config, **given), epsilon, name=f"layers_{i}")
             for i in range(config.num_hidden_layers)
         ]
         self.norm = RMSNorm(epsilon)
@@ -327,10 +335,10 @@ class PackedMamba(PackedModel):
         return {"logits": ONE_DEVICE.vocabulary_logits(hidden_BSD, table_VD)}
 
 
-def make_model(head, config, num_outputs, remat=False, num_rows=0):
+def make_model(head, config, num_outputs, remat=False, num_rows=0, scan=None):
     """A `PackedMamba`, not yet built; arguments as in `packed_model.build_model`."""
     del head, num_outputs  # there is one head, whose outputs are the vocabulary
-    return PackedMamba(config, remat=remat, num_rows=num_rows)
+    return PackedMamba(config, remat=remat, num_rows=num_rows, scan=scan)
 
 
 def count_flops(head, config, sums):

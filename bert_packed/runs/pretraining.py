@@ -64,6 +64,7 @@ def build_engine(config, model_config, data, processes=ALONE, steps_before=0, ta
             dtype=target.dtype if config.dtype == AUTO else config.dtype,
             remat=config.remat,
             attend=attention.attend,
+            scan=attention.scan,
             num_rows=data.train.num_rows or None,
             layout=(replicas and replicas.layout) or None,
         )

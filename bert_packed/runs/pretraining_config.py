@@ -242,7 +242,8 @@ class PretrainingConfig(RunConfig):
     )
     attention: str = setting(
         "auto",
-        "flash is the platform's fused kernel, on GPU and TPU under KERAS_BACKEND=jax; auto takes it there",
+        "flash is the platform's fused kernel, on GPU and TPU under KERAS_BACKEND=jax; auto takes it there, "
+        "and for a Mamba the kernel of its scan",
         choices=ATTENTIONS,
         group=MEMORY,
     )

@@ -7,6 +7,8 @@ import functools
 import keras
 import numpy as np
 import pytest
+from next_tokens import CONFIG as MAMBA
+from next_tokens import MAMBA2
 from packs import random_packs, write_packs
 from tiny import CONFIG, make_engine
 
@@ -21,6 +23,8 @@ from bert_packed.parallel import targets
 
 jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 from jax.experimental import pallas  # noqa: E402
+
+from bert_packed.models import gpu_scan, tpu_scan  # noqa: E402
 
 needs_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
 
@@ -162,6 +166,7 @@ def test_without_triton_a_gpu_attends_densely(monkeypatch):
     assert (
         chosen.attend is None and "dense: no flash where JAX has no Pallas for Triton" in chosen.description
     )
+    assert flash_attention.choose_attention("auto", MAMBA, 512, "gpu").scan is None
     with pytest.raises(InputError, match="`attention` must not be flash where JAX has no Pallas for Triton"):
         flash_attention.choose_attention("flash", CONFIG, 512, "gpu")
 
@@ -208,6 +213,23 @@ def test_the_kernel_is_taken_where_it_can_do_the_work(monkeypatch, platform, con
         chosen = flash_attention.choose_attention(attention, config, 512, platform)
         assert chosen.attend is flash_attention.KERNELS[platform] and "flash" in chosen.description
     assert flash_attention.choose_attention("dense", CONFIG, 512, platform).attend is None
+
+
+@pytest.mark.parametrize(("platform", "kernel"), [("gpu", gpu_scan), ("tpu", tpu_scan)])
+def test_a_mamba_gets_the_kernel_of_its_scan(monkeypatch, platform, kernel):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    choose = flash_attention.choose_attention
+    chosen = choose("auto", MAMBA, 500, platform)
+    assert chosen.scan is flash_attention.SCANS[platform] and chosen.attend is None
+    assert chosen.description == (
+        f"none: states go from token to token, in the fused {platform.upper()} kernel of Pallas"
+    )
+    assert kernel.CHUNK_LENGTH == flash_attention.TILE  # as the audit says
+    for attention, config in (("dense", MAMBA), ("auto", MAMBA2), ("auto", CONFIG)):
+        assert choose(attention, config, 512, platform).scan is None
+    assert choose("auto", MAMBA, 512, "cpu").scan is None
+    monkeypatch.setattr(keras.backend, "backend", lambda: "tensorflow")
+    assert choose("auto", MAMBA, 512, platform).scan is None
 
 
 @pytest.mark.both_backends
