@@ -97,6 +97,7 @@ NOT_RUN = {
     "*/checkpoints.md: import torch": "of what that trains; the same",
     "docs/guides/modernbert.md: * --flagfile=modernbert-base*": "weeks; tests/runs/test_recipes.py",
     "docs/start/accelerators.md: python -m benchmarks.*": "minutes; the same",
+    "docs/start/one_hour_more.md: *": "hours; from_a_data_set.md and training.md have the same in small",
     "docs/start/two_hours.md: *": "hours; first_model.md, fine_tuning.md and api.md have the same in small",
     "*: * --distribution=multi_worker*": "several hosts; tests/commands/test_several_processes.py",
     "*: * --distribution=tpu*": "a TPU",
