@@ -44,16 +44,6 @@ _SPEED = {
     "from": "from",
     "to": "to",
 }
-_WAYS_BY_LENGTH = {
-    f"{length} {way}": f"{length:,} tokens, over {title}"
-    for way, title, lengths in (
-        ("transformers, padded", "transformers, padded", (512, 2048, 8192)),
-        ("transformers, one by one", "transformers, one by one", (512, 2048, 8192)),
-        ("packed, every block global", "packs with every block global", (512, 2048)),
-    )
-    for length in lengths
-}
-_DATA = "python data_gen/create_pretraining_data.py --input_file=enwik8.txt.gz --output_dir=enwik8"
 MEASUREMENTS = (
     Measurement(
         name="training_speed",
@@ -104,25 +94,6 @@ MEASUREMENTS = (
                     "from": "from",
                     "to": "to",
                 },
-            )
-        },
-    ),
-    Measurement(
-        name="long_contexts",
-        command="long_contexts --reference",
-        minutes=10,
-        tables={
-            "modernbert by length": Table(
-                "steps",
-                {
-                    "tokens of a pack": "packs of",
-                    "real tokens/s": "its real tokens/s",
-                    "packed is faster by": "packed is faster by",
-                    "from": "from",
-                    "to": "to",
-                },
-                _WAYS_BY_LENGTH,
-                by=("tokens of a pack", "way"),
             )
         },
     ),
