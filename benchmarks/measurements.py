@@ -16,6 +16,15 @@ class Table:
 
 
 @dataclasses.dataclass(frozen=True)
+class Picture:
+    """Bars with their numbers, docs/pictures/`name`.png."""
+
+    name: str
+    title: str
+    bars: dict  # from a label to (key of `pictures.COLORS`, measurement, table, number of its row, column)
+
+
+@dataclasses.dataclass(frozen=True)
 class Measurement:
     """A run of a benchmark, whose JSON is `DATA`/`name`.json."""
 
@@ -258,6 +267,40 @@ MEASUREMENTS = (
             "accelerator peers": Table(
                 "steps", {"model": "model", "way": "", "s/step": "s a step", "real tokens/s": "real tokens/s"}
             )
+        },
+    ),
+)
+_FILES = "data_throughput", "pack from file to file"
+_SST = "finetuning_sst", "speed", 0
+_H100, _H100_PEERS = ("accelerator", "steps"), ("accelerator_peers", "steps")
+PICTURES = (
+    Picture(
+        "data_throughput",
+        "sequences packed a second, from file to file",
+        {
+            "pack, two processes": ("packed", *_FILES, 2, "sequences/s"),
+            "pack, one process": ("packed", *_FILES, 1, "sequences/s"),
+            "one Example at a time": ("padded", *_FILES, 0, "sequences/s"),
+        },
+    ),
+    Picture(
+        "finetuning_sst",
+        "sequences a second, SST-2",
+        {
+            "packed": ("packed", *_SST, "packed, sequences/s"),
+            "unpacked": ("unpacked", *_SST, "unpacked, sequences/s"),
+        },
+    ),
+    Picture(
+        "accelerator",
+        "real tokens a second on an H100, bert-base",
+        {
+            "packed, fused kernel": ("packed", *_H100, 2, "real tokens/s"),
+            "packed, dense": ("packed", *_H100, 0, "real tokens/s"),
+            "padding-free, FlexAttention": ("padding-free", *_H100_PEERS, 3, "real tokens/s"),
+            "padding-free, varlen": ("padding-free", *_H100_PEERS, 1, "real tokens/s"),
+            "unpacked, dense": ("unpacked", *_H100, 1, "real tokens/s"),
+            "transformers, padded": ("padded", *_H100, 3, "real tokens/s"),
         },
     ),
 )

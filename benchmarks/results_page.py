@@ -14,15 +14,15 @@ import shlex
 import sys
 from pathlib import Path
 
-from benchmarks.measurements import MEASUREMENTS
+from benchmarks.measurements import MEASUREMENTS, PICTURES
 from benchmarks.results import Settings
 from bert_packed.core.command_line import parse, run
 from bert_packed.core.settings import InputError, check_settings, setting
 from bert_packed.core.storage import read_json, read_text, write_text
 
 DESCRIPTION = """
-Writes the tables of docs/evidence/results.md, each from JSON that a benchmark wrote with --json and that is
-committed in docs/evidence/data. A table has its machine, date, commit and command below it. A measurement
+Writes the tables and draws the bars of docs/evidence/results.md, each from JSON that a benchmark wrote with
+--json and that is committed in docs/evidence/data. A table has its machine, date, commit and command below it. A measurement
 without JSON has its command alone.
 """
 ROOT = Path(__file__).resolve().parent.parent
@@ -63,6 +63,8 @@ def main(config):
         print(f"{PAGE} {'is as its data' if wanted == text else 'has other tables than its data'}")
         return int(wanted != text)
     write_text(path, wanted)
+    for picture in PICTURES:
+        draw(picture, read_data(ROOT / DATA))
     return 0
 
 
@@ -76,6 +78,25 @@ def read_data(folder):
         found[path.stem] = read_json(str(path))
         check_content(path, known[path.stem], found[path.stem])
     return found
+
+
+def amounts(picture, data):
+    """Bars of a picture, from its label to a color's key and a number; those that were measured."""
+    return {
+        label: (kind, data[name]["tables"][table][row][column])
+        for label, (kind, name, table, row, column) in picture.bars.items()
+        if name in data
+    }
+
+
+def draw(picture, data):
+    """Draw a picture of the page as PNG."""
+    from benchmarks.pictures import draw_amounts, new_figure, save_picture
+
+    figure, ((axes,),) = new_figure(1, size=(6.4, 0.5 + 0.35 * len(picture.bars)))
+    draw_amounts(axes, amounts(picture, data))
+    axes.set(xlabel=picture.title)
+    save_picture(figure, ROOT / f"docs/pictures/{picture.name}.png")
 
 
 def check_content(path, measurement, content):

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from benchmarks import results_page
-from benchmarks.measurements import MEASUREMENTS, Measurement, Table
+from benchmarks.measurements import MEASUREMENTS, PICTURES, Measurement, Table
+from benchmarks.pictures import COLORS
 from benchmarks.results_page import DATA, MOST_ROWS, PAGE, ROOT
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
@@ -140,3 +141,14 @@ def test_long_commands_are_broken_before_their_flags():
     assert results_page.wrapped(command) == (
         f"    python -m benchmarks.x --a='{'b ' * 30}' \\\n        --c={'d' * 40} --e"
     )
+
+
+def test_bars_are_the_numbers_of_the_committed_data():
+    data = results_page.read_data(results_page.ROOT / results_page.DATA)
+    page = (results_page.ROOT / results_page.PAGE).read_text()
+    for picture in PICTURES:
+        bars = results_page.amounts(picture, data)
+        assert len(bars) == len(picture.bars) > 1 and f"../pictures/{picture.name}.png" in page
+        caption = page.partition(f"../pictures/{picture.name}.png")[0].rpartition("![")[2]
+        for kind, number in bars.values():
+            assert kind in COLORS and f"{number:,.0f}" in caption
