@@ -22,8 +22,8 @@ from bert_packed.core.storage import read_json, read_text, write_text
 
 DESCRIPTION = """
 Writes the tables and draws the bars of docs/evidence/results.md, each from JSON that a benchmark wrote with
---json and that is committed in docs/evidence/data. A table has its machine, date, commit and command below it. A measurement
-without JSON has its command alone.
+--json and that is committed in docs/evidence/data. A table has its machine, date, commit and command below it.
+A measurement without JSON has its command alone.
 """
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = "docs/evidence/results.md"
@@ -95,7 +95,7 @@ def draw(picture, data):
 
     figure, ((axes,),) = new_figure(1, size=(6.4, 0.5 + 0.35 * len(picture.bars)))
     draw_amounts(axes, amounts(picture, data))
-    axes.set(xlabel=picture.title)
+    axes.set(xlabel=picture.title, xticks=[])  # each bar has its number
     save_picture(figure, ROOT / f"docs/pictures/{picture.name}.png")
 
 
