@@ -22,7 +22,7 @@ from bert_packed.core.storage import read_json, read_text, write_text
 
 DESCRIPTION = """
 Writes the tables and draws the bars of docs/evidence/results.md, each from JSON that a benchmark wrote with
---json and that is committed in docs/evidence/data. A table has its machine, date, commit and command below it.
+--json and that is committed in docs/evidence/data. A table has its machine, date, commit and command below.
 A measurement without JSON has its command alone.
 """
 ROOT = Path(__file__).resolve().parent.parent
