@@ -58,13 +58,14 @@ def main(config):
         return 0
     path = str(ROOT / PAGE)
     text = read_text(path)
-    wanted = written(text, read_data(ROOT / DATA))
+    data = read_data(ROOT / DATA)
+    wanted = written(text, data)
     if config.check:
         print(f"{PAGE} {'is as its data' if wanted == text else 'has other tables than its data'}")
         return int(wanted != text)
     write_text(path, wanted)
     for picture in PICTURES:
-        draw(picture, read_data(ROOT / DATA))
+        draw(picture, data)
     return 0
 
 
