@@ -1,4 +1,4 @@
-"""Exactness, speed and largest micro-batch of packed BERTs on a real accelerator, beside peers on torch.
+"""Exactness, speed and largest micro-batch of packed models on a real accelerator, beside peers on torch.
 
 python -m benchmarks.accelerator --json=accelerator.json
 
@@ -17,8 +17,8 @@ import numpy as np
 from benchmarks.accelerator_steps import GIBIBYTE, PEERS, STEPS, Model, largest_rows, measure_steps
 from benchmarks.results import Settings, parse_names, show
 from benchmarks.synthetic_data import check_positions, describe_corpus, wikipedia_corpus
-from benchmarks.training_steps import RECIPE
-from bert_packed.config import FAMILIES, FLOAT32, MIXED, without_dropout
+from benchmarks.training_steps import first_head, kernel_of, objective_of
+from bert_packed.config import FLOAT32, MIXED, MODEL_SIZES, without_dropout
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, setting
 from bert_packed.parallel.targets import accelerator_of, devices_here
@@ -30,11 +30,11 @@ Run on a machine with a GPU or TPU, under JAX; TensorFlow and files are not need
 exactness: packed against unpacked on the device, outputs, losses and gradients, and the audit of neighbors,
 of the first model's width with two blocks, in float32 and bfloat16. steps: training steps in bfloat16 with
 the recipe's dropout, interleaved, on packs of Wikipedia's lengths at depth 3 (packing factor 2.0) and on one
-sequence a row; dense attention, and the fused kernel where the platform has one. speed-ups: medians of the
-ratios of neighboring steps, in sequences a second; `from` and `to` are their interval of 95 %. peers:
-transformers on padded rows, and a BERT without padding that is made for the device, both on torch (extra
-`reference`), each in turn in a separate process, beside our fastest step. largest micro-batch: tried on the
-device until it runs out of memory, beside the compiler's plan.
+sequence a row; dense attention, or a Mamba's loop over tokens, and the fused kernel where the platform has
+one. speed-ups: medians of the ratios of neighboring steps, in sequences a second; `from` and `to` are their
+interval of 95 %. peers: transformers on padded rows, and a BERT without padding that is made for the device,
+both on torch (extra `reference`), each in turn in a separate process, beside our fastest step. largest
+micro-batch: tried on the device until it runs out of memory, beside the compiler's plan.
 
 Parts begin only while there is time for them; "left out" has all others with the reason. On a CPU everything
 but the last part runs, to try the command itself. Exit status 1 where a check of exactness or a part fails.
@@ -56,8 +56,8 @@ class AcceleratorConfig(Settings):
 
     models: str = setting(
         "bert-base",
-        "sizes of BERT to measure, with commas",
-        parse=lambda text: parse_names(text, FAMILIES["bert"].sizes),
+        "sizes of models to measure, with commas",
+        parse=lambda text: parse_names(text, MODEL_SIZES),
     )
     max_seq_length: int = setting(512, "tokens of a pack and of a row", minimum=16)
     batch_size: int = setting(32, "packs, or rows, a step", minimum=1)
@@ -72,7 +72,7 @@ class AcceleratorConfig(Settings):
     @property
     def sizes(self):
         """Configs of the models by name."""
-        return {name: FAMILIES["bert"].sizes[name] for name in self.models.split(",")}
+        return {name: MODEL_SIZES[name] for name in self.models.split(",")}
 
     @property
     def chosen(self):
@@ -181,34 +181,33 @@ def describe_device():
 
 def exactness(config, corpus, platform, limit):
     """Packed against unpacked sequences by precision and attention: rows of a table."""
-    from bert_packed.models.flash_attention import choose_attention
-
     first = dataclasses.replace(
         without_dropout(next(iter(config.sizes.values()))), num_hidden_layers=NUM_CHECKED_BLOCKS
     )
-    batch = corpus.packed_batch(NUM_CHECKED, first.vocab_size, np.random.default_rng(0))
-    kernels = {"dense": None}
-    if fused := choose_attention("auto", first, config.max_seq_length, platform).attend:
+    head = first_head(first)
+    batch = corpus.packed_batch(NUM_CHECKED, first.vocab_size, np.random.default_rng(0), head)
+    kernels = {"dense": {}}
+    if fused := kernel_of(first, config.max_seq_length, platform):
         kernels["fused"] = fused
     rows = []
     for dtype in TOLERANCES:
-        for name, attend in kernels.items():
-            check = functools.partial(exactness_row, first, batch, dtype, attend)
+        for name, kernel in kernels.items():
+            check = functools.partial(exactness_row, first, batch, dtype, kernel)
             if row := limit.run(f"exactness, {dtype}, {name}", check, "exactness"):
                 rows.append({"precision": dtype, "attention": name, **row})
     return rows
 
 
-def exactness_row(model_config, batch, dtype, attend=None):
+def exactness_row(model_config, batch, dtype, kernel=None):
     """The audit of a model with random weights on packs: columns of a table.
 
-    Differences are relative to the largest value, except for `neighbors`, which must be 0.
+    `kernel` is of `kernel_of`. Differences are relative to the largest value, except for `neighbors`, which
+    must be 0.
     """
     from bert_packed.evaluation.contamination import HIDDEN, KEY_BIAS_TOLERANCE, audit
-    from bert_packed.objectives.pretraining import pretraining_objective
 
-    objective = pretraining_objective(RECIPE.mlm_loss)
-    model = objective.build_model(model_config, seed=0, dtype=dtype, attend=attend)
+    objective = objective_of(model_config)
+    model = objective.build_model(model_config, seed=0, dtype=dtype, **(kernel or {}))
     engine = make_engine(model, objective, micro_batch_size=len(batch["token_ids"]))
     checks = audit(engine, batch, TOLERANCES[dtype])
     if dtype == MIXED:

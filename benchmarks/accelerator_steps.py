@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.synthetic_data import sums_of_a_row
 from benchmarks.timing import median_row, ratios
-from benchmarks.training_steps import build_engine, stepping
+from benchmarks.training_steps import build_engine, first_head, kernel_of, objective_of, stepping
 from bert_packed.config import MIXED, PRETRAINING
 from bert_packed.runs.interleaved_timing import time_interleaved
 
@@ -43,7 +43,7 @@ class Model:
     def batches(self, make, size=0, number=NUM_BATCHES):
         """Batch dicts by a method of the corpus, `packed_batch` or `unpacked_batch`."""
         rng, size = np.random.default_rng(0), size or self.settings.batch_size
-        return [make(size, self.config.vocab_size, rng) for _ in range(number)]
+        return [make(size, self.config.vocab_size, rng, first_head(self.config)) for _ in range(number)]
 
 
 def measure_steps(model, limit):
@@ -52,13 +52,13 @@ def measure_steps(model, limit):
         return [], []
     size, repeats = model.num_blocks, model.settings.repeats
     ways = {}
-    attentions = our_attentions(model)
+    kernels = our_kernels(model)
     if STEPS not in model.settings.chosen:
-        attentions = dict([attentions.popitem()])  # the fastest, beside which peers are timed
-    for way, attend in attentions.items():
-        compiled = functools.partial(our_ways, model, way, attend)
+        kernels = dict([kernels.popitem()])  # the fastest, beside which peers are timed
+    for way, kernel in kernels.items():
+        compiled = functools.partial(our_ways, model, way, kernel)
         ways |= limit.run(f"{model.name}, programs, {way}", compiled, "programs", size) or {}
-    if next(iter(attentions)) not in ways:
+    if next(iter(kernels)) not in ways:
         limit.leave_out(f"{model.name}, timed steps and peers", "no compiled steps")
         return [], []
     timed = functools.partial(time_interleaved, ways, repeats)
@@ -83,22 +83,19 @@ def measure_steps(model, limit):
     return steps, speed_ups
 
 
-def our_attentions(model):
-    """Attention of packs: dict from the name of a way to the fused kernel, or None for dense scores."""
-    from bert_packed.models.flash_attention import choose_attention
-
-    length = model.settings.max_seq_length
-    attend = choose_attention("auto", model.config, length, model.platform).attend
-    return {PACKED: None, **({FUSED: attend} if attend else {})}
+def our_kernels(model):
+    """Ways to compute packs: dict from name to `kernel_of`, of which `PACKED` has none."""
+    fused = kernel_of(model.config, model.settings.max_seq_length, model.platform)
+    return {PACKED: {}, **({FUSED: fused} if fused else {})}
 
 
-def our_ways(model, way, attend):
+def our_ways(model, way, kernel):
     """Compiled steps of ours: dict from name to a function of the repeat for `time_interleaved`.
 
-    `way` and `attend` are of `our_attentions`; beside `PACKED` there is also `UNPACKED`.
+    `way` and `kernel` are of `our_kernels`; beside `PACKED` there is also `UNPACKED`.
     """
     packs, rows = map(model.batches, (model.corpus.packed_batch, model.corpus.unpacked_batch))
-    steps = {way: (build_engine(model.config, dtype=MIXED, attend=attend), packs)}
+    steps = {way: (build_engine(model.config, dtype=MIXED, **kernel), packs)}
     if way == PACKED:
         steps[UNPACKED] = steps[PACKED][0], rows
     # Traced one by one and compiled together; a step with the same shapes then takes the compiled program
@@ -127,7 +124,7 @@ def peers(model, limit):
     packs, rows = map(model.batches, (model.corpus.packed_batch, model.corpus.unpacked_batch))
     padded = {"padded": rows}
     found = {PADDED: functools.partial(transformers_training, model.config, padded, is_mixed=True)}
-    for kind in kinds:
+    for kind in kinds if first_head(model.config) == PRETRAINING else ():  # it is a BERT
         name = f"{PADDING_FREE}, {kind}" + (", attention without dropout" if kind == "flex" else "")
         found[name] = functools.partial(padding_free_training, model.config, packs, kind, is_mixed=True)
     return found
@@ -145,11 +142,9 @@ def time_peer(start, seconds, name, best, ours, repeats):
 
 def step_row(model, way, times):
     """Speed of a way: a row of a table."""
-    from bert_packed.models.heads import count_flops
-
-    sums = sums_of_a_row(model.corpus, way not in (UNPACKED, PADDED))
+    sums = sums_of_a_row(model.corpus, way not in (UNPACKED, PADDED), first_head(model.config))
     rate = model.settings.batch_size / statistics.median(times)
-    flops = rate * count_flops(PRETRAINING, model.config, sums)
+    flops = rate * objective_of(model.config).model_flops(model.config, sums)
     return {
         "model": model.name,
         "way": way,
@@ -219,17 +214,16 @@ def try_size(model, size):
 
     Two, since a run of several has gradients to add up.
     """
-    from bert_packed.models.flash_attention import choose_attention
     from bert_packed.training.backend import out_of_memory_names
     from bert_packed.training.step_report import jax_program
 
     (batch,) = model.batches(model.corpus.packed_batch, 2 * size, 1)
     gc.collect()  # the memory of the try before
-    attention = choose_attention("auto", model.config, model.settings.max_seq_length, model.platform)
+    kernel = kernel_of(model.config, model.settings.max_seq_length, model.platform)
     program = None
     try:
         with out_of_memory_names("a try", "batch_size"):
-            engine = build_engine(model.config, size, dtype=MIXED, attend=attention.attend)
+            engine = build_engine(model.config, size, dtype=MIXED, **kernel)
             program = jax_program(engine.compiled_train_step.lower(*engine.step_arguments(batch)))
             float(engine.train_step(batch)["num_sequences"])
     except MemoryError:

@@ -12,22 +12,28 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.padding_rates import HISTOGRAM_PACKED, LONGEST, PADDED, draw_lengths, padding_rows
 from benchmarks.results import Settings, parse_names, show
-from benchmarks.synthetic_data import VOCAB_SIZE, random_packs, spec_of, sums_of_a_row, wikipedia_corpus
-from bert_packed.config import FAMILIES
+from benchmarks.synthetic_data import VOCAB_SIZE, sums_of_a_row, wikipedia_corpus
+from benchmarks.training_steps import first_head, objective_kind
+from bert_packed.config import MODEL_SIZES
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, setting
 from bert_packed.core.storage import read_json
 from bert_packed.records import tfrecords
 from bert_packed.records.example_bytes import serialize_examples
+from bert_packed.schema import CAUSAL_LM
 
 DESCRIPTION = """
-Compiles the step of run_pretraining.py (--compile_for) for each model, attention and device, on packs of
-Wikipedia's lengths at depth 3; extra `aot`. Memory is the compiler's plan. Seconds are its estimate, no
-measurement, and missing for GPUs, whose compiler has none. Each step takes a minute or two for bert-base.
+Compiles the step of run_pretraining.py (--compile_for) for each model, attention and device; extra `aot`.
+Packs are of Wikipedia's lengths at depth 3, for a Mamba of PackMamba's lengths, twice as long as the longest.
+Memory is the compiler's plan. Seconds are its estimate, no measurement, and missing for GPUs, whose compiler
+has none. A step takes as long on padded rows of as many tokens: `padded` has the real ones among those. Each
+step takes a minute or two to compile for bert-base.
 """
 DEPTH = 3  # sequences in a pack, as in the papers
 NUM_RECORDS = 8  # only their shapes count
+NUM_LENGTHS = 20_000  # of PackMamba, drawn
 GIBIBYTE = 2**30
 ATTENTIONS = ("auto", "dense")
 COMMAND = Path(__file__).resolve().parent.parent / "run_pretraining.py"
@@ -39,8 +45,8 @@ class ForecastConfig(Settings):
 
     models: str = setting(
         "bert-base",
-        "sizes of BERT, with commas",
-        parse=lambda text: parse_names(text, FAMILIES["bert"].sizes),
+        "sizes of models, with commas",
+        parse=lambda text: parse_names(text, MODEL_SIZES),
     )
     attentions: str = setting(
         "auto,dense", "of the steps, with commas", parse=lambda text: parse_names(text, ATTENTIONS)
@@ -53,28 +59,41 @@ class ForecastConfig(Settings):
 def main(config):
     """Compile, print and write."""
     corpus = wikipedia_corpus(config.max_seq_length, DEPTH)
-    tokens = config.batch_size * sums_of_a_row(corpus, is_packed=True)["num_tokens"]
     rows = []
     with tempfile.TemporaryDirectory(prefix="forecast_") as folder:
         records = os.path.join(folder, "packs.tfrecord")
-        write_packs(records, corpus)
         for model in config.models.split(","):
+            write_packs(records, corpus, MODEL_SIZES[model])
+            real = real_shares(corpus, MODEL_SIZES[model])
             for attention in config.attentions.split(","):
                 for device in config.devices.split(","):
                     report = compiled(config, folder, records, model, attention, device)
                     rows.append(
-                        {"model": model, "attention": attention, **forecast_row(device, report, tokens)}
+                        {"model": model, "attention": attention, **forecast_row(config, device, report, real)}
                     )
     notes = ["Estimates of compilers; no figure was measured on a device."]
     show("forecast", config, {"steps": rows}, notes)
 
 
-def write_packs(path, corpus):
+def write_packs(path, corpus, model_config):
     """Write a few packs, of the shape of all."""
-    spec = spec_of(corpus.plan.strategies, len(corpus.histogram))
-    rng = np.random.default_rng(0)
-    packs = random_packs(corpus.draw_packs(NUM_RECORDS, rng), spec, VOCAB_SIZE, rng)
-    tfrecords.write_records(path, serialize_examples(packs))
+    from bert_packed.objectives.features import NEXT_TOKENS, RECORDED
+
+    head = first_head(model_config)
+    batch = corpus.packed_batch(NUM_RECORDS, VOCAB_SIZE, np.random.default_rng(0), head)
+    features = NEXT_TOKENS if head == CAUSAL_LM else RECORDED
+    arrays = {one.record_name: batch[one.name] for one in features}
+    tfrecords.write_records(path, serialize_examples(arrays))
+
+
+def real_shares(corpus, model_config):
+    """Share of real tokens in packs, and in padded rows."""
+    length = len(corpus.histogram)
+    if first_head(model_config) != CAUSAL_LM:
+        return [sums_of_a_row(corpus, is_packed)["num_tokens"] / length for is_packed in (True, False)]
+    lengths = np.maximum(1, draw_lengths(NUM_LENGTHS, 0) * length // (2 * LONGEST))
+    rows = {row["way"]: 1 - row["padding, %"] / 100 for row in padding_rows(lengths, length // 2, length)}
+    return [rows[HISTOGRAM_PACKED], rows[PADDED]]
 
 
 def compiled(config, folder, records, model, attention, device):
@@ -82,6 +101,7 @@ def compiled(config, folder, records, model, attention, device):
     target = os.path.join(folder, "compiled")
     flags = {
         "input_file": records,
+        "objective": objective_kind(MODEL_SIZES[model]),
         "bert_config_file": model,
         "attention": attention,
         "train_batch_size": config.batch_size,
@@ -98,16 +118,20 @@ def compiled(config, folder, records, model, attention, device):
     return read_json(os.path.join(target, "step.json"))
 
 
-def forecast_row(device, report, num_tokens):
-    """Columns of a table, of a report of `--compile_only` and the real tokens of a step."""
+def forecast_row(config, device, report, real):
+    """Columns of a table, of a report of `--compile_only` and `real_shares`."""
     seconds = report["estimated_seconds"]
+    packed, padded = (
+        seconds and config.batch_size * config.max_seq_length * share / seconds for share in real
+    )
     return {
         "device": device,
         "packs": report["train_batch_size"],
         "memory, GiB": report["peak_bytes"] / GIBIBYTE,
         "of, GiB": report["device_memory_bytes"] / GIBIBYTE,
         "s/step, estimated": seconds,
-        "real tokens/s, estimated": seconds and num_tokens / seconds,
+        "real tokens/s, estimated": packed,
+        "padded, estimated": padded,
     }
 
 

@@ -6,33 +6,35 @@ python -m benchmarks.long_contexts --reference
 import contextlib
 import dataclasses
 import functools
+import os
 import statistics
+import subprocess
 import sys
+import tempfile
 
 import numpy as np
 
 from benchmarks.results import Settings, show
 from benchmarks.synthetic_data import check_positions, sums_of_a_row, wikipedia_corpus
 from benchmarks.timing import median_row, ratios
-from benchmarks.training_steps import build_engine, stepping
-from bert_packed.config import FAMILIES, load_model_config
-from bert_packed.core.command_line import run
-from bert_packed.core.settings import InputError, setting
+from benchmarks.training_steps import build_engine, options_here, stepping
+from bert_packed.config import FAMILIES, MIXED, load_model_config
+from bert_packed.core.command_line import TOP, run
+from bert_packed.core.settings import InputError, as_text, setting
+from bert_packed.core.storage import read_json
 from bert_packed.runs.interleaved_timing import time_interleaved
 from bert_packed.training.engines import choose_backend
 
 DESCRIPTION = """
 A step has --tokens_per_step tokens: packs of Wikipedia's lengths in proportion to the pack, at most three
 sequences each, or rows of one sequence. Local blocks compute bands; the same model with every block global
-shows what they save, for packs of up to 2,048 tokens. With --reference also transformers (SDPA), on rows
-padded to the longest of a batch, and on the sequences of the packs one after another, whose gradients add
-up.
+shows what they save. With --reference also transformers (SDPA), on rows padded to the longest of a batch, and
+on the sequences of the packs one after another, whose gradients add up. Each length has a process to itself.
 
 A speed-up is the median of the ratios of neighboring steps, in real tokens a second, of the packed step
 over the other; `from` and `to` are its interval of 95 %. Dropout is on.
 """
 NUM_BATCHES = 2  # of each way
-LONGEST_DENSE = 2048  # tokens of a pack; six dense blocks of 8,192 tokens take more than 20 GB
 PACKED, GLOBAL = "packed", "packed, every block global"
 PADDED, ONE_BY_ONE = "transformers, padded", "transformers, one by one"
 
@@ -52,6 +54,11 @@ class LengthsConfig(Settings):
         "512,2048,8192", "tokens of a pack and of a row, with commas", parse=_parse_lengths
     )
     tokens_per_step: int = setting(8192, "tokens, padding included, of a step", minimum=16)
+    longest_global: int = setting(
+        2048,
+        "longest packs to measure with every block global too; six blocks of 8,192 take 20 GB on a CPU",
+        minimum=0,
+    )
     repeats: int = setting(7, "timed steps of each way", minimum=1)
     reference: bool = setting(False, "also measure transformers on torch (extra `reference`)")
 
@@ -75,11 +82,24 @@ def main(config):
     model_config = load_model_config(config.bert_config_file)
     if not isinstance(model_config, FAMILIES["modernbert"].config_class):
         raise InputError(f"`bert_config_file` must be of a ModernBERT. Received: {config.bert_config_file}.")
-    rows = []
     for length in config.lengths:
         check_positions(length, model_config)
-        rows += rows_of_length(config, model_config, length)
+    if len(config.lengths) > 1:
+        rows = [row for length in config.lengths for row in rows_of_process(config, length)]
+    else:
+        rows = rows_of_length(config, model_config, *config.lengths)
     show("long_contexts", config, {"steps": rows})
+
+
+def rows_of_process(config, length):
+    """The rows of one length by this command in another process, which gives its memory back."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "length.json")
+        flags = {**dataclasses.asdict(config), "max_seq_lengths": length, "json": path}
+        command = [sys.executable, "-m", "benchmarks.long_contexts"]
+        given = [f"--{name}={as_text(value)}" for name, value in flags.items()]
+        subprocess.run([*command, *given], check=True, cwd=TOP)
+        return read_json(path)["tables"]["steps"]
 
 
 def rows_of_length(config, model_config, length):
@@ -91,12 +111,13 @@ def rows_of_length(config, model_config, length):
         for make in (corpus.packed_batch, corpus.unpacked_batch)
     )
     all_global = dataclasses.replace(model_config, global_attn_every_n_layers=1)
+    options = options_here(model_config, length)
     with contextlib.ExitStack() as stack:
-        ways = {PACKED: stepping(build_engine(model_config), packs)}
-        if length <= LONGEST_DENSE:
-            ways[GLOBAL] = stepping(build_engine(all_global), packs)
+        ways = {PACKED: stepping(build_engine(model_config, **options), packs)}
+        if length <= config.longest_global:
+            ways[GLOBAL] = stepping(build_engine(all_global, **options), packs)
         if config.reference:
-            ways |= peer_ways(model_config, packs, padded, stack)
+            ways |= peer_ways(model_config, packs, padded, options["dtype"] == MIXED, stack)
         seconds = time_interleaved(ways, config.repeats)
     tokens = {way: size * sums_of_a_row(corpus, way != PADDED)["num_tokens"] for way in ways}
     return [
@@ -114,12 +135,14 @@ def rows_of_length(config, model_config, length):
     ]
 
 
-def peer_ways(model_config, packs, padded, stack):
+def peer_ways(model_config, packs, padded, is_mixed, stack):
     """Functions of the repeat that take a step of transformers, by name, until the stack ends."""
     from benchmarks.peers.training import transformers_training
 
     rows = {PADDED: padded, ONE_BY_ONE: [sequences_of(batch) for batch in packs]}
-    peer = stack.enter_context(transformers_training(model_config, rows, keeps_memory=True))
+    peer = stack.enter_context(
+        transformers_training(model_config, rows, keeps_memory=True, is_mixed=is_mixed)
+    )
     return {way: functools.partial(peer.call, "step", way) for way in rows}
 
 

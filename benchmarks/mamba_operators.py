@@ -9,10 +9,13 @@ import functools
 import numpy as np
 from keras import ops
 
+from benchmarks.training_steps import options_here
+from bert_packed.config import MIXED
 from bert_packed.model_configs.mamba2 import Mamba2Config
 from bert_packed.models.mamba import conv1d_pack
 from bert_packed.models.selective_scan import CHUNK_LENGTH, ssm_pack
 from bert_packed.models.state_space_duality import ssd_pack
+from bert_packed.parallel.targets import devices_here
 from bert_packed.training.backend import compiled, gradient
 
 PASSES = FORWARD, BOTH = "forward", "forward and backward"
@@ -49,6 +52,10 @@ def operator_inputs(operator, config, batches):
     for batch in batches:
         shape = batch["position_ids"].shape
         inputs = [ops.convert_to_tensor(one, "float32") for one in make(rng, config, shape)]
+        # The values; a scan takes all else in float32
+        inputs[0] = ops.cast(inputs[0], "bfloat16" if devices_here().dtype == MIXED else "float32")
+        if operator == CONVOLUTION:
+            inputs[1:] = [ops.cast(one, inputs[0].dtype) for one in inputs[1:]]
         width = config.conv_size if operator == CONVOLUTION else config.inner_size
         weights_BSE = ops.convert_to_tensor(rng.normal(size=(*shape, width)), "float32")
         given.append((inputs, ops.convert_to_tensor(batch["position_ids"]), weights_BSE))
@@ -60,21 +67,24 @@ def running(program, given):
 
     def run(_):
         for arguments in given:
-            ops.convert_to_numpy(program(*arguments)[-1])
+            # A number waits for all of them; the whole would be copied from a device
+            ops.convert_to_numpy(program(*arguments)[-1][0, 0, 0])
 
     return run
 
 
-def scan_of(config):
-    """The scan of a config's model, called with `operator_inputs` and positions."""
+def scan_here(config):
+    """The scan of a model on this process's devices, called with `operator_inputs` and positions."""
     if isinstance(config, Mamba2Config):
         return functools.partial(ssd_pack, chunk_length=config.chunk_size)
-    return ssm_pack
+    return options_here(config, CHUNK_LENGTH).get("scan", ssm_pack)
 
 
-def scan_variants():
+def scan_variants(config):
     """Ways to compute the scan, called as `ssm_pack` for its first output: dict from name; ours first."""
+    fused = options_here(config, CHUNK_LENGTH).get("scan")
     return {
+        **({"fused kernel": fused} if fused else {}),
         f"token by token, chunks of {CHUNK_LENGTH}": ssm_pack,
         "chunks of 8": functools.partial(ssm_pack, chunk_length=8),
         "chunks of 128": functools.partial(ssm_pack, chunk_length=128),

@@ -15,7 +15,7 @@ import tempfile
 import numpy as np
 
 from benchmarks.results import Settings, show
-from benchmarks.synthetic_data import token_batch, wikipedia_corpus
+from benchmarks.synthetic_data import spec_of, token_batch, wikipedia_corpus
 from benchmarks.timing import added_row
 from benchmarks.training_steps import build_engine, first_head, stepping
 from bert_packed.config import load_model_config
@@ -204,7 +204,7 @@ def restart_pairs(model_config, batch_size, length):
 
     rng = np.random.default_rng(0)
     packs = wikipedia_corpus(length, DEPTH).draw_packs(batch_size, rng)
-    batch = token_batch(packs, length, model_config.vocab_size, rng)
+    batch = token_batch(packs, spec_of(packs, length), model_config.vocab_size, rng)
     endless = dataclasses.replace(model_config, ablation_no_position_reset=True)
     configs = {WITH: model_config, WITHOUT: endless}
     pairs = {STEP: {way: stepping(build_engine(one), [batch]) for way, one in configs.items()}}

@@ -13,10 +13,10 @@ import numpy as np
 from benchmarks.padding_rates import LONGEST, draw_lengths, padding_rows
 from benchmarks.pictures import draw_bars, new_figure, save_picture
 from benchmarks.results import Settings, parse_names, show
-from benchmarks.synthetic_data import best_shapes, token_batch
+from benchmarks.synthetic_data import best_shapes, spec_of, token_batch
 from benchmarks.timing import median_row, ratios
-from benchmarks.training_steps import build_engine, stepping_through
-from bert_packed.config import load_model_config
+from benchmarks.training_steps import build_engine, options_here, stepping_through
+from bert_packed.config import MIXED, load_model_config
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, setting
 from bert_packed.model_configs.mamba import MambaConfig, StateSpaceConfig
@@ -167,16 +167,17 @@ def make_batches(config, lengths, vocab_size):
     shapes = best_shapes(alone, NUM_SHAPES)
     fitting = shapes[np.searchsorted(shapes, alone)]
     num_rows = max(1, config.batch_size * pack_length // row_length)
+
+    def batch(packs, length):
+        return token_batch(packs, spec_of(packs, length), vocab_size, rng)
+
     return {
-        SINGLE: [
-            token_batch([(one,)], int(shape), vocab_size, rng)
-            for one, shape in zip(alone, fitting, strict=True)
-        ],
+        SINGLE: [batch([(one,)], int(shape)) for one, shape in zip(alone, fitting, strict=True)],
         PADDED: [
-            token_batch([(one,) for one in alone[first : first + num_rows]], row_length, vocab_size, rng)
+            batch([(one,) for one in alone[first : first + num_rows]], row_length)
             for first in range(0, len(alone), num_rows)
         ],
-        PACKED: [token_batch(packs, pack_length, vocab_size, rng)],
+        PACKED: [batch(packs, pack_length)],
     }
 
 
@@ -220,10 +221,10 @@ def training_tables(model_config, batches, num_repeats, others):
 
     `others` has the configs of other models by name, which train on the packs alone.
     """
-    engine = build_engine(model_config)
+    engine = engine_here(model_config, batches)
     ways = {way: stepping_through(engine, some) for way, some in batches.items()}
     for name, other in others.items():
-        ways[name] = stepping_through(build_engine(other), batches[PACKED])
+        ways[name] = stepping_through(engine_here(other, batches), batches[PACKED])
     batches = batches | dict.fromkeys(others, batches[PACKED])
     counts = {way: count_tokens(some) for way, some in batches.items()}
     by_token = seconds_a_token(time_interleaved(ways, num_repeats), batches)
@@ -235,15 +236,22 @@ def training_tables(model_config, batches, num_repeats, others):
     return {TRAINING: rows, "packed against others": compared}
 
 
+def engine_here(model_config, batches):
+    """An engine for the packs, with the dtype and kernel of this process's devices."""
+    return build_engine(model_config, **options_here(model_config, batches[PACKED][0]["token_ids"].shape[1]))
+
+
 def measure_reference(model_config, batches, num_repeats):
     """Interleave training with transformers on a few padded rows with training on the packs: two rows."""
     from benchmarks.peers.training import transformers_training
+    from bert_packed.parallel.targets import devices_here
 
     # On a CPU it loops over tokens in Python, and its backward pass grows with the square of their number
     rows = {name: values[:REFERENCE_ROWS] for name, values in batches[PADDED][0].items()}
-    with transformers_training(model_config, {PADDED: [rows]}) as peer:
+    is_mixed = devices_here().dtype == MIXED
+    with transformers_training(model_config, {PADDED: [rows]}, is_mixed=is_mixed) as peer:
         ways = {
-            PACKED: stepping_through(build_engine(model_config), batches[PACKED]),
+            PACKED: stepping_through(engine_here(model_config, batches), batches[PACKED]),
             REFERENCE: functools.partial(peer.call, "step", PADDED),
         }
         seconds = time_interleaved(ways, min(num_repeats, REFERENCE_REPEATS))
@@ -260,10 +268,9 @@ def operator_rows(model_config, batches, num_repeats):
     """Interleave each operator on the shapes of all ways: rows of a table."""
     from benchmarks import mamba_operators  # Keras: only now
 
-    rows = []
+    rows, scan = [], mamba_operators.scan_here(model_config)
     for operator in mamba_operators.OPERATORS:
         for which in mamba_operators.PASSES:
-            scan = mamba_operators.scan_of(model_config)
             program = mamba_operators.operator_program(operator, which, scan)
             ways = {
                 way: mamba_operators.running(
@@ -283,7 +290,7 @@ def variant_rows(model_config, batches, num_repeats):
 
     given = mamba_operators.operator_inputs(SCAN, model_config, batches)
     num_tokens = sum(batch["position_ids"].size for batch in batches)
-    variants = mamba_operators.scan_variants()
+    variants = mamba_operators.scan_variants(model_config)
     ways = {
         (name, which): mamba_operators.running(mamba_operators.operator_program(SCAN, which, variant), given)
         for name, variant in variants.items()

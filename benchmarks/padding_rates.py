@@ -15,7 +15,8 @@ SHORTEST, LONGEST, MEAN = 57, 2048, 646
 SPREAD = 2.0  # ours: of the logarithm of a document's length
 NUM_EVEN = 4000  # quantiles of all documents, whose mean is solved for
 WINDOW = 64  # sequences that wait while packs are filled in order
-PRINTED = {"padded": 66.3, "in order of arrival": 19.1, "sorted in a window": 0.41}  # percent
+PADDED, HISTOGRAM_PACKED = "padded", f"histogram-packed ({DEFAULT_ALGORITHM})"
+PRINTED = {PADDED: 66.3, "in order of arrival": 19.1, "sorted in a window": 0.41}  # percent
 
 
 def draw_lengths(num_sequences, seed, shortest=SHORTEST, longest=LONGEST, mean=MEAN):
@@ -52,11 +53,11 @@ def padding_rows(lengths, row_length, pack_length, window=WINDOW, seed=0):
     in_order = ALGORITHMS["greedy"](histogram, pack_length, "max", seed=seed)
     in_window = ALGORITHMS["local_greedy"](histogram, pack_length, "max", buffer_size=window, seed=seed)
     rows = [
-        ("padded", row_length, len(lengths), None),
+        (PADDED, row_length, len(lengths), None),
         ("in order of arrival", pack_length, in_order.num_packs, None),
         ("sorted in a window", pack_length, in_window.num_packs, None),
         (
-            f"histogram-packed ({DEFAULT_ALGORITHM})",
+            HISTOGRAM_PACKED,
             pack_length,
             ours.num_packs,
             ours.certificate.lower_bound,

@@ -10,12 +10,11 @@ import numpy as np
 
 from benchmarks.peak_memory import MemoryWatch
 from benchmarks.results import Settings, show
-from benchmarks.synthetic_data import check_positions, token_batch, wikipedia_corpus
+from benchmarks.synthetic_data import check_positions, wikipedia_corpus
 from benchmarks.training_steps import build_engine, first_head, stepping
 from bert_packed.config import load_model_config
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, check_divides, setting
-from bert_packed.schema import CAUSAL_LM
 from bert_packed.training.engines import choose_backend
 
 NUM_STEPS = 2
@@ -73,9 +72,7 @@ def main(config):
 def make_batch(model_config, batch_size, length):
     """A batch dict of packs of Wikipedia's lengths, for a BERT or a Mamba."""
     rng, corpus = np.random.default_rng(0), wikipedia_corpus(length, DEPTH)
-    if first_head(model_config) == CAUSAL_LM:
-        return token_batch(corpus.draw_packs(batch_size, rng), length, model_config.vocab_size, rng)
-    return corpus.packed_batch(batch_size, model_config.vocab_size, rng)
+    return corpus.packed_batch(batch_size, model_config.vocab_size, rng, first_head(model_config))
 
 
 def memory_row(length, config, temporaries, growth):

@@ -13,6 +13,7 @@ import numpy as np
 from bert_packed import schema
 from bert_packed.assembly.bert_packs import assemble_packs
 from bert_packed.assembly.packs import Packs
+from bert_packed.config import MASKED_LM, PRETRAINING
 from bert_packed.core.settings import InputError
 from bert_packed.packing.algorithms import ALGORITHMS, DEFAULT_ALGORITHM
 from bert_packed.packing.histogram import load_known_histogram
@@ -42,14 +43,15 @@ class Corpus:
         shares = np.array(counts) / sum(counts)
         return [strategies[index] for index in rng.choice(len(strategies), num_packs, p=shares)]
 
-    def packed_batch(self, num_packs, vocab_size, rng):
-        """A batch dict of packs for pre-training a BERT, P and K as large as the fullest pack needs."""
+    def packed_batch(self, num_packs, vocab_size, rng, head=PRETRAINING):
+        """A batch dict of packs for pre-training with a head, P and K as large as the fullest pack needs."""
         spec = spec_of(self.plan.strategies, len(self.histogram))
-        return bert_batch(self.draw_packs(num_packs, rng), spec, vocab_size, rng)
+        return BATCHES[head](self.draw_packs(num_packs, rng), spec, vocab_size, rng)
 
-    def unpacked_batch(self, num_rows, vocab_size, rng):
+    def unpacked_batch(self, num_rows, vocab_size, rng, head=PRETRAINING):
         """A batch dict of rows of S tokens that hold one sequence each."""
-        return row_batch(draw_lengths(self.histogram, num_rows, rng), len(self.histogram), vocab_size, rng)
+        rows = [(int(one),) for one in draw_lengths(self.histogram, num_rows, rng)]
+        return BATCHES[head](rows, row_spec(len(self.histogram)), vocab_size, rng)
 
 
 def plan_corpus(histogram, depth):
@@ -69,14 +71,16 @@ def describe_corpus(corpus):
     }
 
 
-def sums_of_a_row(corpus, is_packed):
-    """Means of a row of all the data, for `count_flops`."""
+def sums_of_a_row(corpus, is_packed, head=PRETRAINING):
+    """Means of a row of all the data, for `count_flops` of a model with a head."""
     # Those of the few batches that are timed would differ
     lengths = np.arange(1, len(corpus.histogram) + 1)
     values = {
         "num_tokens": lengths,
         "num_pairs": lengths**2,
-        "num_predictions": count_predictions(lengths, len(lengths)),
+        "num_predictions": lengths - 1
+        if head == schema.CAUSAL_LM
+        else count_predictions(lengths, len(lengths)),
         "num_sequences": np.ones(len(lengths)),
     }
     num_rows = corpus.plan.num_packs if is_packed else corpus.plan.num_sequences
@@ -178,9 +182,11 @@ def bert_batch(packs, spec, vocab_size, rng):
     return {name: arrays[record_name] for record_name, name in BATCH_NAMES.items()}
 
 
-def token_batch(packs, length, vocab_size, rng):
-    """The batch dict of next-token prediction on packs, tuples of lengths; all but the last token predict."""
-    spec = spec_of(packs, length)
+def token_batch(packs, spec, vocab_size, rng):
+    """The batch dict of next-token prediction on packs; arguments as in `random_packs`.
+
+    All tokens of a sequence predict but its last.
+    """
     arrays = random_packs(packs, spec, vocab_size, rng)
     tokens_BS, ids_BS = arrays[schema.INPUT_IDS], arrays[schema.INPUT_MASK]
     next_ids_BS, next_tokens_BS = (np.pad(values[:, 1:], ((0, 0), (0, 1))) for values in (ids_BS, tokens_BS))
@@ -196,6 +202,10 @@ def token_batch(packs, length, vocab_size, rng):
         "slot_weights": arrays[schema.NEXT_SENTENCE_WEIGHTS],
         "sequence_bytes": (ids_BS[:, :, None] == slots_K).sum(axis=1).astype(np.int32),  # a byte a token
     }
+
+
+# By the head that a model is pre-trained with
+BATCHES = {PRETRAINING: bert_batch, MASKED_LM: bert_batch, schema.CAUSAL_LM: token_batch}
 
 
 def best_shapes(lengths, num_shapes):

@@ -27,16 +27,38 @@ def build_engine(model_config, micro_batch_size=0, optimizer=None, objective=Non
     return make_engine(built, objective, optimizer or build_optimizer(RECIPE), micro_batch_size or None)
 
 
+def options_here(model_config, max_seq_length):
+    """Options of `build_engine` that a run has on this process's devices by default: dtype and kernel."""
+    from bert_packed.parallel.targets import devices_here
+
+    here = devices_here()
+    return {"dtype": here.dtype, **kernel_of(model_config, max_seq_length, here.platform)}
+
+
+def kernel_of(model_config, max_seq_length, platform):
+    """Options of a model that attends, or scans, in the platform's fused kernel; {} where there is none."""
+    from bert_packed.models.flash_attention import choose_attention
+
+    chosen = choose_attention("auto", model_config, max_seq_length, platform)
+    options = {"attend": chosen.attend, "scan": chosen.scan}
+    return {name: kernel for name, kernel in options.items() if kernel}
+
+
 def first_head(model_config):
     """The head that models of a config's family are pre-trained with."""
     return family_of(model_config).heads[0]
+
+
+def objective_kind(model_config):
+    """The `--objective` that models of a config's family are pre-trained with by default."""
+    return next(kind for kind, head in OBJECTIVE_HEADS.items() if head == first_head(model_config))
 
 
 def objective_of(model_config, weighting=None):
     """The `Objective` that a model is pre-trained by; `weighting` of the loss is by default the recipe's."""
     from bert_packed.runs.objectives import choose_objective
 
-    kind = next(kind for kind, head in OBJECTIVE_HEADS.items() if head == first_head(model_config))
+    kind = objective_kind(model_config)
     weightings = types.SimpleNamespace(mlm_loss=weighting, lm_loss=weighting) if weighting else RECIPE
     return choose_objective(kind, model_config, weightings)
 

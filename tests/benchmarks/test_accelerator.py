@@ -199,8 +199,8 @@ def test_the_kernel_is_measured_where_there_is_one(corpus, monkeypatch, kernel):
         return Attention(kernel, "")
 
     monkeypatch.setattr(flash_attention, "choose_attention", choose)
-    found = accelerator_steps.our_attentions(model)
-    assert found == ({PACKED: None, FUSED: "kernel"} if kernel else {PACKED: None})
+    found = accelerator_steps.our_kernels(model)
+    assert found == ({PACKED: {}, FUSED: {"attend": "kernel"}} if kernel else {PACKED: {}})
 
 
 def test_rows_of_steps_follow_from_seconds_and_the_corpus(corpus):
@@ -263,12 +263,12 @@ def test_peers_alone_are_beside_our_fastest_step(corpus, monkeypatch):
     """Neither the dense step nor rows are compiled, and each peer has our step beside it in the table."""
     model, limit, compiled = model_of(corpus, "gpu", parts="peers"), TimeLimit(1000), []
 
-    def our_ways(model, way, attend):
+    def our_ways(model, way, kernel):
         compiled.append(way)
         return {way: lambda _: None}
 
     monkeypatch.setattr(accelerator_steps, "our_ways", our_ways)
-    monkeypatch.setattr(accelerator_steps, "our_attentions", lambda _: {PACKED: None, FUSED: 1})
+    monkeypatch.setattr(accelerator_steps, "our_kernels", lambda _: {PACKED: {}, FUSED: {"attend": 1}})
     monkeypatch.setattr(accelerator_steps, "peers", lambda *_: {"first": None, "second": None})
     monkeypatch.setattr(
         accelerator_steps, "time_peer", lambda _, __, name, best, *rest: {best: [1.0, 1.0], name: [3.0, 3.0]}
@@ -346,7 +346,7 @@ def test_micro_batches_are_beside_the_plan(corpus, monkeypatch):
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ({"models": "bert-tiny,mamba-tiny"}, "must be different ones of bert-tiny, bert-mini, "),
+        ({"models": "bert-tiny,bert-mimi"}, "must be different ones of bert-tiny, bert-mini, "),
         ({"minutes": -1}, "`minutes` must be at least 0"),
         ({"max_seq_length": 1024}, "`max_seq_length` must be at most max_position_embeddings=512"),
     ],

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from benchmark_command import run_benchmark, tables_of
 
-from benchmarks import long_contexts
 from benchmarks.long_contexts import GLOBAL, ONE_BY_ONE, PACKED, PADDED, sequences_of
 from benchmarks.synthetic_data import sums_of_a_row, wikipedia_corpus
 
@@ -12,6 +11,7 @@ TOY = {
     "bert_config_file": "modernbert-tiny",
     "max_seq_lengths": "32,64",
     "tokens_per_step": 128,
+    "longest_global": 32,
     "repeats": 1,
 }
 
@@ -27,11 +27,6 @@ def check_rows(rows, ways):
             tokens = 128 // length * sums_of_a_row(corpus, row["way"] != PADDED)["num_tokens"]
             assert row["real tokens/s"] * row["s/step"] == pytest.approx(tokens)
             assert packed["real tokens/s"] / row["real tokens/s"] == pytest.approx(row["packed is faster by"])
-
-
-@pytest.fixture(autouse=True)
-def dense_blocks_of_short_packs_alone(monkeypatch):
-    monkeypatch.setattr(long_contexts, "LONGEST_DENSE", 32)
 
 
 @pytest.mark.slow

@@ -121,7 +121,7 @@ def test_operators_run_forward_and_backward(monkeypatch, uncompiled, config):
     batch = {"position_ids": np.array([[0, 1, 2, 0, 1, 0]], np.int32)}
     for operator in OPERATORS:
         ((inputs, positions, weights),) = operator_inputs(operator, config, [batch])
-        scan = mamba_operators.scan_of(config)
+        scan = mamba_operators.scan_here(config)
         assert (np.asarray(positions) == batch["position_ids"]).all()
         (output,) = operator_program(operator, FORWARD, scan)(inputs, positions, weights)
         gradients, again = operator_program(operator, BOTH, scan)(inputs, positions, weights)
@@ -148,12 +148,12 @@ def test_every_scan_computes_the_same(uncompiled):
     weights = np.float32(rng.normal(size=(1, length, 3)))
     positions = ops.convert_to_tensor(POSITIONS)
     found = {}
-    for name, scan in mamba_operators.scan_variants().items():
+    for name, scan in mamba_operators.scan_variants(CONFIG).items():
         loss = gradient(lambda x, scan=scan: ops.sum(weights * scan(*x, positions)[0]))
         values = [scan(*given, positions)[0], *loss(given)]
         found[name] = [ops.convert_to_numpy(one) for one in values]
     first, *others = found.values()
-    assert next(iter(mamba_operators.scan_variants().values())) is ssm_pack and len(others) == 3
+    assert next(iter(mamba_operators.scan_variants(CONFIG).values())) is ssm_pack and len(others) == 3
     for values in others:
         for one, want in zip(values, first, strict=True):
             np.testing.assert_allclose(one, want, atol=1e-5 * np.abs(want).max())

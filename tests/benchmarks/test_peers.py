@@ -22,7 +22,7 @@ from tiny import CONFIG, make_engine
 
 from benchmarks.peers import keras_hub_model, plain_bert, training, transformers_models
 from benchmarks.peers.process import PeerProcess, torch_processes
-from benchmarks.synthetic_data import token_batch
+from benchmarks.synthetic_data import spec_of, token_batch
 from bert_packed.core.settings import InputError
 from bert_packed.objectives.pretraining import masked_lm_objective, pretraining_objective
 from bert_packed.training.engines.engine import named_weights
@@ -145,7 +145,7 @@ def test_bert_arguments_say_of_each_token_what_is_to_be_predicted():
 
 
 def test_mamba_arguments_are_cut_behind_the_longest():
-    batch = token_batch([(4,), (6,)], 9, NUM_TOKENS, np.random.default_rng(0))
+    batch = token_batch([(4,), (6,)], spec_of([(4,), (6,)], 9), NUM_TOKENS, np.random.default_rng(0))
     arguments = transformers_models.mamba_arguments(batch)
     assert arguments["input_ids"].shape == (2, 6)
     assert ((arguments["labels"] != -100).sum(axis=1) == [4, 6]).all()
@@ -198,7 +198,7 @@ def test_transformers_compute_our_losses_and_train():
     with training.transformers_training(CONFIG, {"torch": [rows]}) as peer:
         losses = [peer.call("step", "torch", repeat) for repeat in range(5)]
     assert losses[-1] < losses[0]
-    batch = token_batch([(4,), (6,)], 9, NUM_TOKENS, np.random.default_rng(0))
+    batch = token_batch([(4,), (6,)], spec_of([(4,), (6,)], 9), NUM_TOKENS, np.random.default_rng(0))
     with training.transformers_training(MAMBA, {"rows": [batch]}) as peer:
         losses = [peer.call("step", "rows", repeat) for repeat in range(2)]
         assert losses[1] < losses[0]

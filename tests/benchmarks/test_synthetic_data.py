@@ -14,6 +14,7 @@ from benchmarks.synthetic_data import (
     count_predictions,
     draw_lengths,
     plan_corpus,
+    spec_of,
     token_batch,
     wikipedia_corpus,
     wikipedia_histogram,
@@ -51,7 +52,7 @@ def test_sequences_have_their_lengths_places_and_predictions():
 
 
 def test_every_token_but_a_sequence_s_last_predicts_the_next():
-    batch = token_batch(PACKS, 24, NUM_TOKENS, np.random.default_rng(0))
+    batch = token_batch(PACKS, spec_of(PACKS, 24), NUM_TOKENS, np.random.default_rng(0))
     assert set(batch) == {feature.name for feature in next_token_objective("per_token").features}
     for row, pack in enumerate(PACKS):
         start = 0
