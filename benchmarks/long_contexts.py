@@ -15,7 +15,7 @@ import tempfile
 import numpy as np
 
 from benchmarks.results import Settings, show
-from benchmarks.synthetic_data import check_positions, sums_of_a_row, wikipedia_corpus
+from benchmarks.synthetic_data import check_positions, wikipedia_corpus
 from benchmarks.timing import median_row, ratios
 from benchmarks.training_steps import build_engine, options_here, stepping
 from bert_packed.config import FAMILIES, MIXED, load_model_config
@@ -26,13 +26,13 @@ from bert_packed.runs.interleaved_timing import time_interleaved
 from bert_packed.training.engines import choose_backend
 
 DESCRIPTION = """
-A step has --tokens_per_step tokens: packs of Wikipedia's lengths in proportion to the pack, at most three
-sequences each, or rows of one sequence. Local blocks compute bands; the same model with every block global
-shows what they save. With --reference also transformers (SDPA), on rows padded to the longest of a batch, and
-on the sequences of the packs one after another, whose gradients add up. Each length has a process to itself.
+A step has --tokens_per_step tokens in packs, padding included: packs of Wikipedia's lengths in proportion to
+the pack, at most three sequences each. Local blocks compute bands; the same model with every block global
+shows what they save. With --reference also transformers (SDPA) on the same sequences, in rows padded to the
+longest of a step, and one after another, whose gradients add up. Each length has a process to itself.
 
-A speed-up is the median of the ratios of neighboring steps, in real tokens a second, of the packed step
-over the other; `from` and `to` are its interval of 95 %. Dropout is on.
+A speed-up is the median of the ratios of neighboring steps, of the other over the packed step; `from` and
+`to` are its interval of 95 %. Dropout is on.
 """
 NUM_BATCHES = 2  # of each way
 PACKED, GLOBAL = "packed", "packed, every block global"
@@ -106,10 +106,7 @@ def rows_of_length(config, model_config, length):
     """Steps of all ways on packs of a length: rows of a table."""
     corpus, rng = wikipedia_corpus(length), np.random.default_rng(0)
     size = config.tokens_per_step // length
-    packs, padded = (
-        [make(size, model_config.vocab_size, rng) for _ in range(NUM_BATCHES)]
-        for make in (corpus.packed_batch, corpus.unpacked_batch)
-    )
+    packs = [corpus.packed_batch(size, model_config.vocab_size, rng) for _ in range(NUM_BATCHES)]
     all_global = dataclasses.replace(model_config, global_attn_every_n_layers=1)
     options = options_here(model_config, length)
     with contextlib.ExitStack() as stack:
@@ -117,29 +114,30 @@ def rows_of_length(config, model_config, length):
         if length <= config.longest_global:
             ways[GLOBAL] = stepping(build_engine(all_global, **options), packs)
         if config.reference:
-            ways |= peer_ways(model_config, packs, padded, options["dtype"] == MIXED, stack)
+            ways |= peer_ways(model_config, packs, options["dtype"] == MIXED, stack)
         seconds = time_interleaved(ways, config.repeats)
-    tokens = {way: size * sums_of_a_row(corpus, way != PADDED)["num_tokens"] for way in ways}
+    num_tokens = statistics.fmean(np.count_nonzero(batch["sequence_ids"]) for batch in packs)
     return [
         {
             "tokens of a pack": length,
             "way": way,
             "s/step": statistics.median(times),
-            "real tokens/s": tokens[way] / statistics.median(times),
-            **median_row(
-                "packed is faster by",
-                [tokens[PACKED] / tokens[way] * one for one in ratios(times, seconds[PACKED])],
-            ),
+            "real tokens/s": num_tokens / statistics.median(times),
+            **median_row("packed is faster by", ratios(times, seconds[PACKED])),
         }
         for way, times in seconds.items()
     ]
 
 
-def peer_ways(model_config, packs, padded, is_mixed, stack):
+def peer_ways(model_config, packs, is_mixed, stack):
     """Functions of the repeat that take a step of transformers, by name, until the stack ends."""
     from benchmarks.peers.training import transformers_training
+    from bert_packed.evaluation.contamination import unpack_batch
 
-    rows = {PADDED: padded, ONE_BY_ONE: [sequences_of(batch) for batch in packs]}
+    rows = {
+        PADDED: [unpack_batch(batch)[0] for batch in packs],
+        ONE_BY_ONE: [sequences_of(batch) for batch in packs],
+    }
     peer = stack.enter_context(
         transformers_training(model_config, rows, keeps_memory=True, is_mixed=is_mixed)
     )

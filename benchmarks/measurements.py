@@ -16,15 +16,6 @@ class Table:
 
 
 @dataclasses.dataclass(frozen=True)
-class Picture:
-    """Bars with their numbers, docs/pictures/`name`.png."""
-
-    name: str
-    title: str
-    bars: dict  # from a label to (key of `pictures.COLORS`, measurement, table, number of its row, column)
-
-
-@dataclasses.dataclass(frozen=True)
 class Measurement:
     """A run of a benchmark, whose JSON is `DATA`/`name`.json."""
 
@@ -45,13 +36,23 @@ class Measurement:
         return f"{self.environment and self.environment + ' '}python -m benchmarks.{self.command}"
 
 
+def _same(*columns):
+    """Columns with themselves as titles."""
+    return {name: name for name in columns}
+
+
 _SPEED_UP = {"figure": "", "median": "median", "from": "from", "to": "to"}
 _SPEED = {
     "way": "",
     "real tokens/s": "real tokens/s",
     "median": "packed is faster by",
-    "from": "from",
-    "to": "to",
+    **_same("from", "to"),
+}
+_FORECAST = {
+    **_same("model", "attention", "device", "packs"),
+    "memory, GiB": "GiB",
+    "s/step, estimated": "s a step, estimated",
+    "real tokens/s, estimated": "real tokens/s, estimated",
 }
 MEASUREMENTS = (
     Measurement(
@@ -98,10 +99,7 @@ MEASUREMENTS = (
                 "texts",
                 {
                     "way": "",
-                    "texts/s": "texts/s",
-                    "packed is faster by": "packed is faster by",
-                    "from": "from",
-                    "to": "to",
+                    **_same("texts/s", "packed is faster by", "from", "to"),
                 },
             )
         },
@@ -150,10 +148,12 @@ MEASUREMENTS = (
             "speed of SST-2": Table(
                 "speed",
                 {
-                    "packing factor": "packing factor",
-                    "packed, sequences/s": "packed, sequences/s",
-                    "unpacked, sequences/s": "unpacked, sequences/s",
-                    "time of a step, packed / unpacked": "time of a step, packed / unpacked",
+                    **_same(
+                        "packing factor",
+                        "packed, sequences/s",
+                        "unpacked, sequences/s",
+                        "time of a step, packed / unpacked",
+                    ),
                 },
             ),
         },
@@ -167,18 +167,14 @@ MEASUREMENTS = (
                 "pack from file to file",
                 {
                     "way": "",
-                    "processes": "processes",
-                    "sequences/s": "sequences/s",
-                    "times the first": "times the first",
+                    **_same("processes", "sequences/s", "times the first"),
                 },
             ),
             "encoding": Table(
                 "encode and write packs",
                 {
                     "way": "",
-                    "processes": "processes",
-                    "packs/s": "packs/s",
-                    "times the first": "times the first",
+                    **_same("processes", "packs/s", "times the first"),
                 },
             ),
         },
@@ -215,25 +211,12 @@ MEASUREMENTS = (
         command="forecast",
         minutes=15,
         environment="KERAS_BACKEND=jax",
-        tables={
-            "forecast": Table(
-                "steps",
-                {
-                    "model": "model",
-                    "attention": "attention",
-                    "device": "device",
-                    "packs": "packs",
-                    "memory, GiB": "GiB",
-                    "s/step, estimated": "s a step, estimated",
-                    "real tokens/s, estimated": "real tokens/s, estimated",
-                },
-            )
-        },
+        tables={"forecast": Table("steps", _FORECAST)},
     ),
     Measurement(
         name="accelerator",
-        command="accelerator",
-        minutes=8,
+        command="accelerator --parts=steps,peers --minutes=4.5",
+        minutes=5,
         environment="KERAS_BACKEND=jax",
         tables={
             "accelerator steps": Table(
@@ -251,9 +234,7 @@ MEASUREMENTS = (
                 {
                     "model": "model",
                     "figure": "",
-                    "median": "median",
-                    "from": "from",
-                    "to": "to",
+                    **_same("median", "from", "to"),
                 },
             ),
         },
@@ -270,37 +251,121 @@ MEASUREMENTS = (
         },
     ),
 )
-_FILES = "data_throughput", "pack from file to file"
-_SST = "finetuning_sst", "speed", 0
-_H100, _H100_PEERS = ("accelerator", "steps"), ("accelerator_peers", "steps")
-PICTURES = (
-    Picture(
-        "data_throughput",
-        "sequences packed a second, from file to file",
-        {
-            "pack, two processes": ("packed", *_FILES, 2, "sequences/s"),
-            "pack, one process": ("packed", *_FILES, 1, "sequences/s"),
-            "one Example at a time": ("padded", *_FILES, 0, "sequences/s"),
+_MAMBA = {"way": "", "real tokens/s": "real tokens/s", "gain": "times the first", "padding, %": "padding, %"}
+_GAINS = {
+    **_same("packed against", "times the tokens/s", "from", "to"),
+}
+_CURVES = {
+    "variant": "",
+    "sequences": "sequences",
+    "hours": "hours, one core",
+}
+OTHER_MODELS = (
+    Measurement(
+        name="packmamba",
+        command="packmamba --reference --parts=padding,training --repeats=9 "
+        "--picture=docs/pictures/packmamba.png",
+        minutes=6,
+        environment="KERAS_BACKEND=jax",
+        tables={
+            "mamba": Table("training", _MAMBA),
+            "mamba against others": Table("packed against others", _GAINS),
         },
     ),
-    Picture(
-        "finetuning_sst",
-        "sequences a second, SST-2",
-        {
-            "packed": ("packed", *_SST, "packed, sequences/s"),
-            "unpacked": ("unpacked", *_SST, "unpacked, sequences/s"),
+    Measurement(
+        name="packmamba2",
+        command="packmamba --bert_config_file=mamba2-tiny --against=mamba-tiny --parts=training --reference "
+        "--repeats=9",
+        minutes=6,
+        environment="KERAS_BACKEND=jax",
+        tables={
+            "mamba2": Table(
+                "training",
+                _MAMBA,
+                {
+                    "one at a time": "Mamba-2, one at a time",
+                    "padded": "Mamba-2, padded",
+                    "packed": "Mamba-2, packed",
+                    "mamba-tiny": "Mamba-1, packed",
+                },
+            ),
+            "mamba2 against others": Table("packed against others", _GAINS),
         },
     ),
-    Picture(
-        "accelerator",
-        "real tokens a second on an H100, bert-base",
-        {
-            "packed, fused kernel": ("packed", *_H100, 2, "real tokens/s"),
-            "packed, dense": ("packed", *_H100, 0, "real tokens/s"),
-            "padding-free, FlexAttention": ("padding-free", *_H100_PEERS, 3, "real tokens/s"),
-            "padding-free, varlen": ("padding-free", *_H100_PEERS, 1, "real tokens/s"),
-            "unpacked, dense": ("unpacked", *_H100, 1, "real tokens/s"),
-            "transformers, padded": ("padded", *_H100, 3, "real tokens/s"),
+    Measurement(
+        name="packmamba_h100",
+        command="packmamba --bert_config_file=$MAMBA --against=$MAMBA2 --parts=padding,training --shrink=1 "
+        "--repeats=6",
+        minutes=3,
+        before="configs of mamba-110m and mamba2-130m, both of 4 blocks and width 1,024",
+        environment="KERAS_BACKEND=jax",
+        tables={
+            "mamba on an H100": Table(
+                "training",
+                _MAMBA,
+                {
+                    "one at a time": "Mamba-1, one at a time",
+                    "padded": "Mamba-1, padded",
+                    "packed": "Mamba-1, packed",
+                    "/tmp/mamba2-130m.json": "Mamba-2, packed",
+                },
+            )
+        },
+    ),
+    Measurement(
+        name="forecast_mamba",
+        command="forecast --models=mamba-110m,mamba2-130m --attentions=auto --devices=v5e:1 --batch_size=1 "
+        "--max_seq_length=4096",
+        minutes=15,
+        environment="KERAS_BACKEND=jax",
+        tables={"mamba forecast": Table("steps", _FORECAST | {"padded, estimated": "padded, estimated"})},
+    ),
+    Measurement(
+        name="mamba_curves",
+        command="run_curves --run_dirs='runs/mamba*-seed1' --figures=lm_loss,perplexity",
+        minutes=25,
+        before="the runs of docs/evidence/experiments.md, Mamba-1 and Mamba-2",
+        tables={
+            "mamba curves": Table(
+                "runs",
+                {
+                    **_CURVES,
+                    "held out lm_loss": "held-out loss a token",
+                    "held out perplexity": "perplexity",
+                },
+            )
+        },
+    ),
+    Measurement(
+        name="modern_curves",
+        command="run_curves --run_dirs='runs/*mini-mlm-seed1' --figures=mlm_loss",
+        minutes=25,
+        before="the runs of docs/evidence/experiments.md, BERT and ModernBERT",
+        tables={
+            "modern curves": Table(
+                "runs",
+                {
+                    **_CURVES,
+                    "held out mlm_loss": "held-out masked-LM loss",
+                },
+            )
+        },
+    ),
+    Measurement(
+        name="long_contexts",
+        command="long_contexts --reference --repeats=5",
+        minutes=15,
+        tables={
+            "long contexts": Table(
+                "steps",
+                {
+                    "tokens of a pack": "tokens of a pack",
+                    "way": "",
+                    "s/step": "s a step",
+                    **_same("real tokens/s", "packed is faster by", "from", "to"),
+                },
+            )
         },
     ),
 )
+MEASUREMENTS += OTHER_MODELS

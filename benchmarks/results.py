@@ -63,21 +63,31 @@ def show(benchmark, config, tables, notes=()):
 
 
 def describe_machine():
-    """CPU, cores, backend, versions of installed packages, date and commit of the code: dict for JSON."""
+    """CPU, cores, accelerator, backend, versions of packages, date and commit of the code: dict for JSON."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue  # an extra
+    backend = sys.modules["keras"].backend.backend() if "keras" in sys.modules else ""
     return {
         "cpu": cpu_name(),
         "cores": num_cores(),
-        "backend": sys.modules["keras"].backend.backend() if "keras" in sys.modules else "",
+        "device": accelerator_name() if backend == "jax" else "",
+        "backend": backend,
         "versions": versions,
         "date": datetime.date.today().isoformat(),
         "commit": current_commit(),
     }
+
+
+def accelerator_name():
+    """Kind of JAX's first device; "" for a CPU."""
+    import jax
+
+    first = jax.devices()[0]
+    return "" if first.platform == "cpu" else first.device_kind
 
 
 def current_commit(folder=Path(__file__).parents[1]):

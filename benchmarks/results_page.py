@@ -14,7 +14,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from benchmarks.measurements import MEASUREMENTS, PICTURES
+from benchmarks.measurements import MEASUREMENTS
+from benchmarks.page_pictures import PICTURES
 from benchmarks.results import Settings
 from bert_packed.core.command_line import parse, run
 from bert_packed.core.settings import InputError, check_settings, setting
@@ -202,11 +203,9 @@ def origin(content):
 
 
 def machine_name(content):
-    """CPU with its cores, or the device of a benchmark of accelerators."""
-    machine, device = content["machine"], content["tables"].get("device")
-    if device:
-        return device[0]["device"]
-    return f"{machine['cores']} cores of {machine['cpu']}"
+    """The accelerator, or the CPU with its cores."""
+    machine = content["machine"]
+    return machine.get("device") or f"{machine['cores']} cores of {machine['cpu']}"
 
 
 def machines_block(data):

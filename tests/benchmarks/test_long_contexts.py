@@ -5,7 +5,7 @@ import pytest
 from benchmark_command import run_benchmark, tables_of
 
 from benchmarks.long_contexts import GLOBAL, ONE_BY_ONE, PACKED, PADDED, sequences_of
-from benchmarks.synthetic_data import sums_of_a_row, wikipedia_corpus
+from benchmarks.synthetic_data import wikipedia_corpus
 
 TOY = {
     "bert_config_file": "modernbert-tiny",
@@ -22,20 +22,15 @@ def check_rows(rows, ways):
     ]
     for length in (32, 64):
         packed, *others = (row for row in rows if row["tokens of a pack"] == length)
-        corpus = wikipedia_corpus(length)
+        tokens = packed["real tokens/s"] * packed["s/step"]
+        assert 0.8 * 128 < tokens <= 128
         for row in (packed, *others):
-            tokens = 128 // length * sums_of_a_row(corpus, row["way"] != PADDED)["num_tokens"]
             assert row["real tokens/s"] * row["s/step"] == pytest.approx(tokens)
             assert packed["real tokens/s"] / row["real tokens/s"] == pytest.approx(row["packed is faster by"])
 
 
-@pytest.mark.slow
-def test_the_command(tmp_path):
-    check_rows(tables_of("long_contexts", tmp_path, **TOY)["steps"], [PACKED, GLOBAL])
-
-
 @pytest.mark.slow  # imports torch and transformers
-def test_the_command_with_transformers(tmp_path):
+def test_the_command(tmp_path):
     pytest.importorskip("torch", reason="pip install -e '.[reference]'")
     rows = tables_of("long_contexts", tmp_path, **TOY, reference=True)["steps"]
     check_rows(rows, [PACKED, GLOBAL, PADDED, ONE_BY_ONE])

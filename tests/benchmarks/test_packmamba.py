@@ -183,23 +183,18 @@ def test_the_command(tmp_path, config_file, monkeypatch, uncompiled):
 
 @pytest.mark.slow
 @pytest.mark.both_backends
-def test_a_measurement(tmp_path, config_file):
+def test_a_measurement_against_a_mamba2(tmp_path, config_file):
     """Nothing replaced: engines, programs and clock."""
-    parts = "training,operators,variants"
-    tables = tables_of("packmamba", tmp_path, bert_config_file=config_file, parts=parts, **TOY)
-    assert all(row["times as long"] > 0 for row in tables["variants"])
-
-
-@pytest.mark.slow
-def test_a_mamba2_against_a_mamba(tmp_path, config_file):
-    write_json(tmp_path / "mamba2.json", config_json(dataclasses.replace(MAMBA2, num_hidden_layers=1)))
-    flags = {"bert_config_file": tmp_path / "mamba2.json", "against": config_file, "parts": "training"}
+    other = str(tmp_path / "mamba2.json")
+    write_json(other, config_json(dataclasses.replace(MAMBA2, num_hidden_layers=1)))
+    flags = {"bert_config_file": config_file, "against": other, "parts": "training,operators,variants"}
     tables = tables_of("packmamba", tmp_path, **flags, **TOY)
-    assert [row["way"] for row in tables["training"]] == [SINGLE, PADDED, PACKED, str(config_file)]
+    assert all(row["times as long"] > 0 for row in tables["variants"])
+    assert [row["way"] for row in tables["training"]] == [SINGLE, PADDED, PACKED, other]
     padding = {row["way"]: row["padding, %"] for row in tables["training"]}
-    assert padding[str(config_file)] == padding[PACKED]
+    assert padding[other] == padding[PACKED]
     *_, row = tables["packed against others"]
-    assert row["packed against"] == str(config_file) and row["at least"] is None
+    assert row["packed against"] == other and row["at least"] is None
     assert row["times the tokens/s"] > 0
 
 

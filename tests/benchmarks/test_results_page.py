@@ -7,7 +7,8 @@ import re
 import pytest
 
 from benchmarks import results_page
-from benchmarks.measurements import MEASUREMENTS, PICTURES, Measurement, Table
+from benchmarks.measurements import MEASUREMENTS, Measurement, Table
+from benchmarks.page_pictures import PICTURES
 from benchmarks.pictures import COLORS
 from benchmarks.results_page import DATA, MOST_ROWS, PAGE, ROOT
 from bert_packed.core.command_line import run
@@ -104,8 +105,8 @@ def test_a_block_is_written_between_its_marks(monkeypatch):
 
 
 def test_an_accelerator_is_named_by_its_device():
-    tables = {"device": [{"device": "TPU v5e"}]}
-    assert results_page.machine_name({**CONTENT, "tables": tables}) == "TPU v5e"
+    machine = {**CONTENT["machine"], "device": "TPU v5e"}
+    assert results_page.machine_name({**CONTENT, "machine": machine}) == "TPU v5e"
 
 
 @pytest.mark.parametrize(
