@@ -18,6 +18,7 @@ from benchmarks.measurements import MEASUREMENTS
 from benchmarks.page_pictures import PICTURES
 from benchmarks.results import Settings
 from bert_packed.core.command_line import parse, run
+from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError, check_settings, setting
 from bert_packed.core.storage import read_json, read_text, write_text
 
@@ -205,7 +206,7 @@ def origin(content):
 def machine_name(content):
     """The accelerator, or the CPU with its cores."""
     machine = content["machine"]
-    return machine.get("device") or f"{machine['cores']} cores of {machine['cpu']}"
+    return machine.get("device") or f"{count_of(machine['cores'], 'core')} of {machine['cpu']}"
 
 
 def machines_block(data):

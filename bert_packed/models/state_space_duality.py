@@ -26,6 +26,8 @@ Legend: B packs per batch, G groups of heads; below `ssd_pack` B is their produc
 a chunk, C chunks, N heads, H head width, E = N * H, Z states of a channel.
 """
 
+import math
+
 from keras import ops
 
 from bert_packed.models.loops import pull_back, scan, with_gradient
@@ -84,42 +86,53 @@ def ssd_pack(x_BSE, delta_BSN, a_N, b_BSGZ, c_BSGZ, position_ids_BS, state_BZE=N
     starts_CBT = ops.cast(chunks(ops.repeat(position_ids_BS, num_groups, axis=0), 1) == 0, "int32")
     numbers_CBT = ops.cumsum(starts_CBT, axis=-1)
     # What has the size of steps is computed for all chunks at once, and what is larger one by one
-    decays_CBNT = restarting_decays(logs_CBNT, numbers_CBT)
+    multiples_CBNT, *decays_CBNT = restarting_decays(logs_CBNT, numbers_CBT)
     inputs = (*decays_CBNT, *(chunks(groups(each)) for each in (x_BSE, delta_BSN, b_BSGZ, c_BSGZ)))
     # The states before are data: no gradient goes back to the packs that left them
     state_BZE = groups(ops.stop_gradient(state_BZE))
     y_CBTE, state_BZE = with_gradient(_forward, _backward)(
-        state_BZE, *inputs, ops.cast(numbers_CBT, "float32")
+        state_BZE, *inputs, multiples_CBNT, ops.cast(numbers_CBT, "float32")
     )
     y_BSE = ops.reshape(ops.swapaxes(y_CBTE, 0, 1), (-1, length + filled, y_CBTE.shape[-1]))
     return packs(y_BSE[:, :length]), packs(ops.stop_gradient(state_BZE))
 
 
 def restarting_decays(logs_CBNT, numbers_CBT):
-    """Sums of log-decays since the start of a sequence, and decays of what enters and what leaves a chunk.
+    """Sums of log-decays, and decays of what enters and what leaves a chunk.
+
+    A long sum has few digits left for the difference of two tokens that are near each other. So a log-decay
+    is two parts: the nearest multiple of a power of 2, whose sums over a chunk are exact, and the rest, whose
+    sums are small.
 
     `numbers_CBT` counts the sequences that begin in a chunk, int32.
 
     Returns:
-        `sums`, `entering` and `leaving`, float32 `[C, B, N, T]` each, as the module's example has them.
+        `multiples` since the start of the chunk and `sums` of the rest since the start of the sequence, and
+        `entering` and `leaving` as the module's example has them: float32 `[C, B, N, T]` each. There is no
+        gradient by `multiples`.
     """
-    # Not one sum over the chunk, of which a difference is taken: rounded with what neighbours add to it, it
-    # would change with them
-    sums_CBNT, numbers_CB1T, reach = logs_CBNT, numbers_CBT[:, :, None], 1
+    unit = 2.0 ** (math.ceil(math.log2(-LEAST_LOG * logs_CBNT.shape[-1])) - 24)  # float32 has 24 bits
+    multiples_CBNT = ops.stop_gradient(ops.round(logs_CBNT / unit) * unit)
+    sums_CBNT, multiples_CBNT = logs_CBNT - multiples_CBNT, ops.cumsum(multiples_CBNT, axis=-1)
+    # Not one sum over the chunk: rounded with what neighbours add to it, it would change with them
+    numbers_CB1T, reach = numbers_CBT[:, :, None], 1
     while reach < logs_CBNT.shape[-1]:  # runs of 1, 2, 4, ... tokens
         shifted = [[0, 0], [0, 0], [0, 0], [reach, 0]]
         before_CBNT = ops.pad(sums_CBNT[..., :-reach], shifted)
         is_same_CB1T = ops.pad(numbers_CB1T[..., :-reach], shifted, constant_values=-1) == numbers_CB1T
         sums_CBNT = sums_CBNT + ops.where(is_same_CB1T, before_CBNT, 0.0)
         reach *= 2
-    entering_CBNT = ops.where(numbers_CB1T == 0, ops.exp(sums_CBNT), 0.0)
+    entering_CBNT = ops.where(numbers_CB1T == 0, ops.exp(multiples_CBNT + sums_CBNT), 0.0)
     is_last_CB1T = numbers_CB1T == numbers_CB1T[..., -1:]
     # Selected before `exp`: the gradient of what is selected afterwards may be 0 * infinity
-    leaving_CBNT = ops.exp(ops.where(is_last_CB1T, sums_CBNT[..., -1:] - sums_CBNT, float("-inf")))
-    return sums_CBNT, entering_CBNT, leaving_CBNT
+    rest_CBNT = multiples_CBNT[..., -1:] - multiples_CBNT + (sums_CBNT[..., -1:] - sums_CBNT)
+    leaving_CBNT = ops.exp(ops.where(is_last_CB1T, rest_CBNT, float("-inf")))
+    return multiples_CBNT, sums_CBNT, entering_CBNT, leaving_CBNT
 
 
-def _chunk(numbers_BT, state_BZE, sums_BNT, entering_BNT, leaving_BNT, x_BTE, delta_BTN, b_BTZ, c_BTZ):
+def _chunk(
+    numbers_BT, multiples_BNT, state_BZE, sums_BNT, entering_BNT, leaving_BNT, x_BTE, delta_BTN, b_BTZ, c_BTZ
+):
     """The states after a chunk, and its outputs, float32 `[B, T, E]`."""
     length, width = x_BTE.shape[1:]
     num_heads = delta_BTN.shape[-1]
@@ -131,7 +144,11 @@ def _chunk(numbers_BT, state_BZE, sums_BNT, entering_BNT, leaving_BNT, x_BTE, de
         return ops.repeat(values_BTN, width // num_heads, axis=-1)
 
     is_own_BTT = own_past(numbers_BT)
-    exponents_BNTT = sums_BNT[..., :, None] - sums_BNT[..., None, :]
+
+    def differences(sums_BNT):
+        return sums_BNT[..., :, None] - sums_BNT[..., None, :]
+
+    exponents_BNTT = differences(multiples_BNT) + differences(sums_BNT)
     decays_BNTT = ops.exp(ops.where(is_own_BTT[:, None], exponents_BNTT, float("-inf")))
     # Once for all heads; decays go to weights and inputs, which have heads
     weights_BNTT = product("btz,bsz->bts", c_BTZ, b_BTZ)[:, None] * decays_BNTT
@@ -153,11 +170,11 @@ def own_past(numbers_BT):
 
 
 def _forward(state_BZE, *inputs):
-    """Inputs, `[C, B, ...]` each: those of `_chunk` after the states, and the numbers of sequences."""
+    """Inputs, `[C, B, ...]` each: those of `_chunk` after the states, multiples and numbers of sequences."""
 
     def step(carry, slices):
-        *given, numbers_BT = slices
-        after_BZE, y_BTE = _chunk(numbers_BT, carry[0], *given)
+        *given, multiples_BNT, numbers_BT = slices
+        after_BZE, y_BTE = _chunk(numbers_BT, multiples_BNT, carry[0], *given)
         return (after_BZE,), (y_BTE, carry[0])
 
     (after_BZE,), (y_CBTE, before_CBZE) = scan(step, (state_BZE,), inputs)
@@ -169,12 +186,14 @@ def _backward(kept, gradients):
     dy_CBTE, _ = gradients  # the states at the end are data of the next pack
 
     def step(carry, slices):
-        before_BZE, dy_BTE, *given, numbers_BT = slices
+        before_BZE, dy_BTE, *given, multiples_BNT, numbers_BT = slices
         found = pull_back(
-            lambda *values: _chunk(numbers_BT, *values), (before_BZE, *given), (carry[0], dy_BTE)
+            lambda *values: _chunk(numbers_BT, multiples_BNT, *values),
+            (before_BZE, *given),
+            (carry[0], dy_BTE),
         )
         return (found[0],), tuple(found[1:])
 
     nothing_BZE = ops.zeros_like(before_CBZE[0])
     _, found = scan(step, (nothing_BZE,), (before_CBZE, dy_CBTE, *inputs), reverse=True)
-    return (nothing_BZE, *found, ops.zeros_like(inputs[-1]))  # numbers are data
+    return (nothing_BZE, *found, *map(ops.zeros_like, inputs[-2:]))  # multiples and numbers are data

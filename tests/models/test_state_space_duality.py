@@ -150,9 +150,9 @@ def test_a_token_that_forgets_all_rounds_nothing_after_it():
     weights = np.float32(np.random.default_rng(1).normal(size=(B, length, E)))
     given = inputs, positions, NOTHING, weights
     got, want = program(duality, 256)(*given), program(selective, 32)(*given)
-    close(got[0], want[0], 4e-5)
+    close(got[0], want[0])
     for name, values in want[2].items():
-        close(got[2][name], values, 4e-5)
+        close(got[2][name], values)
 
 
 def test_a_pack_goes_on_where_its_first_position_says_so():
@@ -222,7 +222,7 @@ def plant(monkeypatch, fault):
         return decays(logs_CBNT, ops.zeros_like(numbers_CBT))
 
     def whole_sums(logs_CBNT, numbers_CBT):
-        return ops.cumsum(logs_CBNT, axis=-1), *decays(logs_CBNT, numbers_CBT)[1:]
+        return ops.zeros_like(logs_CBNT), ops.cumsum(logs_CBNT, axis=-1), *decays(logs_CBNT, numbers_CBT)[2:]
 
     def unbroken(values, kernel, bias, positions, tail):
         return conv1d_pack(values, kernel, bias, None, tail)
