@@ -22,7 +22,7 @@ SHELL = re.compile(
     r"--\w+=|[A-Za-z_]+=\S"
 )
 # What a page says that its reader sets
-READERS = {"MODEL": "model"}
+READERS = {"MODEL": "model", "MAMBA": "mamba.json", "MAMBA2": "mamba2.json"}
 SPAN_START = re.compile(r"(?:[A-Z_]+=\S+ )?(?:bert-packed|python|pip|hf) ")
 PYTHON = re.compile(r"(?:import|from) \w|\w+ = \S|[\w.]+\($", re.MULTILINE)
 # Bash has no command to find: each is shown, with the variables that it would have had. One call shows all of
