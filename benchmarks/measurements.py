@@ -338,7 +338,8 @@ OTHER_MODELS = (
     ),
     Measurement(
         name="modern_curves",
-        command="run_curves --run_dirs='runs/*mini-mlm-seed1' --figures=mlm_loss",
+        command="run_curves --run_dirs='runs/*mini-mlm-seed1' --figures=mlm_loss "
+        "--picture=docs/pictures/modern_curves.png",
         minutes=25,
         before="the runs of docs/evidence/experiments.md, BERT and ModernBERT",
         tables={
