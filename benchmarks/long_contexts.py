@@ -19,7 +19,7 @@ from benchmarks.synthetic_data import check_positions, wikipedia_corpus
 from benchmarks.timing import median_row, ratios
 from benchmarks.training_steps import build_engine, options_here, stepping
 from bert_packed.config import FAMILIES, MIXED, load_model_config
-from bert_packed.core.command_line import TOP, run
+from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, as_text, setting
 from bert_packed.core.storage import read_json
 from bert_packed.runs.interleaved_timing import time_interleaved
@@ -31,8 +31,8 @@ the pack, at most three sequences each. Local blocks compute bands; the same mod
 shows what they save. With --reference also transformers (SDPA) on the same sequences, in rows padded to the
 longest of a step, and one after another, whose gradients add up. Each length has a process to itself.
 
-A speed-up is the median of the ratios of neighboring steps, of the other over the packed step; `from` and
-`to` are its interval of 95 %. Dropout is on.
+A speed-up is the median ratio of a way's step to the packed step beside it; `from` and `to` are its interval
+of 95 %. Dropout is on.
 """
 NUM_BATCHES = 2  # of each way
 PACKED, GLOBAL = "packed", "packed, every block global"
@@ -56,7 +56,7 @@ class LengthsConfig(Settings):
     tokens_per_step: int = setting(8192, "tokens, padding included, of a step", minimum=16)
     longest_global: int = setting(
         2048,
-        "longest packs to measure with every block global too; six blocks of 8,192 take 20 GB on a CPU",
+        "longest packs that are also measured with every block global; six of 8,192 take over 20 GB",
         minimum=0,
     )
     repeats: int = setting(7, "timed steps of each way", minimum=1)
@@ -98,7 +98,8 @@ def rows_of_process(config, length):
         flags = {**dataclasses.asdict(config), "max_seq_lengths": length, "json": path}
         command = [sys.executable, "-m", "benchmarks.long_contexts"]
         given = [f"--{name}={as_text(value)}" for name, value in flags.items()]
-        subprocess.run([*command, *given], check=True, cwd=TOP)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        subprocess.run([*command, *given], check=True, env=environment)
         return read_json(path)["tables"]["steps"]
 
 

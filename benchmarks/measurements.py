@@ -307,7 +307,7 @@ OTHER_MODELS = (
                     "one at a time": "Mamba-1, one at a time",
                     "padded": "Mamba-1, padded",
                     "packed": "Mamba-1, packed",
-                    "/tmp/mamba2-130m.json": "Mamba-2, packed",
+                    "mamba2-130m": "Mamba-2, packed",
                 },
             )
         },
@@ -354,7 +354,7 @@ OTHER_MODELS = (
     ),
     Measurement(
         name="long_contexts",
-        command="long_contexts --reference --repeats=5",
+        command="long_contexts --reference --repeats=6",
         minutes=15,
         tables={
             "long contexts": Table(

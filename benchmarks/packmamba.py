@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import statistics
 import sys
+from pathlib import Path
 
 import numpy as np
 
@@ -41,8 +42,9 @@ DESCRIPTION = """
 The figures of "PackMamba: Efficient Processing of Variable-Length Sequences in Mamba Training", here.
 
 padding    share of padding in a batch, beside the paper's
-training   interleaved steps on the same sequences one at a time, padded and packed; with --against also
-           packed steps of another model, with --reference the model's class in transformers on torch
+training   interleaved steps on the same sequences one at a time, padded and packed, each step with an update
+           of the weights; with --against also packed steps of another model, with --reference the model's
+           class in transformers on torch: a step of padded rows, for a Mamba-1 of two of them
 operators  the same for convolution and scan, forward, and forward and backward
 variants   other ways to compute the scan of a Mamba-1, beside the one that is used
 
@@ -105,7 +107,7 @@ def main(config):
         raise InputError(
             f"`bert_config_file` must be a Mamba-1 for variants. Received: {config.bert_config_file}."
         )
-    others = {config.against: read_config(config, "against")} if config.against else {}
+    others = {Path(config.against).stem: read_config(config, "against")} if config.against else {}
     for other in others.values():
         if other.vocab_size != model_config.vocab_size:
             raise InputError(
@@ -242,14 +244,16 @@ def engine_here(model_config, batches):
 
 
 def measure_reference(model_config, batches, num_repeats):
-    """Interleave training with transformers on a few padded rows with training on the packs: two rows."""
+    """Interleave training with transformers on padded rows with training on the packs: two rows."""
     from benchmarks.peers.training import transformers_training
     from bert_packed.parallel.targets import devices_here
 
-    # On a CPU it loops over tokens in Python, and its backward pass grows with the square of their number
-    rows = {name: values[:REFERENCE_ROWS] for name, values in batches[PADDED][0].items()}
-    is_mixed = devices_here().dtype == MIXED
-    with transformers_training(model_config, {PADDED: [rows]}, is_mixed=is_mixed) as peer:
+    rows = batches[PADDED][0]
+    if isinstance(model_config, MambaConfig):
+        # It loops over tokens in Python, and its backward pass grows with the square of their number
+        rows = {name: values[:REFERENCE_ROWS] for name, values in rows.items()}
+    options = {"keeps_memory": True, "is_mixed": devices_here().dtype == MIXED}
+    with transformers_training(model_config, {PADDED: [rows]}, **options) as peer:
         ways = {
             PACKED: stepping_through(engine_here(model_config, batches), batches[PACKED]),
             REFERENCE: functools.partial(peer.call, "step", PADDED),
@@ -257,7 +261,7 @@ def measure_reference(model_config, batches, num_repeats):
         seconds = time_interleaved(ways, min(num_repeats, REFERENCE_REPEATS))
     by_token = seconds_a_token(seconds, {PACKED: batches[PACKED], REFERENCE: [rows]})
     row = {
-        "rows": REFERENCE_ROWS,
+        "rows": len(rows["token_ids"]),
         "s": statistics.median(seconds[REFERENCE]),
         "real tokens/s": 1 / statistics.median(by_token[REFERENCE]),
     }
