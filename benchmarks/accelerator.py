@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.accelerator_steps import GIBIBYTE, PEERS, STEPS, Model, largest_rows, measure_steps
 from benchmarks.results import Settings, parse_names, show
 from benchmarks.synthetic_data import check_positions, describe_corpus, wikipedia_corpus
-from benchmarks.training_steps import first_head, kernel_of, objective_of
+from benchmarks.training_steps import first_head, kernel_options, objective_of
 from bert_packed.config import FLOAT32, MIXED, MODEL_SIZES, without_dropout
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, setting
@@ -30,11 +30,12 @@ Run on a machine with a GPU or TPU, under JAX; TensorFlow and files are not need
 exactness: packed against unpacked on the device, outputs, losses and gradients, and the audit of neighbors,
 of the first model's width with two blocks, in float32 and bfloat16. steps: training steps in bfloat16 with
 the recipe's dropout, interleaved, on packs of Wikipedia's lengths at depth 3 (packing factor 2.0) and on one
-sequence a row; dense attention, or a Mamba's loop over tokens, and the fused kernel where the platform has
-one. speed-ups: medians of the ratios of neighboring steps, in sequences a second; `from` and `to` are their
-interval of 95 %. peers: transformers on padded rows, and a BERT without padding that is made for the device,
-both on torch (extra `reference`), each in turn in a separate process, beside our fastest step. largest
-micro-batch: tried on the device until it runs out of memory, beside the compiler's plan.
+sequence a row. Both with dense attention, or a Mamba's loop over tokens, and with the fused kernel where the
+platform has one. speed-ups: medians of the ratios of neighboring steps, in sequences a second; `from` and
+`to` are their interval of 95 %. peers: transformers on padded rows, and beside a BERT one without padding
+that is made for the device, both on torch (extra `reference`), each in turn in a separate process, beside our
+fastest step. largest micro-batch: tried on the device until it runs out of memory, beside the compiler's
+plan.
 
 Parts begin only while there is time for them; "left out" has all others with the reason. On a CPU everything
 but the last part runs, to try the command itself. Exit status 1 where a check of exactness or a part fails.
@@ -187,7 +188,7 @@ def exactness(config, corpus, platform, limit):
     head = first_head(first)
     batch = corpus.packed_batch(NUM_CHECKED, first.vocab_size, np.random.default_rng(0), head)
     kernels = {"dense": {}}
-    if fused := kernel_of(first, config.max_seq_length, platform):
+    if fused := kernel_options(first, config.max_seq_length, platform):
         kernels["fused"] = fused
     rows = []
     for dtype in TOLERANCES:
@@ -201,8 +202,8 @@ def exactness(config, corpus, platform, limit):
 def exactness_row(model_config, batch, dtype, kernel=None):
     """The audit of a model with random weights on packs: columns of a table.
 
-    `kernel` is of `kernel_of`. Differences are relative to the largest value, except for `neighbors`, which
-    must be 0.
+    `kernel` is of `kernel_options`. Differences are relative to the largest value, except for `neighbors`,
+    which must be 0.
     """
     from bert_packed.evaluation.contamination import HIDDEN, KEY_BIAS_TOLERANCE, audit
 

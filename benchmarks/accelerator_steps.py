@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.synthetic_data import sums_of_a_row
 from benchmarks.timing import median_row, ratios
-from benchmarks.training_steps import build_engine, first_head, kernel_of, objective_of, stepping
+from benchmarks.training_steps import build_engine, first_head, kernel_options, objective_of, stepping
 from bert_packed.config import MIXED, PRETRAINING
 from bert_packed.runs.interleaved_timing import time_interleaved
 
@@ -84,8 +84,8 @@ def measure_steps(model, limit):
 
 
 def our_kernels(model):
-    """Ways to compute packs: dict from name to `kernel_of`, of which `PACKED` has none."""
-    fused = kernel_of(model.config, model.settings.max_seq_length, model.platform)
+    """Ways to compute packs: dict from name to `kernel_options`, of which `PACKED` has none."""
+    fused = kernel_options(model.config, model.settings.max_seq_length, model.platform)
     return {PACKED: {}, **({FUSED: fused} if fused else {})}
 
 
@@ -219,7 +219,7 @@ def try_size(model, size):
 
     (batch,) = model.batches(model.corpus.packed_batch, 2 * size, 1)
     gc.collect()  # the memory of the try before
-    kernel = kernel_of(model.config, model.settings.max_seq_length, model.platform)
+    kernel = kernel_options(model.config, model.settings.max_seq_length, model.platform)
     program = None
     try:
         with out_of_memory_names("a try", "batch_size"):

@@ -26,10 +26,10 @@ from bert_packed.schema import CAUSAL_LM
 
 DESCRIPTION = """
 Compiles the step of run_pretraining.py (--compile_for) for each model, attention and device; extra `aot`.
-Packs are of Wikipedia's lengths at depth 3, for a Mamba of PackMamba's lengths, twice as long as the longest.
-Memory is the compiler's plan. Seconds are its estimate, no measurement, and missing for GPUs, whose compiler
-has none. A step takes as long on padded rows of as many tokens: `padded` has the real ones among those. Each
-step takes a minute or two to compile for bert-base.
+Packs have Wikipedia's lengths at depth 3. Real tokens of a Mamba are those of lengths like PackMamba's, in
+packs of twice the longest. Memory is the compiler's plan. Seconds are its estimate, no measurement, and
+missing for GPUs, whose compiler has none. `padded` assumes that padded rows of as many tokens take as long.
+Each step takes a minute or two to compile for bert-base.
 """
 DEPTH = 3  # sequences in a pack, as in the papers
 NUM_RECORDS = 8  # only their shapes count

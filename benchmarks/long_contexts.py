@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.results import Settings, show
 from benchmarks.synthetic_data import check_positions, wikipedia_corpus
 from benchmarks.timing import median_row, ratios
-from benchmarks.training_steps import build_engine, options_here, stepping
+from benchmarks.training_steps import build_engine, device_options, stepping
 from bert_packed.config import FAMILIES, MIXED, load_model_config
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, as_text, setting
@@ -28,8 +28,9 @@ from bert_packed.training.engines import choose_backend
 DESCRIPTION = """
 A step has --tokens_per_step tokens in packs, padding included: packs of Wikipedia's lengths in proportion to
 the pack, at most three sequences each. Local blocks compute bands; the same model with every block global
-shows what they save. With --reference also transformers (SDPA) on the same sequences, in rows padded to the
-longest of a step, and one after another, whose gradients add up. Each length has a process to itself.
+shows what they save. With --reference also transformers (SDPA) on the same sequences, one after another, and
+in padded batches of as many rows as there are packs, where these are several. Gradients of a step add up.
+Each length has a process to itself.
 
 A speed-up is the median ratio of a way's step to the packed step beside it; `from` and `to` are its interval
 of 95 %. Dropout is on.
@@ -99,7 +100,11 @@ def rows_of_process(config, length):
         command = [sys.executable, "-m", "benchmarks.long_contexts"]
         given = [f"--{name}={as_text(value)}" for name, value in flags.items()]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        subprocess.run([*command, *given], check=True, env=environment)
+        status = subprocess.run([*command, *given], env=environment).returncode
+        if status:
+            raise InputError(
+                f"`max_seq_lengths` must fit this machine. Received: {length}: exit status {status}."
+            )
         return read_json(path)["tables"]["steps"]
 
 
@@ -109,7 +114,7 @@ def rows_of_length(config, model_config, length):
     size = config.tokens_per_step // length
     packs = [corpus.packed_batch(size, model_config.vocab_size, rng) for _ in range(NUM_BATCHES)]
     all_global = dataclasses.replace(model_config, global_attn_every_n_layers=1)
-    options = options_here(model_config, length)
+    options = device_options(model_config, length)
     with contextlib.ExitStack() as stack:
         ways = {PACKED: stepping(build_engine(model_config, **options), packs)}
         if length <= config.longest_global:
@@ -133,24 +138,26 @@ def rows_of_length(config, model_config, length):
 def peer_ways(model_config, packs, is_mixed, stack):
     """Functions of the repeat that take a step of transformers, by name, until the stack ends."""
     from benchmarks.peers.training import transformers_training
-    from bert_packed.evaluation.contamination import unpack_batch
 
-    rows = {
-        PADDED: [unpack_batch(batch)[0] for batch in packs],
-        ONE_BY_ONE: [sequences_of(batch) for batch in packs],
-    }
+    num_packs = len(packs[0]["token_ids"])
+    # All sequences in one batch would take several times the memory of the packs
+    sizes = {ONE_BY_ONE: 1} | ({PADDED: num_packs} if num_packs > 1 else {})
+    rows = {way: [rows_of(batch, size) for batch in packs] for way, size in sizes.items()}
     peer = stack.enter_context(
         transformers_training(model_config, rows, keeps_memory=True, is_mixed=is_mixed)
     )
     return {way: functools.partial(peer.call, "step", way) for way in rows}
 
 
-def sequences_of(batch):
-    """The sequences of packs, each a batch dict of one row: list of dicts."""
+def rows_of(batch, size):
+    """The sequences of packs, one a row, in batch dicts of at most `size` rows: list of dicts."""
     from bert_packed.evaluation.contamination import unpack_batch
 
     unpacked, slots = unpack_batch(batch)
-    return [{name: values[[row]] for name, values in unpacked.items()} for row in range(len(slots))]
+    return [
+        {name: values[first : first + size] for name, values in unpacked.items()}
+        for first in range(0, len(slots), size)
+    ]
 
 
 if __name__ == "__main__":

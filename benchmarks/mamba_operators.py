@@ -9,7 +9,7 @@ import functools
 import numpy as np
 from keras import ops
 
-from benchmarks.training_steps import options_here
+from benchmarks.training_steps import device_options
 from bert_packed.config import MIXED
 from bert_packed.model_configs.mamba2 import Mamba2Config
 from bert_packed.models.mamba import conv1d_pack
@@ -73,16 +73,17 @@ def running(program, given):
     return run
 
 
-def scan_here(config):
+def device_scan(config):
     """The scan of a model on this process's devices, called with `operator_inputs` and positions."""
+    # Which one does not depend on the length
     if isinstance(config, Mamba2Config):
         return functools.partial(ssd_pack, chunk_length=config.chunk_size)
-    return options_here(config, CHUNK_LENGTH).get("scan", ssm_pack)
+    return device_options(config, CHUNK_LENGTH).get("scan", ssm_pack)
 
 
 def scan_variants(config):
     """Ways to compute the scan, called as `ssm_pack` for its first output: dict from name; ours first."""
-    fused = options_here(config, CHUNK_LENGTH).get("scan")
+    fused = device_options(config, CHUNK_LENGTH).get("scan")
     return {
         **({"fused kernel": fused} if fused else {}),
         f"token by token, chunks of {CHUNK_LENGTH}": ssm_pack,

@@ -48,12 +48,16 @@ _SPEED = {
     "median": "packed is faster by",
     **_same("from", "to"),
 }
+_EXACTNESS = _same("precision", "attention", "neighbors", "outputs", "losses", "gradients")
 _FORECAST = {
     **_same("model", "attention", "device", "packs"),
     "memory, GiB": "GiB",
     "s/step, estimated": "s a step, estimated",
     "real tokens/s, estimated": "real tokens/s, estimated",
 }
+_MAMBA = {"way": "", "real tokens/s": "real tokens/s", "gain": "times the first", "padding, %": "padding, %"}
+_GAINS = _same("packed against", "times the tokens/s", "from", "to")
+_CURVES = {"variant": "", "sequences": "sequences"}
 MEASUREMENTS = (
     Measurement(
         name="training_speed",
@@ -240,6 +244,13 @@ MEASUREMENTS = (
         },
     ),
     Measurement(
+        name="accelerator_exactness",
+        command="accelerator --models=bert-base --parts=exactness",
+        minutes=3,
+        environment="KERAS_BACKEND=jax",
+        tables={"exactness": Table("exactness", _EXACTNESS)},
+    ),
+    Measurement(
         name="accelerator_peers",
         command="accelerator --parts=peers",
         minutes=5,
@@ -250,17 +261,6 @@ MEASUREMENTS = (
             )
         },
     ),
-)
-_MAMBA = {"way": "", "real tokens/s": "real tokens/s", "gain": "times the first", "padding, %": "padding, %"}
-_GAINS = {
-    **_same("packed against", "times the tokens/s", "from", "to"),
-}
-_CURVES = {
-    "variant": "",
-    "sequences": "sequences",
-    "hours": "hours, one core",
-}
-OTHER_MODELS = (
     Measurement(
         name="packmamba",
         command="packmamba --reference --parts=padding,training --repeats=9 "
@@ -290,6 +290,38 @@ OTHER_MODELS = (
                 },
             ),
             "mamba2 against others": Table("packed against others", _GAINS),
+        },
+    ),
+    Measurement(
+        name="exactness_mamba",
+        command="accelerator --models=mamba-110m --parts=exactness --minutes=4",
+        minutes=2,
+        environment="KERAS_BACKEND=jax",
+        tables={"exactness of a Mamba": Table("exactness", _EXACTNESS)},
+    ),
+    Measurement(
+        name="exactness_mamba2",
+        command="accelerator --models=mamba2-130m --parts=exactness --minutes=4",
+        minutes=2,
+        environment="KERAS_BACKEND=jax",
+        tables={"exactness of a Mamba-2": Table("exactness", _EXACTNESS)},
+    ),
+    Measurement(
+        name="scan_h100",
+        command="packmamba --bert_config_file=mamba-1.4b --parts=operators --shrink=1 --repeats=5",
+        minutes=2,
+        environment="KERAS_BACKEND=jax",
+        tables={
+            "scan on an H100": Table(
+                "operators",
+                {"operator": "", **_same("real tokens/s"), "gain": "times one at a time"},
+                {
+                    f"scan {which} {way}": f"{which}, {way}"
+                    for which in ("forward", "forward and backward")
+                    for way in ("one at a time", "padded", "packed")
+                },
+                by=("operator", "pass", "way"),
+            )
         },
     ),
     Measurement(
@@ -369,4 +401,3 @@ OTHER_MODELS = (
         },
     ),
 )
-MEASUREMENTS += OTHER_MODELS

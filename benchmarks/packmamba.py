@@ -16,7 +16,7 @@ from benchmarks.pictures import draw_bars, new_figure, save_picture
 from benchmarks.results import Settings, parse_names, show
 from benchmarks.synthetic_data import best_shapes, spec_of, token_batch
 from benchmarks.timing import median_row, ratios
-from benchmarks.training_steps import build_engine, options_here, stepping_through
+from benchmarks.training_steps import build_engine, device_options, stepping_through
 from bert_packed.config import MIXED, load_model_config
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, setting
@@ -223,10 +223,10 @@ def training_tables(model_config, batches, num_repeats, others):
 
     `others` has the configs of other models by name, which train on the packs alone.
     """
-    engine = engine_here(model_config, batches)
+    engine = device_engine(model_config, batches)
     ways = {way: stepping_through(engine, some) for way, some in batches.items()}
     for name, other in others.items():
-        ways[name] = stepping_through(engine_here(other, batches), batches[PACKED])
+        ways[name] = stepping_through(device_engine(other, batches), batches[PACKED])
     batches = batches | dict.fromkeys(others, batches[PACKED])
     counts = {way: count_tokens(some) for way, some in batches.items()}
     by_token = seconds_a_token(time_interleaved(ways, num_repeats), batches)
@@ -238,9 +238,11 @@ def training_tables(model_config, batches, num_repeats, others):
     return {TRAINING: rows, "packed against others": compared}
 
 
-def engine_here(model_config, batches):
+def device_engine(model_config, batches):
     """An engine for the packs, with the dtype and kernel of this process's devices."""
-    return build_engine(model_config, **options_here(model_config, batches[PACKED][0]["token_ids"].shape[1]))
+    return build_engine(
+        model_config, **device_options(model_config, batches[PACKED][0]["token_ids"].shape[1])
+    )
 
 
 def measure_reference(model_config, batches, num_repeats):
@@ -255,7 +257,7 @@ def measure_reference(model_config, batches, num_repeats):
     options = {"keeps_memory": True, "is_mixed": devices_here().dtype == MIXED}
     with transformers_training(model_config, {PADDED: [rows]}, **options) as peer:
         ways = {
-            PACKED: stepping_through(engine_here(model_config, batches), batches[PACKED]),
+            PACKED: stepping_through(device_engine(model_config, batches), batches[PACKED]),
             REFERENCE: functools.partial(peer.call, "step", PADDED),
         }
         seconds = time_interleaved(ways, min(num_repeats, REFERENCE_REPEATS))
@@ -272,7 +274,7 @@ def operator_rows(model_config, batches, num_repeats):
     """Interleave each operator on the shapes of all ways: rows of a table."""
     from benchmarks import mamba_operators  # Keras: only now
 
-    rows, scan = [], mamba_operators.scan_here(model_config)
+    rows, scan = [], mamba_operators.device_scan(model_config)
     for operator in mamba_operators.OPERATORS:
         for which in mamba_operators.PASSES:
             program = mamba_operators.operator_program(operator, which, scan)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bert_packed.core.command_line import print_table
+from bert_packed.core.command_line import OUTPUT_FLAGS, print_table
 from bert_packed.core.settings import check_settings, setting
 from bert_packed.core.storage import write_json
 from data_gen.jobs.runners import num_cores
@@ -58,12 +58,15 @@ def show(benchmark, config, tables, notes=()):
         print(f"\n{note}")
     # Machine and flags beside the numbers, which mean nothing without them
     if config.json:
-        content = {"benchmark": benchmark, "machine": machine, "settings": dataclasses.asdict(config)}
+        settings = {
+            name: value for name, value in dataclasses.asdict(config).items() if name not in OUTPUT_FLAGS
+        }
+        content = {"benchmark": benchmark, "machine": machine, "settings": settings}
         write_json(config.json, {**content, "tables": tables, "notes": list(notes)})
 
 
 def describe_machine():
-    """CPU, cores, accelerator, backend, versions of packages, date and commit of the code: dict for JSON."""
+    """CPU, cores, JAX's accelerator, backend, versions of packages, date and commit: dict for JSON."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:

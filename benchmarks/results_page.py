@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.measurements import MEASUREMENTS
 from benchmarks.page_pictures import PICTURES
 from benchmarks.results import Settings
-from bert_packed.core.command_line import parse, run
+from bert_packed.core.command_line import OUTPUT_FLAGS, parse, run
 from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError, check_settings, setting
 from bert_packed.core.storage import read_json, read_text, write_text
@@ -32,8 +32,6 @@ PAGE = "docs/evidence/results.md"
 DATA = "docs/evidence/data"
 MOST_ROWS = 8  # of a table, since a page is for answers
 COMMAND_WIDTH = 100  # of a line of a command
-# Settings that change no figure
-OUTPUTS = ("json", "picture", "markdown")
 MACHINES = "machines"  # the block with a row for each file
 
 
@@ -114,7 +112,7 @@ def check_content(path, measurement, content):
         )
     wanted, settings = settings_of(measurement), content["settings"]
     # A setting that the command no longer has says nothing
-    for name in (settings.keys() & wanted.keys()) - set(OUTPUTS):
+    for name in (settings.keys() & wanted.keys()) - set(OUTPUT_FLAGS):
         value = wanted.get(name)
         if "$" not in str(value) and settings[name] != value:  # a shell's variable may be anything
             raise InputError(f"{path}: `{name}` must be {value!r}. Received: {settings[name]!r}.")

@@ -46,12 +46,12 @@ class Corpus:
     def packed_batch(self, num_packs, vocab_size, rng, head=PRETRAINING):
         """A batch dict of packs for pre-training with a head, P and K as large as the fullest pack needs."""
         spec = spec_of(self.plan.strategies, len(self.histogram))
-        return BATCHES[head](self.draw_packs(num_packs, rng), spec, vocab_size, rng)
+        return BATCH_MAKERS[head](self.draw_packs(num_packs, rng), spec, vocab_size, rng)
 
     def unpacked_batch(self, num_rows, vocab_size, rng, head=PRETRAINING):
         """A batch dict of rows of S tokens that hold one sequence each."""
         rows = [(int(one),) for one in draw_lengths(self.histogram, num_rows, rng)]
-        return BATCHES[head](rows, row_spec(len(self.histogram)), vocab_size, rng)
+        return BATCH_MAKERS[head](rows, row_spec(len(self.histogram)), vocab_size, rng)
 
 
 def plan_corpus(histogram, depth):
@@ -205,7 +205,7 @@ def token_batch(packs, spec, vocab_size, rng):
 
 
 # By the head that a model is pre-trained with
-BATCHES = {PRETRAINING: bert_batch, MASKED_LM: bert_batch, schema.CAUSAL_LM: token_batch}
+BATCH_MAKERS = {PRETRAINING: bert_batch, MASKED_LM: bert_batch, schema.CAUSAL_LM: token_batch}
 
 
 def best_shapes(lengths, num_shapes):

@@ -27,15 +27,15 @@ def build_engine(model_config, micro_batch_size=0, optimizer=None, objective=Non
     return make_engine(built, objective, optimizer or build_optimizer(RECIPE), micro_batch_size or None)
 
 
-def options_here(model_config, max_seq_length):
+def device_options(model_config, max_seq_length):
     """Options of `build_engine` that a run has on this process's devices by default: dtype and kernel."""
     from bert_packed.parallel.targets import devices_here
 
     here = devices_here()
-    return {"dtype": here.dtype, **kernel_of(model_config, max_seq_length, here.platform)}
+    return {"dtype": here.dtype, **kernel_options(model_config, max_seq_length, here.platform)}
 
 
-def kernel_of(model_config, max_seq_length, platform):
+def kernel_options(model_config, max_seq_length, platform):
     """Options of a model that attends, or scans, in the platform's fused kernel; {} where there is none."""
     from bert_packed.models.flash_attention import choose_attention
 

@@ -41,12 +41,13 @@ def transformers_training(model_config, rows, keeps_memory=False, is_mixed=False
         ]
         for key, batches in rows.items()
     }
-    key, batches = next(iter(rows.items()))
+    key, (first, *_) = next(iter(rows.items()))
+    first = first[0] if isinstance(first, list) else first
     with contextlib.ExitStack() as stack:
         make = transformers_models.Training
         arguments = name, given, *ADAMW.values(), is_mixed
         options = {"keeps_memory": keeps_memory, "seconds": seconds}
-        yield _start(stack, model_config, batches[0], [key], make, arguments, **options)
+        yield _start(stack, model_config, first, [key], make, arguments, **options)
 
 
 @contextlib.contextmanager

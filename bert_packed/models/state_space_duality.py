@@ -39,8 +39,8 @@ def ssd_pack(x_BSE, delta_BSN, a_N, b_BSGZ, c_BSGZ, position_ids_BS, state_BZE=N
     """The recurrence over packs, cut wherever a position is 0.
 
     Products are computed in the dtype of `x_BSE`, and each chunk's rounded to it; all else is float32. A
-    neighbour's tokens count 0 times. So they change nothing unless they are infinite: 0 times infinity is NaN
-    in their chunk and in all that follow.
+    neighbour's tokens count 0 times. So they change nothing unless they are infinite or NaN: 0 times infinity
+    is NaN in their chunk and in all that follow.
 
     Args:
         x_BSE: float, the inputs, head by head.
@@ -80,7 +80,7 @@ def ssd_pack(x_BSE, delta_BSN, a_N, b_BSGZ, c_BSGZ, position_ids_BS, state_BZE=N
         return ops.swapaxes(values, 0, 1)
 
     delta_BSN = ops.cast(delta_BSN, "float32")  # a step of size 0 leaves the states as they are
-    # A larger step forgets no more, and would round what later tokens remember of one another
+    # A larger step forgets no more. Of bounded logarithms the multiples add up exactly
     logs_BSN = ops.maximum(delta_BSN * ops.cast(a_N, "float32"), LEAST_LOG)
     logs_CBNT = ops.swapaxes(chunks(groups(logs_BSN)), 2, 3)
     starts_CBT = ops.cast(chunks(ops.repeat(position_ids_BS, num_groups, axis=0), 1) == 0, "int32")
@@ -108,13 +108,13 @@ def restarting_decays(logs_CBNT, numbers_CBT):
 
     Returns:
         `multiples` since the start of the chunk and `sums` of the rest since the start of the sequence, and
-        `entering` and `leaving` as the module's example has them: float32 `[C, B, N, T]` each. There is no
-        gradient by `multiples`.
+        `entering` and `leaving` as the module's example has them: float32 `[C, B, N, T]` each. `multiples`
+        has no gradient.
     """
     unit = 2.0 ** (math.ceil(math.log2(-LEAST_LOG * logs_CBNT.shape[-1])) - 24)  # float32 has 24 bits
     multiples_CBNT = ops.stop_gradient(ops.round(logs_CBNT / unit) * unit)
     sums_CBNT, multiples_CBNT = logs_CBNT - multiples_CBNT, ops.cumsum(multiples_CBNT, axis=-1)
-    # Not one sum over the chunk: rounded with what neighbours add to it, it would change with them
+    # The rest not over the whole chunk: rounded with what neighbours add to it, a sum would change with them
     numbers_CB1T, reach = numbers_CBT[:, :, None], 1
     while reach < logs_CBNT.shape[-1]:  # runs of 1, 2, 4, ... tokens
         shifted = [[0, 0], [0, 0], [0, 0], [reach, 0]]
@@ -145,8 +145,8 @@ def _chunk(
 
     is_own_BTT = own_past(numbers_BT)
 
-    def differences(sums_BNT):
-        return sums_BNT[..., :, None] - sums_BNT[..., None, :]
+    def differences(values_BNT):
+        return values_BNT[..., :, None] - values_BNT[..., None, :]
 
     exponents_BNTT = differences(multiples_BNT) + differences(sums_BNT)
     decays_BNTT = ops.exp(ops.where(is_own_BTT[:, None], exponents_BNTT, float("-inf")))

@@ -11,9 +11,11 @@ import sys
 import types
 from pathlib import Path
 
+import next_tokens
 import numpy as np
 import pytest
 from benchmark_command import run_benchmark, tables_of
+from modern_bert_models import CONFIG as MODERN_BERT
 from packs import packed_and_unpacked
 from tiny import CONFIG
 
@@ -22,7 +24,8 @@ from benchmarks.accelerator import AcceleratorConfig, TimeLimit, exactness_row
 from benchmarks.accelerator_steps import FUSED, PACKED, PADDED, UNPACKED, Model
 from benchmarks.peers import training
 from benchmarks.synthetic_data import sums_of_a_row, wikipedia_corpus
-from bert_packed.config import FLOAT32, MIXED, PRETRAINING
+from benchmarks.training_steps import first_head
+from bert_packed.config import FLOAT32, MIXED, PRETRAINING, family_of
 from bert_packed.core.settings import InputError
 from bert_packed.models import flash_attention
 from bert_packed.models.flash_attention import Attention
@@ -159,6 +162,23 @@ def test_a_model_without_the_mask_of_packs_is_noticed(uncompiled, dtype):
     assert "unpacked: gradients of all weights" in faulty["failed"]
 
 
+@pytest.mark.parametrize(
+    "config", [next_tokens.CONFIG, next_tokens.MAMBA2, MODERN_BERT], ids=["mamba", "mamba2", "modernbert"]
+)
+def test_other_models_are_checked_and_counted_too(uncompiled, corpus, config):
+    settings = AcceleratorConfig(**TOY)
+    model = Model("toy", config, settings, corpus, "cpu", 1e6)
+    (batch,) = model.batches(corpus.packed_batch, 2, 1)
+    row = exactness_row(config, batch, FLOAT32)
+    assert row["failed"] == "none" and row["neighbors"] == 0 and row["sequences"] > 2
+    row = accelerator_steps.step_row(model, PACKED, [2.0])
+    head = first_head(config)
+    flops = (
+        4 / 2 * family_of(config).load_models().count_flops(head, config, sums_of_a_row(corpus, True, head))
+    )
+    assert row["share of the peak, %"] == pytest.approx(100 * flops / 1e6)
+
+
 def test_a_part_takes_as_long_as_the_slowest_of_its_kind(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(accelerator.time, "monotonic", lambda: now[0])
@@ -190,17 +210,17 @@ def model_of(corpus, platform="cpu", **changes):
     )
 
 
-@pytest.mark.parametrize("kernel", [None, "kernel"])
+@pytest.mark.parametrize("kernel", [{}, {"attend": "kernel"}, {"scan": "kernel"}])
 def test_the_kernel_is_measured_where_there_is_one(corpus, monkeypatch, kernel):
     model = model_of(corpus)
 
     def choose(attention, config, length, platform):
         assert (attention, config, length, platform) == ("auto", model.config, 32, "cpu")
-        return Attention(kernel, "")
+        return Attention(kernel.get("attend"), "", kernel.get("scan"))
 
     monkeypatch.setattr(flash_attention, "choose_attention", choose)
     found = accelerator_steps.our_kernels(model)
-    assert found == ({PACKED: {}, FUSED: {"attend": "kernel"}} if kernel else {PACKED: {}})
+    assert found == ({PACKED: {}, FUSED: kernel} if kernel else {PACKED: {}})
 
 
 def test_rows_of_steps_follow_from_seconds_and_the_corpus(corpus):

@@ -21,14 +21,17 @@ REPORT = {
 }
 
 
-def test_a_row_for_each_step_that_is_compiled(tmp_path, monkeypatch):
+@pytest.mark.parametrize("model", ["bert-tiny", "mamba-tiny"])
+def test_a_row_for_each_step_that_is_compiled(tmp_path, monkeypatch, model):
     called = []
 
     def compile_step(command, env, **_):
         flags = dict(one.removeprefix("--").split("=", 1) for one in command[2:])
+        assert flags["objective"] == ("causal_lm" if model == "mamba-tiny" else "mlm_nsp")
         called.append((flags["compile_for"], flags["attention"], env["KERAS_BACKEND"]))
         assert flags["train_batch_size"] == flags["micro_batch_size"] == "4"
-        assert read_pack_spec([flags["input_file"]]).max_seq_length == 64
+        spec = read_pack_spec([flags["input_file"]])
+        assert (spec.max_seq_length, spec.objective) == (64, flags["objective"])
         folder = Path(flags["compile_only"])
         folder.mkdir(exist_ok=True)
         seconds = None if flags["compile_for"] == "h100:1" else 0.5
@@ -36,12 +39,18 @@ def test_a_row_for_each_step_that_is_compiled(tmp_path, monkeypatch):
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(forecast, "subprocess", types.SimpleNamespace(run=compile_step))
-    rows = tables_of("forecast", tmp_path, devices="v5e:1,h100:1", **FLAGS)["steps"]
+    rows = tables_of("forecast", tmp_path, devices="v5e:1,h100:1", **{**FLAGS, "models": model})["steps"]
     steps = [("v5e:1", "auto"), ("h100:1", "auto"), ("v5e:1", "dense"), ("h100:1", "dense")]
     assert [(row["device"], row["attention"]) for row in rows] == steps
     assert called == [(*step, "jax") for step in steps]
-    tokens = 4 * sums_of_a_row(wikipedia_corpus(64), is_packed=True)["num_tokens"]
-    assert rows[0]["real tokens/s, estimated"] == pytest.approx(tokens / 0.5)
+    if model == "bert-tiny":
+        sums = [sums_of_a_row(wikipedia_corpus(64), is_packed)["num_tokens"] for is_packed in (True, False)]
+    else:  # PackMamba's 66.3 % of padding, and none
+        sums = 64 * 0.99, 64 * 0.33
+    found = rows[0]["real tokens/s, estimated"], rows[0]["padded, estimated"]
+    assert found == pytest.approx(
+        [4 * tokens / 0.5 for tokens in sums], rel=1e-9 if model == "bert-tiny" else 0.05
+    )
     assert rows[1]["s/step, estimated"] is None and rows[1]["real tokens/s, estimated"] is None
     assert (rows[0]["memory, GiB"], rows[0]["of, GiB"]) == (1, 16)
 

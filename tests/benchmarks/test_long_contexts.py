@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from benchmark_command import run_benchmark, tables_of
 
-from benchmarks.long_contexts import GLOBAL, ONE_BY_ONE, PACKED, PADDED, sequences_of
+from benchmarks.long_contexts import GLOBAL, ONE_BY_ONE, PACKED, PADDED, rows_of
 from benchmarks.synthetic_data import wikipedia_corpus
 
 TOY = {
@@ -33,16 +33,20 @@ def check_rows(rows, ways):
 def test_the_command(tmp_path):
     pytest.importorskip("torch", reason="pip install -e '.[reference]'")
     rows = tables_of("long_contexts", tmp_path, **TOY, reference=True)["steps"]
-    check_rows(rows, [PACKED, GLOBAL, PADDED, ONE_BY_ONE])
+    check_rows(rows, [PACKED, GLOBAL, ONE_BY_ONE, PADDED])
 
 
 def test_sequences_are_those_of_the_packs():
     batch = wikipedia_corpus(32).packed_batch(3, 1000, np.random.default_rng(0))
-    rows = sequences_of(batch)
+    rows = rows_of(batch, 1)
     assert len(rows) == np.count_nonzero(batch["slot_weights"]) > 3
     tokens = [row["token_ids"][row["sequence_ids"] > 0] for row in rows]
     np.testing.assert_array_equal(np.concatenate(tokens), batch["token_ids"][batch["sequence_ids"] > 0])
     assert all(len(row["token_ids"]) == 1 for row in rows)
+    *groups, last = rows_of(batch, 3)
+    assert all(len(group["token_ids"]) == 3 for group in groups) and len(last["token_ids"]) <= 3
+    joined = np.concatenate([group["token_ids"] for group in (*groups, last)])
+    np.testing.assert_array_equal(joined, np.concatenate([row["token_ids"] for row in rows]))
 
 
 def test_mistakes(capsys):

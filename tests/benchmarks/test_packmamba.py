@@ -121,7 +121,7 @@ def test_operators_run_forward_and_backward(monkeypatch, uncompiled, config):
     batch = {"position_ids": np.array([[0, 1, 2, 0, 1, 0]], np.int32)}
     for operator in OPERATORS:
         ((inputs, positions, weights),) = operator_inputs(operator, config, [batch])
-        scan = mamba_operators.scan_here(config)
+        scan = mamba_operators.device_scan(config)
         assert (np.asarray(positions) == batch["position_ids"]).all()
         (output,) = operator_program(operator, FORWARD, scan)(inputs, positions, weights)
         gradients, again = operator_program(operator, BOTH, scan)(inputs, positions, weights)

@@ -15,6 +15,7 @@ from benchmarks.synthetic_data import (
     draw_lengths,
     plan_corpus,
     spec_of,
+    sums_of_a_row,
     token_batch,
     wikipedia_corpus,
     wikipedia_histogram,
@@ -26,7 +27,7 @@ from bert_packed.objectives.next_tokens import next_token_objective
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.packing.histogram import load_known_histogram
 from bert_packed.records.read_bert import read_unpacked
-from bert_packed.schema import PackSpec
+from bert_packed.schema import CAUSAL_LM, PackSpec
 
 PACKS = [(5, 9, 10), (24,), (3, 4)]
 
@@ -66,6 +67,27 @@ def test_every_token_but_a_sequence_s_last_predicts_the_next():
             start += length
         assert batch["sequence_bytes"][row].tolist() == [*pack] + [0] * (3 - len(pack))
         assert not batch["token_ids"][row, start:].any() and not batch["label_ids"][row, start:].any()
+
+
+def test_sums_of_a_row_count_what_a_head_predicts():
+    histogram = np.array([0, 2, 0, 1])  # lengths 2, 2 and 4, of which the first two fill a pack
+    corpus = plan_corpus(histogram, 2)
+    sums = sums_of_a_row(corpus, True, CAUSAL_LM)
+    assert corpus.plan.num_packs == 2
+    assert (sums["num_tokens"], sums["num_predictions"], sums["num_sequences"]) == (8 / 2, 5 / 2, 3 / 2)
+    assert sums_of_a_row(corpus, False, CAUSAL_LM)["num_predictions"] == 5 / 3
+    assert sums_of_a_row(corpus, False)["num_predictions"] == 1  # of each, 15 % and at least one
+
+
+def test_a_corpus_has_batches_for_each_head():
+    histogram = np.zeros(24, np.int64)
+    histogram[[4, 11, 23]] = 60, 30, 10
+    corpus, rng = plan_corpus(histogram, 3), np.random.default_rng(0)
+    for make in (corpus.packed_batch, corpus.unpacked_batch):
+        batches = [make(4, NUM_TOKENS, rng, CAUSAL_LM) for _ in range(2)]
+        assert set(batches[0]) == {feature.name for feature in next_token_objective("per_token").features}
+        shapes = [{name: values.shape for name, values in batch.items()} for batch in batches]
+        assert shapes[0] == shapes[1]  # one program for all
 
 
 def test_a_corpus_draws_as_its_plan_and_its_histogram():
