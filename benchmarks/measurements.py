@@ -392,11 +392,22 @@ MEASUREMENTS = (
             "long contexts": Table(
                 "steps",
                 {
-                    "tokens of a pack": "tokens of a pack",
-                    "way": "",
+                    "way": "tokens of a pack, way",
                     "s/step": "s a step",
-                    **_same("real tokens/s", "packed is faster by", "from", "to"),
+                    "real tokens/s": "real tokens/s",
+                    "packed is faster by": "packed is faster by",
+                    **_same("from", "to"),
                 },
+                {
+                    f"{length} {way}": f"{length:,}, {way}"
+                    for length, ways in {
+                        512: ("packed", "transformers, one by one", "transformers, padded"),
+                        2048: ("packed", "packed, every block global", "transformers, one by one"),
+                        8192: ("packed", "transformers, one by one"),
+                    }.items()
+                    for way in ways
+                },
+                by=("tokens of a pack", "way"),
             )
         },
     ),
