@@ -341,7 +341,8 @@ MEASUREMENTS = (
                     "packed": "Mamba-1, packed",
                     "mamba2-130m": "Mamba-2, packed",
                 },
-            )
+            ),
+            "mamba on an H100 against others": Table("packed against others", _GAINS),
         },
     ),
     Measurement(

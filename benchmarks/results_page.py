@@ -198,7 +198,8 @@ def markdown_table(rows):
 def origin(content):
     """Machine, date and commit of a JSON: a sentence."""
     machine = content["machine"]
-    return f"Measured on {machine_name(content)}; {machine['date']}, commit {machine['commit']}."
+    what = "Estimated by the devices' compilers" if content["benchmark"] == "forecast" else "Measured"
+    return f"{what} on {machine_name(content)}; {machine['date']}, commit {machine['commit']}."
 
 
 def machine_name(content):

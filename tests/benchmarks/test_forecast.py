@@ -45,8 +45,8 @@ def test_a_row_for_each_step_that_is_compiled(tmp_path, monkeypatch, model):
     assert called == [(*step, "jax") for step in steps]
     if model == "bert-tiny":
         sums = [sums_of_a_row(wikipedia_corpus(64), is_packed)["num_tokens"] for is_packed in (True, False)]
-    else:  # PackMamba's 66.3 % of padding, and none
-        sums = 64 * 0.99, 64 * 0.33
+    else:  # PackMamba's 66.3 % of padding, 69 % at lengths rounded so far down, and none
+        sums = 64 * 0.99, 64 * 0.31
     found = rows[0]["real tokens/s, estimated"], rows[0]["padded, estimated"]
     assert found == pytest.approx(
         [4 * tokens / 0.5 for tokens in sums], rel=1e-9 if model == "bert-tiny" else 0.05

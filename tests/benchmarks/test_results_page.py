@@ -18,6 +18,7 @@ from bert_packed.core.storage import read_text, write_json
 TABLE = Table("steps", {"way": "", "s/step": "s a step"}, {"packed": "in packs", "padded": "padded"})
 ONE = Measurement("training_speed", "training_speed --repeats=3", 1, {"speed": TABLE})
 CONTENT = {
+    "benchmark": "training_speed",
     "machine": {
         "cpu": "One CPU",
         "cores": 2,
@@ -102,6 +103,10 @@ def test_a_block_is_written_between_its_marks(monkeypatch):
     for missing in ("machines", "speed"):
         with pytest.raises(InputError, match="must have a block for each"):
             results_page.written(re.sub(f"<!-- table: {missing} -->", "", page), {})
+
+
+def test_forecasts_are_no_measurements():
+    assert results_page.origin({**CONTENT, "benchmark": "forecast"}).startswith("Estimated by the devices' ")
 
 
 def test_an_accelerator_is_named_by_its_device():
