@@ -68,6 +68,7 @@ def test_both_goes_backward(uncompiled_programs):
     assert (gradient * direction).sum() == pytest.approx(slope, rel=1e-2)
 
 
+@pytest.mark.slow
 def test_both_sides_of_fresh_masks_have_the_same_packs_and_other_masks(tmp_path, uncompiled):
     write_data(tmp_path)
     words = (*tokenization.SPECIAL_TOKENS, *(f"w{number}" for number in range(VOCAB_SIZE - 5)))

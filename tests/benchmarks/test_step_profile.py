@@ -192,6 +192,7 @@ def test_a_chain_of_products_is_computed(monkeypatch, shape):
     assert kept == [pytest.approx(total, rel=1e-3)]
 
 
+@pytest.mark.slow
 @pytest.mark.both_backends
 def test_a_traced_step_has_the_products_of_the_model(tmp_path, monkeypatch, small_rates):
     monkeypatch.setattr(step_profile, "num_cores", lambda: 1000)

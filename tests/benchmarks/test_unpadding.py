@@ -68,6 +68,7 @@ def test_groups_hold_each_sequence_once_in_the_shortest_rows():
     assert [(group.tolist(), shape) for group, shape in groups] == [([10, 9], 10), ([5, 4], 6), ([3, 2], 4)]
 
 
+@pytest.mark.slow
 @pytest.mark.both_backends
 def test_a_measurement(monkeypatch, tmp_path, uncompiled):
     monkeypatch.setattr(unpadding, "NUM_SHAPES", 3)  # each a program to compile

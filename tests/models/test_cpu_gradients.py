@@ -140,7 +140,7 @@ def compiled_products(engine, batch, num_axes):
     return [int(re.search(r"lhs_contracting_dims=\{(\d)\}", attributes)[1]) for attributes in found]
 
 
-@pytest.mark.parametrize("micro_batch_size", [None, 2])
+@pytest.mark.parametrize("micro_batch_size", [pytest.param(None, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize(
     ("devices", "num_within"), [(["cpu:0", "cpu:1"], {"tensorflow": 0, "jax": 1}), (["cpu:0", "gpu:0"], None)]
 )
