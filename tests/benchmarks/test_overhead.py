@@ -117,6 +117,7 @@ def test_without_restarts_nothing_is_selected(monkeypatch, uncompiled_programs, 
         assert found[WITH] >= 3 and found[WITHOUT] == 0
 
 
+@pytest.mark.slow
 def test_the_commands(tmp_path, uncompiled_programs, uncompiled):
     config = write_config(tmp_path / "config.json", max_position_embeddings=16)
     flags = {"bert_config_file": config, "max_seq_length": 16, "batch_size": 1, "repeats": 1}

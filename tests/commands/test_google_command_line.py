@@ -107,6 +107,7 @@ def test_the_same_line_says_that_it_is_complete(data, trained, capsys):
     assert "the run is complete" in out and "evaluates  the training packs" in out
 
 
+@pytest.mark.slow
 def test_evaluation_alone_gives_the_figures_of_the_training(data, trained, tmp_path, capsys):
     folder = shutil.copytree(trained, tmp_path / "out")
     wanted = json.loads((folder / "eval_results.json").read_text())

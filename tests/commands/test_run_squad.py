@@ -131,6 +131,7 @@ def test_a_stopped_run_continues_bit_for_bit(packed, tmp_path, capsys):
     )
 
 
+@pytest.mark.slow
 def test_a_run_of_one_pack_at_once_is_the_same_and_continues_so(data, packed, tmp_path, capsys):
     """Fine-tuning took one pack at once until that had one default with pre-training: all of a step."""
     _, folder, _ = packed

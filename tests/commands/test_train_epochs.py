@@ -17,6 +17,7 @@ def command(data, folder, **changes):
     return [argument for argument in given if not argument.startswith("--num_train_steps")]
 
 
+@pytest.mark.slow
 def test_a_run_by_epochs(tmp_path, capsys):
     data = write_all(tmp_path)
     by_epochs = {"num_train_epochs": 2}
