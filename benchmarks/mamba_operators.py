@@ -121,7 +121,14 @@ def _scan_inputs(rng, config, shape):
         steps_BSN = rng.uniform(config.time_step_min, config.time_step_max, (*shape, config.num_heads))
         b_BSGZ, c_BSGZ = (rng.normal(size=(*shape, config.n_groups, states)) for _ in range(2))
         decays_N = -rng.uniform(1.0, 16.0, config.num_heads)
-        return rng.normal(size=(*shape, inner)), steps_BSN, decays_N, b_BSGZ, c_BSGZ
+        return (
+            rng.normal(size=(*shape, inner)),
+            steps_BSN,
+            decays_N,
+            b_BSGZ,
+            c_BSGZ,
+            np.ones(config.num_heads),
+        )
     steps_BSE = rng.uniform(config.time_step_min, config.time_step_max, (*shape, inner))
     decays_ZE = -np.repeat(np.arange(1.0, states + 1)[:, None], inner, axis=1)
     u_BSE, b_BSZ, c_BSZ = (rng.normal(size=(*shape, width)) for width in (inner, states, states))

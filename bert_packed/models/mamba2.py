@@ -118,11 +118,11 @@ class Mamba2Mixer(keras.layers.Layer):
             -ops.exp(self.a_log_N),
             b_BSGZ,
             c_BSGZ,
+            self.skip_N,
             position_ids_BS,
             states_BZE,
             config.chunk_size,
         )
-        y_BSE = y_BSE + ops.cast(x_BSE, "float32") * ops.repeat(self.skip_N, config.head_dim)
         mixed_BSD = self.out_proj(self.norm(y_BSE * ops.silu(ops.cast(gate_BSE, "float32"))))
         return mixed_BSD, (states_BZE, ops.concatenate([tail_BXE, tail_BXY], axis=-1))
 

@@ -1,10 +1,10 @@
 """The state-space model of Mamba-2 on packs: its chunks are attention, and restart with every sequence.
 
     h[t] = a[t] * h[t-1] + B[t] * delta[t] * x[t]      a[t] = exp(delta[t] * A), 0 at the start of a sequence
-    y[t] = C[t] * h[t]
+    y[t] = C[t] * h[t] + D * x[t]
 
 A is one number for a head, so a chunk of T tokens is a product of matrices (Section 6 of "Transformers are
-SSMs"): `weights * (delta * x)` with
+SSMs"): `weights * (delta * x) + D * x` with
 
     weights[t, s] = C[t] B[s] * exp(l[s+1] + ... + l[t])     l = delta * A, the logarithms of the decays
 
@@ -35,7 +35,9 @@ from bert_packed.models.loops import pull_back, scan, with_gradient
 LEAST_LOG = -104.0  # its `exp` is 0 in float32
 
 
-def ssd_pack(x_BSE, delta_BSN, a_N, b_BSGZ, c_BSGZ, position_ids_BS, state_BZE=None, chunk_length=256):
+def ssd_pack(
+    x_BSE, delta_BSN, a_N, b_BSGZ, c_BSGZ, skip_N, position_ids_BS, state_BZE=None, chunk_length=256
+):
     """The recurrence over packs, cut wherever a position is 0.
 
     Products are computed in the dtype of `x_BSE`, and each chunk's rounded to it; all else is float32. A
@@ -47,6 +49,7 @@ def ssd_pack(x_BSE, delta_BSN, a_N, b_BSGZ, c_BSGZ, position_ids_BS, state_BZE=N
         delta_BSN: float, at least 0, the size of each step.
         a_N: float, below 0, the decay of each head.
         b_BSGZ, c_BSGZ: float, from inputs to states and from states to outputs, for N / G heads each.
+        skip_N: float, D, what each head adds of its inputs to its outputs.
         position_ids_BS: int32, 0 for padding too; None where each pack is one sequence.
         state_BZE: float32, the states before packs whose first position is not 0; None for zeros.
         chunk_length: T; it need not divide S.
@@ -90,8 +93,9 @@ def ssd_pack(x_BSE, delta_BSN, a_N, b_BSGZ, c_BSGZ, position_ids_BS, state_BZE=N
     inputs = (*decays_CBNT, *(chunks(groups(each)) for each in (x_BSE, delta_BSN, b_BSGZ, c_BSGZ)))
     # The states before are data: no gradient goes back to the packs that left them
     state_BZE = groups(ops.stop_gradient(state_BZE))
+    skip_B1N = groups(ops.broadcast_to(ops.cast(skip_N, "float32"), (num_packs, 1, a_N.shape[0])))
     y_CBTE, state_BZE = with_gradient(_forward, _backward)(
-        state_BZE, *inputs, multiples_CBNT, ops.cast(numbers_CBT, "float32")
+        state_BZE, skip_B1N, *inputs, multiples_CBNT, ops.cast(numbers_CBT, "float32")
     )
     y_BSE = ops.reshape(ops.swapaxes(y_CBTE, 0, 1), (-1, length + filled, y_CBTE.shape[-1]))
     return packs(y_BSE[:, :length]), packs(ops.stop_gradient(state_BZE))
@@ -131,7 +135,17 @@ def restarting_decays(logs_CBNT, numbers_CBT):
 
 
 def _chunk(
-    numbers_BT, multiples_BNT, state_BZE, sums_BNT, entering_BNT, leaving_BNT, x_BTE, delta_BTN, b_BTZ, c_BTZ
+    numbers_BT,
+    multiples_BNT,
+    state_BZE,
+    skip_B1N,
+    sums_BNT,
+    entering_BNT,
+    leaving_BNT,
+    x_BTE,
+    delta_BTN,
+    b_BTZ,
+    c_BTZ,
 ):
     """The states after a chunk, and its outputs, float32 `[B, T, E]`."""
     length, width = x_BTE.shape[1:]
@@ -152,14 +166,15 @@ def _chunk(
     decays_BNTT = ops.exp(ops.where(is_own_BTT[:, None], exponents_BNTT, float("-inf")))
     # Once for all heads; decays go to weights and inputs, which have heads
     weights_BNTT = product("btz,bsz->bts", c_BTZ, b_BTZ)[:, None] * decays_BNTT
-    inputs_BTE = ops.cast(x_BTE, "float32") * wide(delta_BTN)
+    x32_BTE = ops.cast(x_BTE, "float32")
+    inputs_BTE = x32_BTE * wide(delta_BTN)
     inputs_BTNH = ops.reshape(inputs_BTE, (-1, length, num_heads, width // num_heads))
     y_BTNH = product("bnts,bsnh->btnh", weights_BNTT, inputs_BTNH)
     before_BTE = product("btz,bze->bte", c_BTZ, state_BZE) * wide(ops.swapaxes(entering_BNT, 1, 2))
     leaving_BTE = inputs_BTE * wide(ops.swapaxes(leaving_BNT, 1, 2))
     kept_BZE = state_BZE * wide(entering_BNT[:, None, :, -1])
     after_BZE = kept_BZE + product("bsz,bse->bze", b_BTZ, leaving_BTE)
-    return after_BZE, ops.reshape(y_BTNH, (-1, length, width)) + before_BTE
+    return after_BZE, ops.reshape(y_BTNH, (-1, length, width)) + before_BTE + x32_BTE * wide(skip_B1N)
 
 
 def own_past(numbers_BT):
@@ -169,31 +184,36 @@ def own_past(numbers_BT):
     return ops.logical_and(numbers_BT[:, :, None] == numbers_BT[:, None, :], is_past_TT)
 
 
-def _forward(state_BZE, *inputs):
-    """Inputs, `[C, B, ...]` each: those of `_chunk` after the states, multiples and numbers of sequences."""
+def _forward(state_BZE, skip_B1N, *inputs):
+    """Inputs, `[C, B, ...]` each: those of `_chunk` from the sums on, multiples and numbers of sequences."""
 
     def step(carry, slices):
         *given, multiples_BNT, numbers_BT = slices
-        after_BZE, y_BTE = _chunk(numbers_BT, multiples_BNT, carry[0], *given)
+        after_BZE, y_BTE = _chunk(numbers_BT, multiples_BNT, carry[0], skip_B1N, *given)
         return (after_BZE,), (y_BTE, carry[0])
 
     (after_BZE,), (y_CBTE, before_CBZE) = scan(step, (state_BZE,), inputs)
-    return (y_CBTE, after_BZE), (inputs, before_CBZE)
+    return (y_CBTE, after_BZE), (inputs, skip_B1N, before_CBZE)
 
 
 def _backward(kept, gradients):
-    inputs, before_CBZE = kept
+    inputs, skip_B1N, before_CBZE = kept
     dy_CBTE, _ = gradients  # the states at the end are data of the next pack
 
     def step(carry, slices):
         before_BZE, dy_BTE, *given, multiples_BNT, numbers_BT = slices
         found = pull_back(
             lambda *values: _chunk(numbers_BT, multiples_BNT, *values),
-            (before_BZE, *given),
+            (before_BZE, skip_B1N, *given),
             (carry[0], dy_BTE),
         )
         return (found[0],), tuple(found[1:])
 
     nothing_BZE = ops.zeros_like(before_CBZE[0])
-    _, found = scan(step, (nothing_BZE,), (before_CBZE, dy_CBTE, *inputs), reverse=True)
-    return (nothing_BZE, *found, *map(ops.zeros_like, inputs[-2:]))  # multiples and numbers are data
+    _, (skips_CB1N, *found) = scan(step, (nothing_BZE,), (before_CBZE, dy_CBTE, *inputs), reverse=True)
+    return (
+        nothing_BZE,
+        ops.sum(skips_CB1N, axis=0),
+        *found,
+        *map(ops.zeros_like, inputs[-2:]),
+    )  # multiples and numbers are data

@@ -22,7 +22,7 @@ from bert_packed.training.backend import compiled, gradient
 pytestmark = pytest.mark.both_backends
 B, S, N, H, G, Z = 2, 14, 4, 2, 2, 3
 E, T = N * H, 4
-NAMES = ("x", "delta", "a", "b", "c")
+NAMES = ("x", "delta", "a", "b", "c", "skip")
 # Single tokens, starts at every place of a chunk of 4, two in one chunk, one over three chunks, padding
 POSITIONS = np.array(
     [[0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0], [0, 1, 2, 3, 0, 1, 2, 0, 1, 0, 1, 2, 3, 4]], np.int32
@@ -37,6 +37,7 @@ def random_inputs(seed=0, length=S):
         "a": -np.exp(rng.normal(size=N)),
         "b": rng.normal(size=(B, length, G, Z)),
         "c": rng.normal(size=(B, length, G, Z)),
+        "skip": rng.normal(size=N),
     }
     return {name: np.float32(values) for name, values in inputs.items()}
 
@@ -51,7 +52,7 @@ def duality(inputs, positions, state, chunk_length):
 
 def selective(inputs, positions, state, chunk_length):
     """The same by the other scan, token by token, in which each channel and state has its own decay."""
-    x, delta, a, b, c = (inputs[name] for name in NAMES)
+    x, delta, a, b, c, skip = (inputs[name] for name in NAMES)
     found = []
     for group in range(G):
         heads, channels = (slice(group * n // G, (group + 1) * n // G) for n in (N, E))
@@ -59,7 +60,8 @@ def selective(inputs, positions, state, chunk_length):
         delta_BSE = ops.repeat(delta[:, :, heads], H, axis=-1)
         given = (b[:, :, group], c[:, :, group], positions, state[..., channels])
         found.append(ssm_pack(x[..., channels], delta_BSE, a_ZE, *given, chunk_length))
-    return [ops.concatenate(parts, axis=-1) for parts in zip(*found, strict=True)]
+    y, after = (ops.concatenate(parts, axis=-1) for parts in zip(*found, strict=True))
+    return y + x * ops.repeat(skip, H), after
 
 
 @functools.cache
@@ -114,7 +116,7 @@ def assert_alone(run, start, length):
     inputs, others = random_inputs(), random_inputs(seed=3)
     changed = {
         name: values
-        if name == "a"
+        if name in ("a", "skip")
         else np.where(own.reshape(B, S, *[1] * (values.ndim - 2)), values, others[name])
         for name, values in inputs.items()
     }
@@ -160,7 +162,7 @@ def test_a_pack_goes_on_where_its_first_position_says_so():
     inputs, cut = random_inputs(), S // 2
     positions = np.stack([np.arange(S), np.r_[0:4, 0 : S - 4]]).astype(np.int32)
     parts = [
-        {name: values if name == "a" else values[:, side] for name, values in inputs.items()}
+        {name: values if name in ("a", "skip") else values[:, side] for name, values in inputs.items()}
         for side in (slice(cut), slice(cut, None))
     ]
     whole = program(selective)(inputs, positions)
