@@ -16,46 +16,13 @@ from keras import ops
 
 from bert_packed.config import CAUSAL_LM
 from bert_packed.model_configs.mamba import MambaConfig
+from bert_packed.models.causal_convolution import conv1d_pack
 from bert_packed.models.context import PackContext
 from bert_packed.models.cpu_gradients import Linear
 from bert_packed.models.layout import ONE_DEVICE
 from bert_packed.models.packed_model import PackedModel
 from bert_packed.models.rematerialisation import rematerialised
 from bert_packed.models.selective_scan import ssm_pack
-
-
-def conv1d_pack(x_BSE, kernel_WE, bias_E, position_ids_BS, tail_BXE=None):
-    """Convolution of each channel over a token and the W - 1 before it in its own sequence.
-
-    Section 3.3 and Algorithm 1 of "PackMamba". For a kernel of W = 3 taps, the last on the token itself:
-
-        position_ids   [ 0     1           2                 0     1         ]
-        output         [ k2 a  k1 a + k2 b k0 a + k1 b + k2 c k2 d  k1 d + k2 e ]
-
-    Args:
-        x_BSE, kernel_WE, bias_E: float; no bias is None.
-        position_ids_BS: int32, restarts at 0 in every sequence, and 0 for padding; None where each pack is
-            one sequence.
-        tail_BXE: float, the inputs before a pack whose first position is not 0; None for zeros.
-
-    Returns:
-        float `[B, S, E]`, and the tail for the pack after this one, `[B, X, E]`.
-    """
-    num_taps, length = kernel_WE.shape[0], x_BSE.shape[1]
-    if tail_BXE is None:
-        tail_BXE = ops.zeros_like(x_BSE[:, :1]) * ops.zeros((1, num_taps - 1, 1), x_BSE.dtype)
-    longer = ops.concatenate([ops.cast(tail_BXE, x_BSE.dtype), x_BSE], axis=1)  # [B, W - 1 + S, E]
-    out_BSE = x_BSE * kernel_WE[-1]
-    for back in range(1, num_taps):
-        first = num_taps - 1 - back
-        before_BSE = longer[:, first : first + length]
-        if position_ids_BS is not None:
-            # Not times 0: a neighbour's value may be infinite
-            before_BSE = ops.where((position_ids_BS >= back)[:, :, None], before_BSE, 0.0)
-        out_BSE = out_BSE + before_BSE * kernel_WE[first]
-    if bias_E is not None:
-        out_BSE = out_BSE + bias_E
-    return out_BSE, longer[:, length:]
 
 
 def fan_in(size):
@@ -168,7 +135,6 @@ class MambaMixer(keras.layers.Layer):
             for weight in (self.conv_kernel_WE, self.conv_bias_E)
         )
         inner_BSE, tail_BXE = conv1d_pack(inner_BSE, kernel_WE, bias_E, context.position_ids_BS, tail_BXE)
-        inner_BSE = ops.silu(inner_BSE)
         low_BSL, b_BSZ, c_BSZ = ops.split(
             self.x_proj(inner_BSE), [config.step_rank, config.step_rank + config.state_size], axis=-1
         )

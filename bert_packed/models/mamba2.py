@@ -11,8 +11,9 @@ import numpy as np
 from keras import ops
 
 from bert_packed.model_configs.mamba2 import Mamba2Config
+from bert_packed.models.causal_convolution import conv1d_pack
 from bert_packed.models.cpu_gradients import Linear, multiply
-from bert_packed.models.mamba import PackedMamba, RMSNorm, StepSizes, conv1d_pack, fan_in
+from bert_packed.models.mamba import PackedMamba, RMSNorm, StepSizes, fan_in
 from bert_packed.models.state_space_duality import ssd_pack
 
 
@@ -92,13 +93,12 @@ class Mamba2Mixer(keras.layers.Layer):
         )
 
         def convolve(values, part):
-            values, tail = conv1d_pack(
+            return conv1d_pack(
                 values,
                 *(None if each is None else each[..., part] for each in (kernel_WU, bias_U)),
                 position_ids_BS,
                 None if tail_BXU is None else tail_BXU[..., part],
             )
-            return ops.silu(values), tail
 
         # Apart: a slice of both would be copied
         x_BSE, tail_BXE = convolve(x_BSE, slice(inner))

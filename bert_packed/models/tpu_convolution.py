@@ -1,4 +1,4 @@
-"""The convolution of `causal_convolution.py` for TPUs: two Pallas kernels that read and write each number once.
+"""The convolution of `causal_convolution.py` for TPUs: two Pallas kernels that read each number once.
 
 XLA makes an array of each tap, which it shifts against the tokens. Here a chunk of tokens is copied on the
 chip, behind the last tokens before it, and a tap is read from there:
@@ -14,8 +14,6 @@ Legend: B packs per batch, S pack length, E channels, W taps, X = W - 1 tokens b
 chunk, C chunks, H tokens of an edge, F = H + T, I lanes, A channels of a block, P tokens of a piece,
 V = W + 1 weights of a channel.
 """
-
-import functools
 
 import jax
 from jax import lax
@@ -204,7 +202,7 @@ class _Blocks:
         ]
 
     def call(self, kernel, inputs, outputs, num_copies):
-        """Run a kernel; inputs and outputs are (array, block), copies of chunks with their edges on the chip."""
+        """Run a kernel; inputs and outputs are (array, block). The chip holds `num_copies` of a chunk."""
         arrays, in_specs = zip(*inputs, strict=True)
         shapes, out_specs = zip(*outputs, strict=True)
         _, edge, _ = inputs[1][1].block_shape[1:]
