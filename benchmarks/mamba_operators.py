@@ -19,17 +19,17 @@ from bert_packed.parallel.targets import devices_here
 from bert_packed.training.backend import compiled, gradient
 
 PASSES = FORWARD, BOTH = "forward", "forward and backward"
-OPERATORS = CONVOLUTION, SCAN = "convolution", "scan"
+CONVOLUTION, SCAN = "convolution", "scan"
+OPERATORS = {CONVOLUTION: conv1d_pack, SCAN: ssm_pack}  # of a Mamba-1, in their plain forms
 
 
-def operator_program(operator, which, scan=ssm_pack):
-    """Compile one of `OPERATORS` for one of `PASSES`.
+def operator_program(run, which):
+    """Compile an operator, called as one of `OPERATORS`, for one of `PASSES`.
 
     Returns:
         Function of its inputs, positions and weights `[B, S, E]` to the output, or for `BOTH` to the gradient
         of the weighted output by all inputs, and the output.
     """
-    run = {CONVOLUTION: conv1d_pack, SCAN: scan}[operator]
 
     def forward(inputs, position_ids_BS, weights_BSE):
         del weights_BSE
@@ -73,12 +73,13 @@ def running(program, given):
     return run
 
 
-def device_scan(config):
-    """The scan of a model on this process's devices, called with `operator_inputs` and positions."""
-    # Which one does not depend on the length
+def device_operators(config):
+    """The operators of a model on this process's devices, as `OPERATORS`."""
+    given = device_options(config, CHUNK_LENGTH)  # whose kernels do not depend on the length
+    scan = given.get("scan", ssm_pack)
     if isinstance(config, Mamba2Config):
-        return functools.partial(ssd_pack, chunk_length=config.chunk_size)
-    return device_options(config, CHUNK_LENGTH).get("scan", ssm_pack)
+        scan = functools.partial(given.get("duality", ssd_pack), chunk_length=config.chunk_size)
+    return {CONVOLUTION: given.get("convolve", conv1d_pack), SCAN: scan}
 
 
 def scan_variants(config):

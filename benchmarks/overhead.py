@@ -208,8 +208,8 @@ def restart_pairs(model_config, batch_size, length):
     endless = dataclasses.replace(model_config, ablation_no_position_reset=True)
     configs = {WITH: model_config, WITHOUT: endless}
     pairs = {STEP: {way: stepping(build_engine(one), [batch]) for way, one in configs.items()}}
-    for operator in mamba_operators.OPERATORS:
-        program = mamba_operators.operator_program(operator, mamba_operators.BOTH)
+    for operator, plain in mamba_operators.OPERATORS.items():
+        program = mamba_operators.operator_program(plain, mamba_operators.BOTH)
         given = mamba_operators.operator_inputs(operator, model_config, [batch])
         without = [(inputs, None, weights) for inputs, _, weights in given]
         pairs[f"{operator}, forward and backward"] = {

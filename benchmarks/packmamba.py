@@ -274,10 +274,10 @@ def operator_rows(model_config, batches, num_repeats):
     """Interleave each operator on the shapes of all ways: rows of a table."""
     from benchmarks import mamba_operators  # Keras: only now
 
-    rows, scan = [], mamba_operators.device_scan(model_config)
-    for operator in mamba_operators.OPERATORS:
+    rows = []
+    for operator, run_operator in mamba_operators.device_operators(model_config).items():
         for which in mamba_operators.PASSES:
-            program = mamba_operators.operator_program(operator, which, scan)
+            program = mamba_operators.operator_program(run_operator, which)
             ways = {
                 way: mamba_operators.running(
                     program, mamba_operators.operator_inputs(operator, model_config, some)
@@ -298,7 +298,7 @@ def variant_rows(model_config, batches, num_repeats):
     num_tokens = sum(batch["position_ids"].size for batch in batches)
     variants = mamba_operators.scan_variants(model_config)
     ways = {
-        (name, which): mamba_operators.running(mamba_operators.operator_program(SCAN, which, variant), given)
+        (name, which): mamba_operators.running(mamba_operators.operator_program(variant, which), given)
         for name, variant in variants.items()
         for which in PASSES
     }

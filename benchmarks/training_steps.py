@@ -28,7 +28,7 @@ def build_engine(model_config, micro_batch_size=0, optimizer=None, objective=Non
 
 
 def device_options(model_config, max_seq_length):
-    """Options of `build_engine` that a run has on this process's devices by default: dtype and kernel."""
+    """Options of `build_engine` that a run has on this process's devices by default: dtype and kernels."""
     from bert_packed.parallel.targets import devices_here
 
     here = devices_here()
@@ -36,12 +36,10 @@ def device_options(model_config, max_seq_length):
 
 
 def kernel_options(model_config, max_seq_length, platform):
-    """Options of a model that attends, or scans, in the platform's fused kernel; {} where there is none."""
-    from bert_packed.models.flash_attention import choose_attention
+    """Options of a model that computes in the platform's fused kernels; {} where there are none."""
+    from bert_packed.models.kernels import choose_kernels
 
-    chosen = choose_attention("auto", model_config, max_seq_length, platform)
-    options = {"attend": chosen.attend, "scan": chosen.scan}
-    return {name: kernel for name, kernel in options.items() if kernel}
+    return choose_kernels("auto", model_config, max_seq_length, platform).options
 
 
 def first_head(model_config):

@@ -51,7 +51,7 @@ def audit_checkpoint(config):
     from bert_packed.data import input_pipeline
     from bert_packed.data.batches import CheckedBatches
     from bert_packed.evaluation import carried_states, contamination
-    from bert_packed.models.flash_attention import TILE, choose_attention
+    from bert_packed.models.kernels import TILE, choose_kernels
     from bert_packed.parallel.targets import devices_here
     from bert_packed.records import first_records
     from bert_packed.records.split_sequences import find_num_rows
@@ -78,13 +78,11 @@ def audit_checkpoint(config):
     if not contamination.num_neighbours(batch):
         raise InputError("`input_file` must hold several sequences in a pack. Received: one in each.")
     packs = carried_states.take_rows(batch, num_rows) if num_rows else None
-    attention = choose_attention(
+    kernels = choose_kernels(
         config.attention, without_dropout(model_config), spec.max_seq_length, devices_here().platform
     )
     engine = make_engine(
-        objective.build_model(
-            model_config, seed=0, attend=attention.attend, scan=attention.scan, num_rows=num_rows or None
-        ),
+        objective.build_model(model_config, seed=0, num_rows=num_rows or None, **kernels.options),
         objective,
         micro_batch_size=int((batch["slot_weights"].sum(axis=1) > 0).sum()),
     )
@@ -94,13 +92,13 @@ def audit_checkpoint(config):
     print("\n".join(found.lines()))
     print(
         f"audits {count_of(num_sequences, 'sequence')}; packs of more than one: "
-        f"{contamination.num_neighbours(batch)}; attention: {attention.description}"
+        f"{contamination.num_neighbours(batch)}; attention: {kernels.description}"
     )
     length = spec.max_seq_length
     if model_config.chunk_size:
-        chunk_length = TILE if attention.scan else min(model_config.chunk_size, length)
+        chunk_length = TILE if "scan" in kernels.options else min(model_config.chunk_size, length)
         print(contamination.describe_places(batch, chunk_length, "the scan's chunks"))
-    elif attention.attend:
+    elif kernels.options:
         print(contamination.describe_places(batch, TILE, "the kernel's tiles"))
     with out_of_memory_names("the audit", "num_packs"):
         checks = contamination.audit(engine, batch, config.tolerance)

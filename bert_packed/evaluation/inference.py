@@ -134,7 +134,7 @@ def load_encoder(
     from keras import ops
 
     from bert_packed.checkpoints.exported_tokenizer import check_form
-    from bert_packed.models.flash_attention import choose_attention
+    from bert_packed.models.kernels import choose_kernels
     from bert_packed.models.packed_model import build_model
     from bert_packed.runs.vocabulary import find_vocab, known_case, known_length
     from bert_packed.training.backend import compiled
@@ -163,9 +163,9 @@ def load_encoder(
         )
     if length < NUM_SPECIAL:
         raise InputError(f"`max_seq_length` must be at least {NUM_SPECIAL}. Received: {length}.")
-    attention = choose_attention("auto", config, length, platform)
+    kernels = choose_kernels("auto", config, length, platform)
     # The head is not used; any may be missing in a checkpoint
-    model = build_model(MASKED_LM, config, seed=0, dtype=dtype, attend=attention.attend)
+    model = build_model(MASKED_LM, config, seed=0, dtype=dtype, **kernels.options)
     starting_weights.load(init_checkpoint, named_weights(model), config, MASKED_LM)
     return TextEncoder(
         compiled(lambda batch: ops.cast(model.encode(batch, training=False), "float32"), model),

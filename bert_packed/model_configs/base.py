@@ -19,7 +19,8 @@ class BaseConfig:
         type_vocab_size: Sentence types; None where they are not read.
         dropout_fields: Fields that each of `DROPOUT_FIELDS` sets, in their order; () without dropout.
         without_attention: Description of how tokens mix where the model has no attention; else "".
-        has_selective_scan: True where states go on as in `selective_scan.ssm_pack`.
+        kernels: Names of the options of its model that a fused kernel may compute;
+            without attention, not `attend`.
         chunk_size: Tokens that a scan computes at once, which changes roundings alone; None without a scan.
     """
 
@@ -29,7 +30,7 @@ class BaseConfig:
     max_position_embeddings = type_vocab_size = None
     dropout_fields = ()
     without_attention = ""
-    has_selective_scan = False
+    kernels = ("attend",)
     chunk_size = None
     ablation_no_attention_mask = ablation_no_position_reset = ablation_no_next_sentence = False
 

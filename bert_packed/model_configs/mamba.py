@@ -66,7 +66,8 @@ class MambaConfig(StateSpaceConfig):
 
     # The rank shows in shapes: 0 and the number that it means are one
     training_fields = (*StateSpaceConfig.training_fields, "time_step_rank")
-    tie_word_embeddings = has_selective_scan = True
+    tie_word_embeddings = True
+    kernels = ("convolve", "scan")
     fixed = (*StateSpaceConfig.fixed, ("tie_word_embeddings", True))
 
     @property

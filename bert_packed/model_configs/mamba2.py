@@ -26,6 +26,7 @@ class Mamba2Config(StateSpaceConfig):
     # transformers has other defaults
     shape_fields = (*BaseConfig.shape_fields, "state_size", "head_dim", "n_groups")
     training_fields = (*StateSpaceConfig.training_fields, "chunk_size")
+    kernels = ("convolve", "duality")
 
     def __post_init__(self):
         super().__post_init__()

@@ -68,13 +68,14 @@ class MambaMixer(keras.layers.Layer):
     """The part of a Mamba block between its norm and its residual.
 
     Args:
-        scan: Function of the tensors of `selective_scan.ssm_pack` that computes the same; None for that.
+        convolve, scan: Functions of the tensors of `causal_convolution.conv1d_pack` and
+            `selective_scan.ssm_pack` that compute the same; None for these.
     """
 
-    def __init__(self, config, scan=None, name="mixer", **kwargs):
+    def __init__(self, config, convolve=None, scan=None, name="mixer", **kwargs):
         super().__init__(name=name, autocast=False, **kwargs)  # states stay float32
         self.config = config
-        self.scan = scan
+        self.convolve, self.scan = convolve, scan
         width, inner, rank = config.hidden_size, config.inner_size, config.step_rank
         self.in_proj = Linear(
             2 * inner, use_bias=config.use_bias, kernel_initializer=fan_in(width), name="in_proj"
@@ -134,13 +135,13 @@ class MambaMixer(keras.layers.Layer):
             None if weight is None else ops.cast(weight, inner_BSE.dtype)
             for weight in (self.conv_kernel_WE, self.conv_bias_E)
         )
-        inner_BSE, tail_BXE = conv1d_pack(inner_BSE, kernel_WE, bias_E, context.position_ids_BS, tail_BXE)
+        convolve, scan = self.convolve or conv1d_pack, self.scan or ssm_pack
+        inner_BSE, tail_BXE = convolve(inner_BSE, kernel_WE, bias_E, context.position_ids_BS, tail_BXE)
         low_BSL, b_BSZ, c_BSZ = ops.split(
             self.x_proj(inner_BSE), [config.step_rank, config.step_rank + config.state_size], axis=-1
         )
         delta_BSE = ops.softplus(self.dt_proj(ops.cast(low_BSL, "float32")))
         a_ZE = -ops.exp(ops.transpose(self.a_log_EZ))
-        scan = self.scan or ssm_pack
         y_BSE, states_BZE = scan(
             inner_BSE, delta_BSE, a_ZE, b_BSZ, c_BSZ, context.position_ids_BS, states_BZE
         )
@@ -176,18 +177,17 @@ class MambaEncoder(keras.layers.Layer):
         remat: Recompute each block in the backward pass instead of keeping its activations.
         num_rows: R, rows whose sequences continue from pack to pack (`pack_tfrecords.py --split_sequences`):
             in training each row's states and tail are handed to its next pack. 0 for independent packs.
-        scan: As in `MambaMixer`; None for a `mixer_class` without it.
+        operators: Further arguments of `mixer_class`.
     """
 
-    def __init__(self, config, mixer_class, remat=False, num_rows=0, scan=None, name="backbone", **kwargs):
-        super().__init__(name=name, **kwargs)
+    def __init__(self, config, mixer_class, remat=False, num_rows=0, name="backbone", **operators):
+        super().__init__(name=name)
         self.config = config
         self.remat = remat
         self.num_rows = num_rows
         epsilon = config.layer_norm_epsilon
-        given = {"scan": scan} if scan is not None else {}
         self.blocks = [
-            MambaBlock(mixer_class(config, **given), epsilon, name=f"layers_{i}")
+            MambaBlock(mixer_class(config, **operators), epsilon, name=f"layers_{i}")
             for i in range(config.num_hidden_layers)
         ]
         self.norm = RMSNorm(epsilon)
@@ -301,10 +301,10 @@ class PackedMamba(PackedModel):
         return {"logits": ONE_DEVICE.vocabulary_logits(hidden_BSD, table_VD)}
 
 
-def make_model(head, config, num_outputs, remat=False, num_rows=0, scan=None):
+def make_model(head, config, num_outputs, remat=False, num_rows=0, convolve=None, scan=None):
     """A `PackedMamba`, not yet built; arguments as in `packed_model.build_model`."""
     del head, num_outputs  # there is one head, whose outputs are the vocabulary
-    return PackedMamba(config, remat=remat, num_rows=num_rows, scan=scan)
+    return PackedMamba(config, remat=remat, num_rows=num_rows, convolve=convolve, scan=scan)
 
 
 def count_flops(head, config, sums):

@@ -35,11 +35,17 @@ class SplitLinear(Linear):
 
 
 class Mamba2Mixer(keras.layers.Layer):
-    """The part of a Mamba-2 block between its norm and its residual."""
+    """The part of a Mamba-2 block between its norm and its residual.
 
-    def __init__(self, config, name="mixer", **kwargs):
+    Args:
+        convolve, duality: Functions of the arguments of `causal_convolution.conv1d_pack` and
+            `state_space_duality.ssd_pack` that compute the same; None for these.
+    """
+
+    def __init__(self, config, convolve=None, duality=None, name="mixer", **kwargs):
         super().__init__(name=name, autocast=False, **kwargs)  # states stay float32
         self.config = config
+        self.convolve, self.duality = convolve, duality
         width, inner = config.hidden_size, config.inner_size
         self.in_proj = SplitLinear(
             [inner, inner, 2 * config.group_size, config.num_heads],
@@ -93,7 +99,7 @@ class Mamba2Mixer(keras.layers.Layer):
         )
 
         def convolve(values, part):
-            return conv1d_pack(
+            return (self.convolve or conv1d_pack)(
                 values,
                 *(None if each is None else each[..., part] for each in (kernel_WU, bias_U)),
                 position_ids_BS,
@@ -112,7 +118,7 @@ class Mamba2Mixer(keras.layers.Layer):
             delta_BSN = ops.maximum(delta_BSN, config.time_step_limit_min)
         if config.time_step_limit_max:
             delta_BSN = ops.minimum(delta_BSN, config.time_step_limit_max)
-        y_BSE, states_BZE = ssd_pack(
+        y_BSE, states_BZE = (self.duality or ssd_pack)(
             x_BSE,
             delta_BSN,
             -ops.exp(self.a_log_N),
@@ -138,10 +144,10 @@ class PackedMamba2(PackedMamba):
         super().__init__(config, name, **encoder)
 
 
-def make_model(head, config, num_outputs, remat=False, num_rows=0):
+def make_model(head, config, num_outputs, remat=False, num_rows=0, convolve=None, duality=None):
     """A `PackedMamba2`, not yet built; arguments as in `packed_model.build_model`."""
     del head, num_outputs  # there is one head, whose outputs are the vocabulary
-    return PackedMamba2(config, remat=remat, num_rows=num_rows)
+    return PackedMamba2(config, remat=remat, num_rows=num_rows, convolve=convolve, duality=duality)
 
 
 def count_flops(head, config, sums):

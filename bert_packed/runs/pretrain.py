@@ -56,7 +56,7 @@ def pretrain(config, prepare=None):
 
 def _run(config, backend, processes):
     # TensorFlow: not before the backend is chosen
-    from bert_packed.models.flash_attention import choose_attention
+    from bert_packed.models.kernels import choose_kernels
     from bert_packed.parallel.targets import devices_here
     from bert_packed.runs import pretraining, run_directory, vocabulary
     from bert_packed.runs.exports import check_export
@@ -82,10 +82,10 @@ def _run(config, backend, processes):
             vocabulary.check_start(config.init_checkpoint, model_config, data.vocabulary)
             features = choose_objective(config.objective, model_config, config).features
             check_held_out(data, model_config, config, features, pretraining.shard_of(config, processes))
-        attention = choose_attention(
+        kernels = choose_kernels(
             config.attention, model_config, data.train.spec.max_seq_length, devices_here().platform
         )
-        processes.say(describe_run(config, model_config, data, attention.description))
+        processes.say(describe_run(config, model_config, data, kernels.description))
         engine, state = pretraining.start_engine(config, model_config, data, folder, latest, processes)
         first_step = state["step"] if state else 0
         if not latest:

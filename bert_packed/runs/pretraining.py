@@ -15,7 +15,7 @@ from bert_packed.data.batch_growth import GrowingBatches
 from bert_packed.data.batches import CheckedBatches, ReadAhead
 from bert_packed.data.dynamic_masking import MaskedBatches
 from bert_packed.data.process_shards import ProcessShard
-from bert_packed.models.flash_attention import choose_attention
+from bert_packed.models.kernels import choose_kernels
 from bert_packed.models.packed_model import check_options
 from bert_packed.parallel.processes import ALONE
 from bert_packed.parallel.replicas import check_shares, count_replicas, group_of, make_replicas
@@ -49,9 +49,7 @@ def build_engine(config, model_config, data, processes=ALONE, steps_before=0, ta
     if config.batch_warmup_steps:
         # A step that has not grown yet fills its batch with empty packs, which must cost no time
         objective = dataclasses.replace(objective, skips_empty=True)
-    attention = choose_attention(
-        config.attention, model_config, data.train.spec.max_seq_length, target.platform
-    )
+    kernels = choose_kernels(config.attention, model_config, data.train.spec.max_seq_length, target.platform)
     with replicas.scope() if replicas else contextlib.nullcontext():
         optimizer = build_optimizer(config, data.train.packing_factor or 1.0, steps_before)
     # For absent devices no weight is allocated; TensorFlow traces variables that have values
@@ -63,10 +61,9 @@ def build_engine(config, model_config, data, processes=ALONE, steps_before=0, ta
             config.random_seed,
             dtype=target.dtype if config.dtype == AUTO else config.dtype,
             remat=config.remat,
-            attend=attention.attend,
-            scan=attention.scan,
             num_rows=data.train.num_rows or None,
             layout=(replicas and replicas.layout) or None,
+            **kernels.options,
         )
         return make_engine(model, objective, optimizer, config.packs_at_once, replicas, target)
 

@@ -243,7 +243,7 @@ class PretrainingConfig(RunConfig):
     attention: str = setting(
         "auto",
         "flash is the platform's fused kernel, on GPU and TPU under KERAS_BACKEND=jax; auto takes it there, "
-        "and for a Mamba the kernel of its scan",
+        "and for a Mamba those of its convolution and scan",
         choices=ATTENTIONS,
         group=MEMORY,
     )

@@ -27,9 +27,9 @@ from benchmarks.synthetic_data import sums_of_a_row, wikipedia_corpus
 from benchmarks.training_steps import first_head
 from bert_packed.config import FLOAT32, MIXED, PRETRAINING, family_of
 from bert_packed.core.settings import InputError
-from bert_packed.models import flash_attention
-from bert_packed.models.flash_attention import Attention
+from bert_packed.models import kernels
 from bert_packed.models.heads import count_flops
+from bert_packed.models.kernels import Kernels
 from bert_packed.parallel.targets import ACCELERATORS, accelerator_of
 from bert_packed.training.step_report import StepProgram, search_largest
 
@@ -216,9 +216,9 @@ def test_the_kernel_is_measured_where_there_is_one(corpus, monkeypatch, kernel):
 
     def choose(attention, config, length, platform):
         assert (attention, config, length, platform) == ("auto", model.config, 32, "cpu")
-        return Attention(kernel.get("attend"), "", kernel.get("scan"))
+        return Kernels(kernel, "")
 
-    monkeypatch.setattr(flash_attention, "choose_attention", choose)
+    monkeypatch.setattr(kernels, "choose_kernels", choose)
     found = accelerator_steps.our_kernels(model)
     assert found == ({PACKED: {}, FUSED: kernel} if kernel else {PACKED: {}})
 
@@ -266,7 +266,7 @@ def test_peers_are_timed_in_turns_beside_ours(corpus, monkeypatch):
     monkeypatch.setattr(training, "transformers_training", transformers_training)
     monkeypatch.setattr(training, "padding_free_training", padding_free_training)
     monkeypatch.setattr(accelerator_steps, "our_ways", lambda *_: {PACKED: ours, UNPACKED: lambda _: None})
-    monkeypatch.setattr(flash_attention, "choose_attention", lambda *_: Attention(None, ""))
+    monkeypatch.setattr(kernels, "choose_kernels", lambda *_: Kernels({}, ""))
     steps, speed_ups = accelerator_steps.measure_steps(model, limit)
     names = ["padding-free, varlen", "padding-free, flex, attention without dropout"]
     assert [row["way"] for row in steps] == [PACKED, UNPACKED, *names]

@@ -10,7 +10,7 @@ from keras import ops
 from next_tokens import CONFIG, MAMBA2
 
 from benchmarks import mamba_operators, packmamba
-from benchmarks.mamba_operators import BOTH, FORWARD, OPERATORS, operator_inputs, operator_program
+from benchmarks.mamba_operators import BOTH, FORWARD, operator_inputs, operator_program
 from benchmarks.packmamba import PACKED, PADDED, SINGLE, PackMambaConfig, choose_packs, make_batches
 from benchmarks.padding_rates import draw_lengths, padding_rows
 from bert_packed.config import config_json
@@ -119,12 +119,11 @@ def test_gains_are_by_token_and_over_the_other_way():
 def test_operators_run_forward_and_backward(monkeypatch, uncompiled, config):
     monkeypatch.setattr(mamba_operators, "compiled", lambda function: function)
     batch = {"position_ids": np.array([[0, 1, 2, 0, 1, 0]], np.int32)}
-    for operator in OPERATORS:
+    for operator, run_operator in mamba_operators.device_operators(config).items():
         ((inputs, positions, weights),) = operator_inputs(operator, config, [batch])
-        scan = mamba_operators.device_scan(config)
         assert (np.asarray(positions) == batch["position_ids"]).all()
-        (output,) = operator_program(operator, FORWARD, scan)(inputs, positions, weights)
-        gradients, again = operator_program(operator, BOTH, scan)(inputs, positions, weights)
+        (output,) = operator_program(run_operator, FORWARD)(inputs, positions, weights)
+        gradients, again = operator_program(run_operator, BOTH)(inputs, positions, weights)
         width = config.conv_size if operator == mamba_operators.CONVOLUTION else config.inner_size
         assert output.shape == inputs[0].shape == (1, 6, width)
         assert np.allclose(output, again) and [g.shape for g in gradients] == [x.shape for x in inputs]

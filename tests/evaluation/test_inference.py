@@ -19,7 +19,7 @@ from bert_packed.checkpoints import checkpoint
 from bert_packed.config import MASKED_LM, ablate
 from bert_packed.core.settings import InputError
 from bert_packed.evaluation import inference
-from bert_packed.models import flash_attention, layers
+from bert_packed.models import kernels, layers
 from bert_packed.models.packed_model import build_model
 from bert_packed.text import byte_bpe
 from bert_packed.training.engines.engine import named_weights
@@ -163,9 +163,9 @@ def test_long_contexts_are_asked_for_and_take_the_fused_kernel(tmp_path, monkeyp
 
     def choose(*of):
         asked.append(of)
-        return flash_attention.Attention(attend, "")
+        return kernels.Kernels({"attend": attend}, "")
 
-    monkeypatch.setattr(flash_attention, "choose_attention", choose)
+    monkeypatch.setattr(kernels, "choose_kernels", choose)
     encoders = [inference.load_encoder(tmp_path, max_seq_length=length) for length in (None, 1280)]
     assert [encoder.max_seq_length for encoder in encoders] == [1024, 1280]
     assert asked == [("auto", config, length, "cpu") for length in (1024, 1280)]

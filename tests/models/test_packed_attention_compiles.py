@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs 
 WIDTH = 768  # D
 NUM_TOKENS = 8192  # of each batch, about
 WITHOUT_SPILLS = "xla_gpu_fail_ptx_compilation_on_register_spilling"  # else registers overflow to memory
-# JAX says from 0.11 that it will take Triton out of Pallas: see `test_flash_attention.py`
+# JAX says from 0.11 that it will take Triton out of Pallas: see `test_kernels.py`
 TRITON = "ignore:The Pallas Triton backend is deprecated:DeprecationWarning"
 BASE = {"head_width": 64, "dtype": "bfloat16", "rate": 0.1}  # as bert-base
 

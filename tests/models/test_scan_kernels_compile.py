@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs 
 KERNEL = 'custom_call_target="tpu_custom_call"'
 GPU_KERNEL = 'custom_call_target="__gpu$xla.gpu.triton"'
 WITHOUT_SPILLS = "xla_gpu_fail_ptx_compilation_on_register_spilling"  # else registers overflow to memory
-# JAX says from 0.11 that it will take Triton out of Pallas: see `test_flash_attention.py`
+# JAX says from 0.11 that it will take Triton out of Pallas: see `test_kernels.py`
 TRITON = "ignore:The Pallas Triton backend is deprecated:DeprecationWarning"
 target_of = functools.cache(lambda kind: absent_target(f"{kind}:1"))
 

@@ -1,10 +1,11 @@
-"""Attention by fused Pallas kernels for GPUs and TPUs, without an S x S array.
+"""Choice of the fused Pallas kernels that compute attention, convolution and scan on GPUs and TPUs.
 
-Both compute the scores of one tile of queries and keys at a time, forward and backward, and compare sequence
-ids there. Of packs as in records they skip tiles in which no pair may attend. They drop the units that the
-dense path drops. Memory grows with S. `packed_attention` is for TPUs, `gpu_attention` for GPUs.
+Those of attention, `packed_attention` and `gpu_attention`, need no S x S array: memory grows with S. They
+compute the scores of one tile of queries and keys at a time, forward and backward, and compare sequence ids
+there. Of packs as in records they skip tiles in which no pair may attend. They drop the units that the dense
+path drops.
 
-A Mamba does not attend. The kernels of its scan, `tpu_scan` and `gpu_scan`, are chosen here as well.
+A Mamba does not attend. Its kernels are `tpu_convolution`, and `tpu_scan` and `gpu_scan`.
 
 Legend: B packs per batch, S pack length, N heads, H head width.
 """
@@ -12,7 +13,6 @@ Legend: B packs per batch, S pack length, N heads, H head width.
 import dataclasses
 import importlib.metadata
 import importlib.util
-from collections.abc import Callable
 
 import keras
 
@@ -24,21 +24,29 @@ TILE = 128
 
 
 @dataclasses.dataclass(frozen=True)
-class Attention:
-    """A model's attention, or the scan that it has instead."""
+class Kernels:
+    """What a model computes in fused kernels.
 
-    attend: Callable | None  # as in `layers.SelfAttention`
-    description: str  # for the log, with the reason where the platform's kernel was not taken
-    scan: Callable | None = None  # as in `mamba.MambaMixer`
+    Attributes:
+        options: Options of `packed_model.build_model`, a function each; {} for the plain forms.
+        description: How tokens mix, for the log; with the reason where the platform's kernel was not taken.
+    """
+
+    options: dict
+    description: str
 
 
-def choose_attention(attention, model_config, max_seq_length, platform):
-    """Choose between dense scores and the fused kernel of this backend and a platform: `Attention`.
+def choose_kernels(attention, model_config, max_seq_length, platform):
+    """Choose between plain forms and the fused kernels of this backend and a platform: `Kernels`.
 
-    "auto" takes the kernel where it can do the same work; for a Mamba, that of its scan. Raises `InputError`
-    where "flash" cannot be honoured: 128 must divide `max_seq_length`.
+    "auto" takes those of the config's `kernels` that can do the same work, and "dense" none. Raises
+    `InputError` where "flash" cannot be honoured: 128 must divide `max_seq_length`.
     """
     kernel_name = platform if keras.backend.backend() == "jax" else keras.backend.backend()
+    options = {}
+    if attention != "dense" and not _no_kernel(kernel_name):
+        known = KERNELS[kernel_name]
+        options = {name: known[name] for name in model_config.kernels if name in known}
     if model_config.without_attention:
         if attention == "flash":
             kind = family_of(model_config).name
@@ -46,17 +54,17 @@ def choose_attention(attention, model_config, max_seq_length, platform):
                 f"`attention` must not be flash for a {kind}, which does not attend. Received: flash."
             )
         description = f"none: {model_config.without_attention}"
-        if attention == "dense" or not model_config.has_selective_scan or _no_kernel(kernel_name):
-            return Attention(None, description)
-        description += f", in the fused {kernel_name.upper()} kernel of Pallas"
-        return Attention(None, description, SCANS[kernel_name])
+        if options:
+            operators = " and ".join(OPERATORS[name] for name in options)
+            description += f"; {operators} in fused {kernel_name.upper()} kernels of Pallas"
+        return Kernels(options, description)
     reason = _obstacle(kernel_name, max_seq_length)
     if attention == "flash" and reason:
         raise InputError(f"`attention` must not be flash where {reason}.")
     if attention == "dense" or reason:
         is_news = attention == "auto" and kernel_name in KERNELS
-        return Attention(None, f"dense: no flash where {reason}" if is_news else "dense")
-    return Attention(KERNELS[kernel_name], f"flash: the fused {kernel_name.upper()} kernel of Pallas")
+        return Kernels({}, f"dense: no flash where {reason}" if is_news else "dense")
+    return Kernels(options, f"flash: the fused {kernel_name.upper()} kernel of Pallas")
 
 
 def attend_on_gpu(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, dropout=None):
@@ -87,9 +95,20 @@ def scan_on_tpu(*tensors):
     return tpu_scan.ssm_pack(*tensors)
 
 
-# By JAX's name of the platform
-KERNELS = {"gpu": attend_on_gpu, "tpu": attend_on_tpu}
-SCANS = {"gpu": scan_on_gpu, "tpu": scan_on_tpu}
+def convolve_on_tpu(*tensors):
+    """A convolution of packs by `tpu_convolution.conv1d_pack`, which needs JAX."""
+    from bert_packed.models import tpu_convolution
+
+    return tpu_convolution.conv1d_pack(*tensors)
+
+
+# By JAX's name of the platform, and by the option of the model
+KERNELS = {
+    "gpu": {"attend": attend_on_gpu, "scan": scan_on_gpu},
+    "tpu": {"attend": attend_on_tpu, "convolve": convolve_on_tpu, "scan": scan_on_tpu},
+}
+# What the options of models that do not attend compute
+OPERATORS = {"convolve": "convolution", "scan": "scan", "duality": "scan"}
 
 
 def _obstacle(kernel_name, max_seq_length):

@@ -1,4 +1,4 @@
-"""The fused kernels of GPU and TPU equal the dense path, run as plain JAX; and who gets them when."""
+"""Fused attention for GPU and TPU equals the dense path, run as plain JAX; and which kernels a model gets."""
 
 import contextlib
 import dataclasses
@@ -16,9 +16,10 @@ from bert_packed import audit
 from bert_packed.checkpoints import checkpoint
 from bert_packed.core import command_line
 from bert_packed.core.settings import InputError
-from bert_packed.models import flash_attention
+from bert_packed.models import kernels
 from bert_packed.models.context import PackContext
 from bert_packed.models.layers import SelfAttention
+from bert_packed.models.packed_model import check_options
 from bert_packed.parallel import targets
 
 jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
@@ -52,11 +53,11 @@ def run_kernel(monkeypatch, platform, function):
     """`function(attend)` with a kernel that runs as plain JAX on this machine."""
     if platform == "gpu":
         interpret(monkeypatch)
-        return function(flash_attention.attend_on_gpu)
+        return function(kernels.attend_on_gpu)
     from jax.experimental.pallas import tpu
 
     with tpu.force_tpu_interpret_mode():
-        return function(flash_attention.attend_on_tpu)
+        return function(kernels.attend_on_tpu)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +128,7 @@ def lower(platform, dtype):
 
     As far as a machine without the accelerator can go.
     """
-    attend = {"cuda": flash_attention.attend_on_gpu, "tpu": flash_attention.attend_on_tpu}[platform]
+    attend = {"cuda": kernels.attend_on_gpu, "tpu": kernels.attend_on_tpu}[platform]
 
     def gradients(query, key, value, ids_BS):
         def target(*arrays):
@@ -153,7 +154,7 @@ def test_the_kernel_for_tpus_lowers(dtype):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_jax_has_triton_and_from_which_version_it_warns(dtype):
     """The deprecated door to it: in JAX 0.10 to 0.12, from 0.11 with the announcement that it will close."""
-    assert (0, 10) <= jax.__version_info__ < (0, 13) and flash_attention.has_triton()
+    assert (0, 10) <= jax.__version_info__ < (0, 13) and kernels.has_triton()
     announced = pytest.warns(DeprecationWarning, match="The Pallas Triton backend is deprecated")
     with announced if jax.__version_info__ >= (0, 11) else contextlib.nullcontext():
         assert "xla.gpu.triton" in lower("cuda", dtype)
@@ -161,14 +162,12 @@ def test_jax_has_triton_and_from_which_version_it_warns(dtype):
 
 def test_without_triton_a_gpu_attends_densely(monkeypatch):
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
-    monkeypatch.setattr(flash_attention, "has_triton", lambda: False)
-    chosen = flash_attention.choose_attention("auto", CONFIG, 512, "gpu")
-    assert (
-        chosen.attend is None and "dense: no flash where JAX has no Pallas for Triton" in chosen.description
-    )
-    assert flash_attention.choose_attention("auto", MAMBA, 512, "gpu").scan is None
+    monkeypatch.setattr(kernels, "has_triton", lambda: False)
+    chosen = kernels.choose_kernels("auto", CONFIG, 512, "gpu")
+    assert not chosen.options and "dense: no flash where JAX has no Pallas for Triton" in chosen.description
+    assert not kernels.choose_kernels("auto", MAMBA, 512, "gpu").options
     with pytest.raises(InputError, match="`attention` must not be flash where JAX has no Pallas for Triton"):
-        flash_attention.choose_attention("flash", CONFIG, 512, "gpu")
+        kernels.choose_kernels("flash", CONFIG, 512, "gpu")
 
 
 @pytest.mark.parametrize(
@@ -189,10 +188,10 @@ def test_what_the_kernel_cannot_do_is_refused_or_left_to_the_dense_path(
 ):
     monkeypatch.setattr(keras.backend, "backend", lambda: "tensorflow" if platform == "tensorflow" else "jax")
     with pytest.raises(InputError, match="`attention` must not be flash where") as caught:
-        flash_attention.choose_attention("flash", config, length, platform)
+        kernels.choose_kernels("flash", config, length, platform)
     assert reason in str(caught.value)
-    chosen = flash_attention.choose_attention("auto", config, length, platform)
-    assert chosen.attend is None
+    chosen = kernels.choose_kernels("auto", config, length, platform)
+    assert not chosen.options
     # Only who has the hardware wants to know
     assert (reason in chosen.description) == (platform in ("gpu", "tpu"))
 
@@ -210,26 +209,39 @@ def test_dropout_is_never_left_out_silently():
 def test_the_kernel_is_taken_where_it_can_do_the_work(monkeypatch, platform, config):
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     for attention in ("auto", "flash"):
-        chosen = flash_attention.choose_attention(attention, config, 512, platform)
-        assert chosen.attend is flash_attention.KERNELS[platform] and "flash" in chosen.description
-    assert flash_attention.choose_attention("dense", CONFIG, 512, platform).attend is None
+        chosen = kernels.choose_kernels(attention, config, 512, platform)
+        assert chosen.options == {"attend": kernels.KERNELS[platform]["attend"]}
+        assert "flash" in chosen.description
+    assert not kernels.choose_kernels("dense", CONFIG, 512, platform).options
 
 
-@pytest.mark.parametrize(("platform", "kernel"), [("gpu", gpu_scan), ("tpu", tpu_scan)])
-def test_a_mamba_gets_the_kernel_of_its_scan(monkeypatch, platform, kernel):
+PLAIN = "none: states go from token to token"
+
+
+@pytest.mark.parametrize(
+    ("platform", "config", "names", "description"),
+    [
+        ("gpu", MAMBA, ["scan"], "; scan in fused GPU kernels of Pallas"),
+        ("tpu", MAMBA, ["convolve", "scan"], "; convolution and scan in fused TPU kernels of Pallas"),
+        ("gpu", MAMBA2, [], ""),
+        ("tpu", MAMBA2, ["convolve"], "; convolution in fused TPU kernels of Pallas"),
+    ],
+)
+def test_a_mamba_gets_the_kernels_of_its_operators(monkeypatch, platform, config, names, description):
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
-    choose = flash_attention.choose_attention
-    chosen = choose("auto", MAMBA, 500, platform)
-    assert chosen.scan is flash_attention.SCANS[platform] and chosen.attend is None
-    assert chosen.description == (
-        f"none: states go from token to token, in the fused {platform.upper()} kernel of Pallas"
-    )
-    assert kernel.CHUNK_LENGTH == flash_attention.TILE  # as the audit says
-    for attention, config in (("dense", MAMBA), ("auto", MAMBA2), ("auto", CONFIG)):
-        assert choose(attention, config, 512, platform).scan is None
-    assert choose("auto", MAMBA, 512, "cpu").scan is None
+    chosen = kernels.choose_kernels("auto", config, 500, platform)
+    assert chosen.options == {name: kernels.KERNELS[platform][name] for name in names}
+    assert chosen.description == PLAIN + description
+    check_options(config, **chosen.options)
+    plain = kernels.Kernels({}, PLAIN)
+    assert kernels.choose_kernels("dense", config, 512, platform) == plain
+    assert kernels.choose_kernels("auto", config, 512, "cpu") == plain
     monkeypatch.setattr(keras.backend, "backend", lambda: "tensorflow")
-    assert choose("auto", MAMBA, 512, platform).scan is None
+    assert kernels.choose_kernels("auto", config, 512, platform) == plain
+
+
+def test_the_scan_has_the_chunks_that_the_audit_describes():
+    assert gpu_scan.CHUNK_LENGTH == tpu_scan.CHUNK_LENGTH == kernels.TILE
 
 
 @pytest.mark.both_backends
@@ -237,7 +249,7 @@ def test_a_mamba_gets_the_kernel_of_its_scan(monkeypatch, platform, kernel):
 def test_the_audit_passes_with_the_kernel(monkeypatch, tmp_path, capsys):
     """From packs on disk to the table, compiled; and one that leaks fails."""
     interpret(monkeypatch)
-    kernel = flash_attention.attend_on_gpu
+    kernel = kernels.attend_on_gpu
     monkeypatch.setattr(targets, "devices_here", lambda: targets.Target("gpu"))
     config = dataclasses.replace(WITH_DROPOUT, max_position_embeddings=LENGTH, num_hidden_layers=1)
     rng = np.random.default_rng(0)
@@ -251,6 +263,6 @@ def test_the_audit_passes_with_the_kernel(monkeypatch, tmp_path, capsys):
     }
     command = ["audit", *(f"--{name}={value}" for name, value in flags.items())]
     for attend, status in ((kernel, 0), (lambda q, k, v, ids: kernel(q, k, v, ids * 0), 1)):
-        monkeypatch.setitem(flash_attention.KERNELS, "gpu", attend)
+        monkeypatch.setitem(kernels.KERNELS["gpu"], "attend", attend)
         assert command_line.run(audit.main, audit.AuditConfig, "", command) == status
         assert "attention: flash: the fused GPU kernel" in capsys.readouterr().out
