@@ -1,0 +1,72 @@
+"""The convolution's kernels compiled for TPUs that are not here: no loop and no array of a tap is left.
+
+Legend: B packs per batch, S pack length, E width, W taps, X = W - 1 tokens before a pack.
+"""
+
+import functools
+
+import keras
+import pytest
+
+jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
+pytest.importorskip("libtpu", reason="pip install -e '.[aot]'")
+from bert_packed.models import causal_convolution, tpu_convolution  # noqa: E402
+from bert_packed.parallel.targets import absent_target  # noqa: E402
+
+pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
+KERNEL = 'custom_call_target="tpu_custom_call"'
+target_of = functools.cache(lambda kind: absent_target(f"{kind}:1"))
+
+
+def compiled(
+    kind, packs, length, width, taps, dtype, has_positions=True, convolve=tpu_convolution.conv1d_pack
+):
+    """The convolution forward and backward, for one device."""
+    target = target_of(kind)
+    (device,) = target.devices
+    sharding = jax.sharding.SingleDeviceSharding(device)
+
+    def of(*shape, dtype=dtype):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    def forward_and_backward(inputs, tail_BXE, positions_BS, weights_BSE):
+        def forward(*inputs):
+            return convolve(*inputs, positions_BS if has_positions else None, tail_BXE)
+
+        y_BSE, pull_back, tail_BXE = jax.vjp(forward, *inputs, has_aux=True)
+        return y_BSE, tail_BXE, pull_back(weights_BSE)
+
+    x_BSE = of(packs, length, width)
+    inputs = x_BSE, of(taps, width), of(width)
+    arguments = inputs, of(packs, taps - 1, width), of(packs, length, dtype="int32"), x_BSE
+    with jax.default_device(device):
+        return jax.jit(forward_and_backward).lower(*arguments).compile(target.compiler_options)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("kind", "packs", "length", "width", "taps", "has_positions"),
+    [
+        ("v5e", 1, 4096, 2048, 4, True),
+        ("v6e", 8, 4096, 5120, 4, True),  # mamba-2.8b's width
+        ("v5e", 2, 1024, 256, 4, False),  # B and C of a Mamba-2
+        ("v6e", 2, 300, 200, 4, True),  # tokens and channels after padding
+        ("v5e", 2, 20, 96, 2, True),  # less than a piece and a vector
+        ("v6e", 1, 512, 1536, 10, True),  # an edge of more than a vector
+    ],
+)
+def test_two_kernels_compute_a_convolution(kind, packs, length, width, taps, has_positions, dtype):
+    program = compiled(kind, packs, length, width, taps, dtype, has_positions)
+    text = program.as_text()
+    assert text.count(KERNEL) == 2
+    assert " while(" not in text
+    if length % 256 == 0 and width % 128 == 0:  # else padded tokens are temporaries
+        assert program.memory_analysis().temp_size_in_bytes < 4 * packs * length * width
+
+
+def test_the_other_form_has_no_kernel():
+    """A control of the test above."""
+    convolve = causal_convolution.conv1d_pack
+    program = compiled("v5e", 1, 4096, 2048, 4, "float32", convolve=convolve)
+    assert KERNEL not in program.as_text()
+    assert program.memory_analysis().temp_size_in_bytes > 4 * 4096 * 2048
