@@ -22,6 +22,8 @@ A pack adds a mask. For a chunk of 5 tokens, in which the sequence from before h
 
 Groups of heads are independent of each other, as packs are, and are computed as such.
 
+Here are the chunks for CPUs, GPUs and TensorFlow. `tpu_duality` has kernels for JAX on TPUs.
+
 Legend: B packs per batch, G groups of heads; below `ssd_pack` B is their product. S pack length, T tokens of
 a chunk, C chunks, N heads, H head width, E = N * H, Z states of a channel.
 """
@@ -36,7 +38,16 @@ LEAST_LOG = -104.0  # its `exp` is 0 in float32
 
 
 def ssd_pack(
-    x_BSE, delta_BSN, a_N, b_BSGZ, c_BSGZ, skip_N, position_ids_BS, state_BZE=None, chunk_length=256
+    x_BSE,
+    delta_BSN,
+    a_N,
+    b_BSGZ,
+    c_BSGZ,
+    skip_N,
+    position_ids_BS,
+    state_BZE=None,
+    chunk_length=256,
+    over_chunks=None,
 ):
     """The recurrence over packs, cut wherever a position is 0.
 
@@ -53,6 +64,7 @@ def ssd_pack(
         position_ids_BS: int32, 0 for padding too; None where each pack is one sequence.
         state_BZE: float32, the states before packs whose first position is not 0; None for zeros.
         chunk_length: T; it need not divide S.
+        over_chunks: Function that computes what `chunk_by_chunk` does; None for that.
 
     Returns:
         float32 `[B, S, E]`, and the states after the last token, float32 `[B, Z, E]`, without a gradient.
@@ -94,11 +106,22 @@ def ssd_pack(
     # The states before are data: no gradient goes back to the packs that left them
     state_BZE = groups(ops.stop_gradient(state_BZE))
     skip_B1N = groups(ops.broadcast_to(ops.cast(skip_N, "float32"), (num_packs, 1, a_N.shape[0])))
-    y_CBTE, state_BZE = with_gradient(_forward, _backward)(
+    y_CBTE, state_BZE = (over_chunks or chunk_by_chunk)(
         state_BZE, skip_B1N, *inputs, multiples_CBNT, ops.cast(numbers_CBT, "float32")
     )
     y_BSE = ops.reshape(ops.swapaxes(y_CBTE, 0, 1), (-1, length + filled, y_CBTE.shape[-1]))
     return packs(y_BSE[:, :length]), packs(ops.stop_gradient(state_BZE))
+
+
+def chunk_by_chunk(state_BZE, skip_B1N, *inputs):
+    """Outputs of chunks, and the states after the last.
+
+    Inputs, `[C, B, ...]` each: those of `_chunk` from the sums on, multiples and numbers of sequences.
+
+    Returns:
+        float32 `[C, B, T, E]` and `[B, Z, E]`.
+    """
+    return with_gradient(_forward, _backward)(state_BZE, skip_B1N, *inputs)
 
 
 def restarting_decays(logs_CBNT, numbers_CBT):
@@ -185,8 +208,6 @@ def own_past(numbers_BT):
 
 
 def _forward(state_BZE, skip_B1N, *inputs):
-    """Inputs, `[C, B, ...]` each: those of `_chunk` from the sums on, multiples and numbers of sequences."""
-
     def step(carry, slices):
         *given, multiples_BNT, numbers_BT = slices
         after_BZE, y_BTE = _chunk(numbers_BT, multiples_BNT, carry[0], skip_B1N, *given)

@@ -219,12 +219,18 @@ def loop_share(module):
         if times is None:
             return None
         has_loops |= times > 1
-        if found := _CYCLES.search(instruction.attributes):
-            once += int(found[1])
-            total += int(found[1]) * times
+        if cycles := estimated_cycles(instruction):
+            once += cycles
+            total += cycles * times
     if not has_loops:
         return 1.0
     return total / once if once else None
+
+
+def estimated_cycles(instruction):
+    """The estimate of the compiler for TPUs of one execution: int, or None."""
+    found = _CYCLES.search(instruction.attributes)
+    return int(found[1]) if found else None
 
 
 def find_collectives(module):
