@@ -81,9 +81,9 @@ def main(config):
 def compile_block(model_config, num_packs, length, attention):
     """A block forward and backward, compiled for `DEVICE`."""
     import jax
+    from bert_packed.models.kernels import choose_kernels
 
     from bert_packed.models.context import PackContext
-    from bert_packed.models.kernels import choose_kernels
     from bert_packed.models.packed_model import build_model
     from bert_packed.parallel.targets import absent_target
 
