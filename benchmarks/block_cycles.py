@@ -37,24 +37,24 @@ for debugging, in a form that it does not promise.
 """
 
 
+def check_numbers(text):
+    """The text, of whole numbers above 0 with commas; else raises `ValueError`."""
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
+        raise ValueError("whole numbers above 0, separated by commas")
+    return text
+
+
 @dataclasses.dataclass(frozen=True)
 class BlockCyclesConfig(Settings):
     """Every flag of the command; checks itself, raises `InputError`."""
 
     bert_config_file: str = setting("mamba2-130m", "size, or config.json, of the Mamba or Mamba-2")
-    widths: str = setting("768,2048", "of the model, with commas", parse=lambda text: parse_numbers(text))
-    packs: str = setting("1,8", "packs of a step, with commas", parse=lambda text: parse_numbers(text))
+    widths: str = setting("768,2048", "of the model, with commas", parse=check_numbers)
+    packs: str = setting("1,8", "packs of a step, with commas", parse=check_numbers)
     max_seq_length: int = setting(4096, "tokens of a pack", minimum=16)
     attentions: str = setting(
         "auto,dense", "of the blocks, with commas", parse=lambda text: parse_names(text, ATTENTIONS)
     )
-
-
-def parse_numbers(text):
-    """Whole numbers above 0, with commas; raises `ValueError`."""
-    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
-        raise ValueError("whole numbers above 0, separated by commas")
-    return [int(one) for one in text.split(",")]
 
 
 def main(config):
@@ -68,9 +68,9 @@ def main(config):
     rows = []
     with tempfile.TemporaryDirectory(prefix="block_cycles_") as folder:
         os.environ["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
-        for width in parse_numbers(config.widths):
+        for width in map(int, config.widths.split(",")):
             one = dataclasses.replace(model_config, hidden_size=width, num_hidden_layers=1)
-            for packs in parse_numbers(config.packs):
+            for packs in map(int, config.packs.split(",")):
                 for attention in config.attentions.split(","):
                     program = compile_block(one, packs, config.max_seq_length, attention)
                     rows.append({"width": width, "packs": packs, "attention": attention})
@@ -81,9 +81,9 @@ def main(config):
 def compile_block(model_config, num_packs, length, attention):
     """A block forward and backward, compiled for `DEVICE`."""
     import jax
-    from bert_packed.models.kernels import choose_kernels
 
     from bert_packed.models.context import PackContext
+    from bert_packed.models.kernels import choose_kernels
     from bert_packed.models.packed_model import build_model
     from bert_packed.parallel.targets import absent_target
 
@@ -165,11 +165,10 @@ def _cycles_of(lines, depth):
         while end < len(lines) and lines[end][0] > depth:
             end += 1
         inside = lines[place:end]
-        (rounds,) = {
-            int(found[1])
-            for level, line in inside
-            if level == depth + 1 and (found := re.search(r", (\d+) /\* loop exit test", line))
-        }
+        tests = [line for level, line in inside if level == depth + 1 and "loop exit test" in line]
+        # The last instructions of a loop's body may come after one without a mark
+        is_tail = not tests and "LB:" not in inside[0][1]
+        rounds = 1 if is_tail else int(re.search(r", (\d+) /\* loop exit test", tests[0])[1])
         total, place = total + rounds * _cycles_of(inside, depth + 1), end
     return total
 

@@ -78,7 +78,7 @@ def device_operators(config):
     given = device_options(config, CHUNK_LENGTH)  # whose kernels do not depend on the length
     scan = given.get("scan", ssm_pack)
     if isinstance(config, Mamba2Config):
-        scan = functools.partial(given.get("duality", ssd_pack), chunk_length=config.chunk_size)
+        scan = given.get("duality", functools.partial(ssd_pack, chunk_length=config.chunk_size))
     return {CONVOLUTION: given.get("convolve", conv1d_pack), SCAN: scan}
 
 

@@ -5,7 +5,8 @@ compute the scores of one tile of queries and keys at a time, forward and backwa
 there. Of packs as in records they skip tiles in which no pair may attend. They drop the units that the dense
 path drops.
 
-A Mamba does not attend. Its kernels are `tpu_convolution`, and `tpu_scan` and `gpu_scan`.
+A Mamba does not attend. Its kernels are `tpu_convolution`, `tpu_scan` and `gpu_scan`; a Mamba-2's are
+`tpu_convolution` and `tpu_duality`.
 
 Legend: B packs per batch, S pack length, N heads, H head width.
 """
@@ -102,10 +103,22 @@ def convolve_on_tpu(*tensors):
     return tpu_convolution.conv1d_pack(*tensors)
 
 
+def duality_on_tpu(*tensors):
+    """A Mamba-2's scan of packs by `tpu_duality.ssd_pack`, which needs JAX."""
+    from bert_packed.models import tpu_duality
+
+    return tpu_duality.ssd_pack(*tensors)
+
+
 # By JAX's name of the platform, and by the option of the model
 KERNELS = {
     "gpu": {"attend": attend_on_gpu, "scan": scan_on_gpu},
-    "tpu": {"attend": attend_on_tpu, "convolve": convolve_on_tpu, "scan": scan_on_tpu},
+    "tpu": {
+        "attend": attend_on_tpu,
+        "convolve": convolve_on_tpu,
+        "scan": scan_on_tpu,
+        "duality": duality_on_tpu,
+    },
 }
 # What the options of models that do not attend compute
 OPERATORS = {"convolve": "convolution", "scan": "scan", "duality": "scan"}

@@ -6,6 +6,8 @@ Legend: B packs per batch, S pack length, D model width, E inner width, N heads,
 G groups of heads, U channels of the convolution, W taps, X = W - 1 tokens before a pack.
 """
 
+import functools
+
 import keras
 import numpy as np
 from keras import ops
@@ -118,7 +120,8 @@ class Mamba2Mixer(keras.layers.Layer):
             delta_BSN = ops.maximum(delta_BSN, config.time_step_limit_min)
         if config.time_step_limit_max:
             delta_BSN = ops.minimum(delta_BSN, config.time_step_limit_max)
-        y_BSE, states_BZE = (self.duality or ssd_pack)(
+        duality = self.duality or functools.partial(ssd_pack, chunk_length=config.chunk_size)
+        y_BSE, states_BZE = duality(
             x_BSE,
             delta_BSN,
             -ops.exp(self.a_log_N),
@@ -127,7 +130,6 @@ class Mamba2Mixer(keras.layers.Layer):
             self.skip_N,
             position_ids_BS,
             states_BZE,
-            config.chunk_size,
         )
         mixed_BSD = self.out_proj(self.norm(y_BSE * ops.silu(ops.cast(gate_BSE, "float32"))))
         return mixed_BSD, (states_BZE, ops.concatenate([tail_BXE, tail_BXY], axis=-1))

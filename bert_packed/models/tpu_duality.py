@@ -14,8 +14,7 @@ groups that fill whole vectors, and a factor of one head is 0 in the lanes of th
 
 Legend: B packs and groups per batch, S pack length, E inner width, Z states of a channel, T tokens of a
 chunk, C chunks, N heads, H head width, A channels of a block, M blocks, L lanes of a group of heads, I lanes
-of a vector. Numbers of the heads of a block, for each token: K columns with a token in each row, J rows with a
-token in each lane.
+of a vector; K columns with a token in each row, J rows with a token in each lane.
 """
 
 import dataclasses

@@ -25,7 +25,7 @@ from bert_packed.parallel import targets
 jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 from jax.experimental import pallas  # noqa: E402
 
-from bert_packed.models import gpu_scan, tpu_scan  # noqa: E402
+from bert_packed.models import gpu_scan, tpu_duality, tpu_scan  # noqa: E402
 
 needs_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
 
@@ -224,7 +224,7 @@ PLAIN = "none: states go from token to token"
         ("gpu", MAMBA, ["scan"], "; scan in fused GPU kernels of Pallas"),
         ("tpu", MAMBA, ["convolve", "scan"], "; convolution and scan in fused TPU kernels of Pallas"),
         ("gpu", MAMBA2, [], ""),
-        ("tpu", MAMBA2, ["convolve"], "; convolution in fused TPU kernels of Pallas"),
+        ("tpu", MAMBA2, ["convolve", "duality"], "; convolution and scan in fused TPU kernels of Pallas"),
     ],
 )
 def test_a_mamba_gets_the_kernels_of_its_operators(monkeypatch, platform, config, names, description):
@@ -241,7 +241,7 @@ def test_a_mamba_gets_the_kernels_of_its_operators(monkeypatch, platform, config
 
 
 def test_the_scan_has_the_chunks_that_the_audit_describes():
-    assert gpu_scan.CHUNK_LENGTH == tpu_scan.CHUNK_LENGTH == kernels.TILE
+    assert {gpu_scan.CHUNK_LENGTH, tpu_scan.CHUNK_LENGTH, tpu_duality.CHUNK_LENGTH} == {kernels.TILE}
 
 
 @pytest.mark.both_backends
