@@ -44,9 +44,9 @@ def test_bad_flags_are_one_line(capsys, flags, message):
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
 @pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="pip install -e '.[aot]'")
-@pytest.mark.parametrize("model", ["mamba-tiny", "mamba2-tiny"])
-def test_a_block_is_in_kernels_or_in_loops(tmp_path, model):
-    flags = {"bert_config_file": model, "widths": 128, "packs": 1, "max_seq_length": 256}
+def test_a_block_is_in_kernels_or_in_loops(tmp_path):
+    """Once: a process reads where to write its listings as libtpu is loaded."""
+    flags = {"bert_config_file": "mamba2-tiny", "widths": 128, "packs": 1, "max_seq_length": 256}
     kernels, loops = tables_of("block_cycles", tmp_path, **flags)["blocks"]
     assert kernels["loops, ms"] == 0 < kernels["kernels, ms"]
     assert loops["kernels, ms"] == 0 < loops["loops, ms"]
