@@ -55,6 +55,12 @@ _FORECAST = {
     "s/step, estimated": "s a step, estimated",
     "real tokens/s, estimated": "real tokens/s, estimated",
 }
+_BLOCKS = {
+    **_same("width", "packs"),
+    "attention": "`--attention`",
+    **_same("ms", "products, ms", "the rest, ms", "loops, ms", "kernels, ms"),
+    "temporaries, MiB": "MiB",
+}
 _MAMBA = {"way": "", "real tokens/s": "real tokens/s", "gain": "times the first", "padding, %": "padding, %"}
 _GAINS = _same("packed against", "times the tokens/s", "from", "to")
 _CURVES = {"variant": "", "sequences": "sequences"}
@@ -344,6 +350,20 @@ MEASUREMENTS = (
             ),
             "mamba on an H100 against others": Table("packed against others", _GAINS),
         },
+    ),
+    Measurement(
+        name="block_cycles",
+        command="block_cycles",
+        minutes=15,
+        environment="KERAS_BACKEND=jax",
+        tables={"block of a Mamba-2": Table("blocks", _BLOCKS)},
+    ),
+    Measurement(
+        name="block_cycles_mamba",
+        command="block_cycles --bert_config_file=mamba-110m --widths=1024",
+        minutes=10,
+        environment="KERAS_BACKEND=jax",
+        tables={"block of a Mamba": Table("blocks", _BLOCKS)},
     ),
     Measurement(
         name="forecast_mamba",

@@ -45,7 +45,8 @@ padding    share of padding in a batch, beside the paper's
 training   interleaved steps on the same sequences one at a time, padded and packed, each step with an update
            of the weights; with --against also packed steps of another model, with --reference the model's
            class in transformers on torch: a step of padded rows, for a Mamba-1 of two of them
-operators  the same for convolution and scan, forward, and forward and backward
+operators  the same for convolution and scan, forward, and forward and backward; with --against also those
+           of the other model on packs
 variants   other ways to compute the scan of a Mamba-1, beside the one that is used
 
 What restarts add to a step is in benchmarks.overhead, the memory of a step in benchmarks.step_memory.
@@ -62,7 +63,7 @@ class PackMambaConfig(Settings):
     """Every flag of the command; checks itself, raises `InputError`."""
 
     bert_config_file: str = setting("mamba-tiny", "size, or config.json, of the Mamba or Mamba-2")
-    against: str = setting("", "size, or config.json, of another one whose packed steps are interleaved")
+    against: str = setting("", "size, or config.json, of another one, measured on packs in the same run")
     parts: str = setting(
         "padding,training,operators",
         f"what to measure: {', '.join(PARTS)}",
@@ -93,9 +94,11 @@ class PackMambaConfig(Settings):
                 f"`shrink` must leave 8 of max_seq_length={self.max_seq_length} tokens. "
                 f"Received: {self.shrink}."
             )
-        for name in ("reference", "against"):
-            if getattr(self, name) and TRAINING not in self.parts.split(","):
-                raise InputError(f"`{name}` needs training among `parts`. Received: {self.parts!r}.")
+        for name, users in (("reference", [TRAINING]), ("against", [TRAINING, OPERATORS])):
+            if getattr(self, name) and not set(users) & set(self.parts.split(",")):
+                raise InputError(
+                    f"`{name}` needs {' or '.join(users)} among `parts`. Received: {self.parts!r}."
+                )
 
 
 def main(config):
@@ -125,7 +128,7 @@ def main(config):
         row, compared = measure_reference(model_config, batches, config.repeats)
         tables |= {"reference": [row], "packed against others": [*tables["packed against others"], compared]}
     if OPERATORS in parts:
-        tables[OPERATORS] = operator_rows(model_config, batches, config.repeats)
+        tables[OPERATORS] = operator_rows(model_config, batches, config.repeats, others)
     if VARIANTS in parts:
         tables[VARIANTS] = variant_rows(model_config, batches[PACKED], config.repeats)
     note = f"{len(lengths):,} sequences of {lengths.mean():.1f} tokens; timed {config.shrink} times shorter"
@@ -270,20 +273,22 @@ def measure_reference(model_config, batches, num_repeats):
     return row, comparison(by_token, REFERENCE, REFERENCE_GAIN)
 
 
-def operator_rows(model_config, batches, num_repeats):
-    """Interleave each operator on the shapes of all ways: rows of a table."""
+def operator_rows(model_config, batches, num_repeats, others):
+    """Interleave each operator on the shapes of all ways, and those of other models on packs: rows."""
     from benchmarks import mamba_operators  # Keras: only now
 
+    models = {way: model_config for way in batches} | others
+    batches = batches | dict.fromkeys(others, batches[PACKED])
     rows = []
-    for operator, run_operator in mamba_operators.device_operators(model_config).items():
+    for operator in mamba_operators.OPERATORS:
         for which in mamba_operators.PASSES:
-            program = mamba_operators.operator_program(run_operator, which)
-            ways = {
-                way: mamba_operators.running(
-                    program, mamba_operators.operator_inputs(operator, model_config, some)
+            ways = {}
+            for way, one in models.items():
+                program = mamba_operators.operator_program(
+                    mamba_operators.device_operators(one)[operator], which
                 )
-                for way, some in batches.items()
-            }
+                given = mamba_operators.operator_inputs(operator, one, batches[way])
+                ways[way] = mamba_operators.running(program, given)
             by_token = seconds_a_token(time_interleaved(ways, num_repeats), batches)
             rows += [{"operator": operator, "pass": which, **row} for row in speed_rows(by_token)]
     return rows

@@ -198,7 +198,8 @@ def markdown_table(rows):
 def origin(content):
     """Machine, date and commit of a JSON: a sentence."""
     machine = content["machine"]
-    what = "Estimated by the devices' compilers" if content["benchmark"] == "forecast" else "Measured"
+    is_estimate = content["benchmark"] in ("forecast", "block_cycles")
+    what = "Estimated by the devices' compilers" if is_estimate else "Measured"
     return f"{what} on {machine_name(content)}; {machine['date']}, commit {machine['commit']}."
 
 

@@ -36,7 +36,7 @@ def conv1d_pack(x_BSE, kernel_WE, bias_E, position_ids_BS, tail_BXE=None, chunk_
     filled, missing = -length % chunk_length, -width % LANES
     if tail_BXE is None:
         tail_BXE = jnp.zeros((num_packs, num_taps - 1, width))
-    tail_BXE = lax.stop_gradient(tail_BXE).astype(x_BSE.dtype)  # data, as the states before a pack are
+    tail_BXE = tail_BXE.astype(x_BSE.dtype)
     if bias_E is None:
         bias_E = jnp.zeros(width)
     if position_ids_BS is None:  # no token is near a start
@@ -78,6 +78,7 @@ def _backward(inputs, dy_BSE):
         [(x_BSE, blocks.tokens), (dweights_BVE, blocks.sums(weights_VE))],
         num_copies=2,
     )
+    # The tail is data, as the states before a pack are
     return dx_BSE, jnp.zeros_like(tail_BHE), None, dweights_BVE.sum(axis=0)
 
 
@@ -101,7 +102,6 @@ def _backward_kernel(x_TA, edge_HA, positions_FI, weights_VA, dy_TA, dx_TA, dwei
     @pl.when(pl.program_id(2) == 0)
     def _():
         dweights_VA[...] = jnp.zeros_like(dweights_VA)
-        dsums_LFI[:, :edge] = jnp.zeros((len(dsums_LFI), edge, LANES), jnp.float32)
 
     def block(number, carry):
         lanes = _copy(edge_HA, x_TA, x_LFI, number)

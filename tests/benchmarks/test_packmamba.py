@@ -189,7 +189,9 @@ def test_a_measurement_against_a_mamba2(tmp_path, config_file):
     flags = {"bert_config_file": config_file, "against": other, "parts": "training,operators,variants"}
     tables = tables_of("packmamba", tmp_path, **flags, **TOY)
     assert all(row["times as long"] > 0 for row in tables["variants"])
-    assert [row["way"] for row in tables["training"]] == [SINGLE, PADDED, PACKED, "mamba2"]
+    ways = [SINGLE, PADDED, PACKED, "mamba2"]
+    assert [row["way"] for row in tables["training"]] == ways
+    assert [row["way"] for row in tables["operators"]] == 4 * ways
     padding = {row["way"]: row["padding, %"] for row in tables["training"]}
     assert padding["mamba2"] == padding[PACKED]
     *_, row = tables["packed against others"]
@@ -220,7 +222,10 @@ def test_lengths_are_those_of_records(tmp_path, config_file, capsys):
         ({"pack_length": 1024}, "`pack_length` must be at least max_seq_length=2048"),
         ({"shrink": 257}, "`shrink` must leave 8 of max_seq_length=2048 tokens"),
         ({"reference": "true", "parts": "padding"}, "`reference` needs training among `parts`"),
-        ({"against": "mamba2-tiny", "parts": "padding"}, "`against` needs training among `parts`"),
+        (
+            {"against": "mamba2-tiny", "parts": "padding"},
+            "`against` needs training or operators among `parts`",
+        ),
         ({"bert_config_file": "bert-tiny"}, "`bert_config_file` must be a Mamba or Mamba-2"),
         ({"against": "bert-tiny"}, "`against` must be a Mamba or Mamba-2. Received: bert-tiny."),
         (

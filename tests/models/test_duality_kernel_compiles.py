@@ -1,0 +1,76 @@
+"""The kernels of a Mamba-2's scan compiled for TPUs that are not here: no loop over chunks is left.
+
+Legend: B packs per batch, S pack length, E inner width, G groups of heads, Z states of a channel.
+"""
+
+import functools
+
+import keras
+import pytest
+
+jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
+pytest.importorskip("libtpu", reason="pip install -e '.[aot]'")
+from bert_packed.models import state_space_duality, tpu_duality  # noqa: E402
+from bert_packed.parallel.targets import absent_target  # noqa: E402
+
+pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
+KERNEL = 'custom_call_target="tpu_custom_call"'
+target_of = functools.cache(lambda kind: absent_target(f"{kind}:1"))
+
+
+def compiled(kind, packs, length, heads, head_width, groups, states, dtype, scan=tpu_duality.ssd_pack):
+    """The scan forward and backward, for one device."""
+    target = target_of(kind)
+    (device,) = target.devices
+    sharding = jax.sharding.SingleDeviceSharding(device)
+
+    def of(*shape, dtype="float32"):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    of_tokens = functools.partial(of, packs, length)
+
+    def forward_and_backward(inputs, positions_BS, state_BZE, weights_BSE):
+        def forward(*inputs):
+            return scan(*inputs, positions_BS, state_BZE)
+
+        y_BSE, pull_back, after_BZE = jax.vjp(forward, *inputs, has_aux=True)
+        return y_BSE, after_BZE, pull_back(weights_BSE)
+
+    width = heads * head_width
+    b_BSGZ = of_tokens(groups, states, dtype=dtype)
+    inputs = of_tokens(width, dtype=dtype), of_tokens(heads), of(heads), b_BSGZ, b_BSGZ, of(heads)
+    arguments = inputs, of_tokens(dtype="int32"), of(packs, states, width), of_tokens(width)
+    with jax.default_device(device):
+        return jax.jit(forward_and_backward).lower(*arguments).compile(target.compiler_options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "packs", "length", "heads", "head_width", "groups", "states", "dtype"),
+    [
+        ("v5e", 1, 4096, 24, 64, 1, 128, "bfloat16"),  # mamba2-130m
+        ("v6e", 2, 4096, 80, 64, 1, 128, "bfloat16"),  # mamba2-2.7b
+        ("v6e", 1, 512, 24, 64, 1, 128, "float32"),
+        ("v5e", 2, 512, 80, 64, 8, 128, "bfloat16"),
+        ("v5e", 1, 512, 64, 64, 1, 256, "float32"),
+        ("v5e", 2, 300, 3, 64, 1, 128, "bfloat16"),  # chunks and vectors after padding
+        ("v6e", 1, 60, 4, 48, 2, 16, "float32"),  # less than a chunk; 8 heads in three vectors
+        ("v5e", 1, 512, 4, 128, 1, 64, "bfloat16"),  # a head in a vector
+    ],
+)
+def test_two_kernels_compute_a_scan(kind, packs, length, heads, head_width, groups, states, dtype):
+    program = compiled(kind, packs, length, heads, head_width, groups, states, dtype)
+    text = program.as_text()
+    assert text.count(KERNEL) == 2
+    assert " while(" not in text
+    if length == 4096:  # else few chunks: their states are the most
+        # The states before chunks are as large as an array of the tokens. Weights of all chunks would be twice
+        # that, as would their decays and gradients
+        of_tokens = 4 * packs * length * heads * head_width
+        assert program.memory_analysis().temp_size_in_bytes < 3 * of_tokens
+
+
+def test_the_other_form_has_no_kernel():
+    """A control of the test above."""
+    scan = functools.partial(state_space_duality.ssd_pack, chunk_length=128)
+    text = compiled("v5e", 1, 512, 4, 64, 1, 128, "bfloat16", scan).as_text()
+    assert KERNEL not in text and " while(" in text
