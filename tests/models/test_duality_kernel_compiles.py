@@ -63,7 +63,7 @@ def test_two_kernels_compute_a_scan(kind, packs, length, heads, head_width, grou
     assert text.count(KERNEL) == 2
     assert " while(" not in text
     if length == 4096:  # else few chunks: their states are the most
-        # The states before chunks are as large as an array of the tokens. Weights of all chunks would be twice
+        # States before chunks are as large as an array of the tokens. Weights of all chunks would be twice
         # that, as would their decays and gradients
         of_tokens = 4 * packs * length * heads * head_width
         assert program.memory_analysis().temp_size_in_bytes < 3 * of_tokens
