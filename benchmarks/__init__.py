@@ -14,6 +14,7 @@
     unpadding          un-padding by number of devices, against packing
     long_contexts      steps of a ModernBERT by the length of its packs, beside transformers
     packmamba          the figures of PackMamba: padding, speed, operators, other scans
+    block_cycles       cycles of a Mamba's block on a TPU that is not here, by its compiler
     parallelism        communication, memory and scaling of layouts over devices
     overhead           what the attention mask, fresh masks and restarts of a Mamba add
     step_profile       time of a training step by part, beside the machine's rates

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.results import Settings, parse_names, show
-from bert_packed.config import ATTENTIONS, MIXED, load_model_config
+from bert_packed.config import CAUSAL_LM, MIXED, load_model_config
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, setting
 from bert_packed.model_configs.mamba import StateSpaceConfig
@@ -26,7 +26,8 @@ DESCRIPTION = """
 Compiles one block of a Mamba or Mamba-2, forward and backward, in bfloat16 for a TPU v5e (extra `aot`), with
 the kernels that a run takes there and with --attention=dense. Nothing runs on a TPU.
 
-products   matrix products outside of loops and kernels, with what XLA fused into them
+products   matrix products outside of loops and kernels, with what XLA fused into them, but for those that
+           it names after what follows
 the rest   all else outside of them
 loops      the loops of the scan, with all rounds
 kernels    Pallas kernels, of which the compiler has no estimate: instructions of the compiled kernel, one a
@@ -53,13 +54,14 @@ class BlockCyclesConfig(Settings):
     packs: str = setting("1,8", "packs of a step, with commas", parse=check_numbers)
     max_seq_length: int = setting(4096, "tokens of a pack", minimum=16)
     attentions: str = setting(
-        "auto,dense", "of the blocks, with commas", parse=lambda text: parse_names(text, ATTENTIONS)
+        "auto,dense", "of the blocks, with commas", parse=lambda text: parse_names(text, ("auto", "dense"))
     )
 
 
 def main(config):
     """Compile, print and write."""
-    choose_backend()
+    if choose_backend() != "jax":
+        raise InputError("`KERAS_BACKEND` must be jax: its compiler has the estimates.")
     model_config = load_model_config(config.bert_config_file, VOCAB_SIZE)
     if not isinstance(model_config, StateSpaceConfig):
         raise InputError(
@@ -67,14 +69,20 @@ def main(config):
         )
     rows = []
     with tempfile.TemporaryDirectory(prefix="block_cycles_") as folder:
-        os.environ["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
+        # libtpu reads it once, as it is loaded
+        flags = (
+            os.environ.get("LIBTPU_INIT_ARGS", ""),
+            f"--xla_jf_dump_to={folder}",
+            "--xla_jf_dump_llo_text=true",
+        )
+        os.environ["LIBTPU_INIT_ARGS"] = " ".join(flags)
         for width in map(int, config.widths.split(",")):
             one = dataclasses.replace(model_config, hidden_size=width, num_hidden_layers=1)
             for packs in map(int, config.packs.split(",")):
                 for attention in config.attentions.split(","):
                     program = compile_block(one, packs, config.max_seq_length, attention)
-                    rows.append({"width": width, "packs": packs, "attention": attention})
-                    rows[-1] |= block_row(program, folder)
+                    settings = {"width": width, "packs": packs, "attention": attention}
+                    rows.append({**settings, **block_row(program, folder)})
     show("block_cycles", config, {"blocks": rows}, ["Estimates; nothing ran on a TPU."])
 
 
@@ -87,9 +95,10 @@ def compile_block(model_config, num_packs, length, attention):
     from bert_packed.models.packed_model import build_model
     from bert_packed.parallel.targets import absent_target
 
+    jax.config.update("jax_enable_compilation_cache", False)  # what is found there is not listed
     target = absent_target(DEVICE)
     kernels = choose_kernels(attention, model_config, length, target.platform)
-    (block,) = build_model("causal_lm", model_config, 0, MIXED, **kernels.options).backbone.blocks
+    (block,) = build_model(CAUSAL_LM, model_config, 0, MIXED, **kernels.options).backbone.blocks
 
     def of(*shape, dtype="float32"):
         sharding = jax.sharding.SingleDeviceSharding(target.devices[0])
@@ -117,7 +126,7 @@ def block_row(program, folder):
     cycles = dict.fromkeys(("products", "the rest", "loops", "kernels"), 0)
     for instruction, times in executions(module):
         if KERNEL in instruction.attributes:
-            cycles["kernels"] += kernel_cycles(newest_bundles(folder, instruction.name))
+            cycles["kernels"] += times * kernel_cycles(newest_listing(folder, instruction.name))
         elif found := estimated_cycles(instruction):
             is_product = "dot_general" in (instruction.attribute("op_name") or "")
             group = "loops" if times > 1 else "products" if is_product else "the rest"
@@ -130,11 +139,13 @@ def block_row(program, folder):
     }
 
 
-def newest_bundles(folder, name):
+def newest_listing(folder, name):
     """Text of the instructions of a kernel in the program that was compiled last."""
     found = [
         path for path in Path(folder).glob(f"*-{name}-*-final_bundles.txt") if "schedule" not in path.name
     ]
+    if not found:
+        raise InputError(f"libtpu must list the instructions of each kernel. Received: none of {name}.")
     return max(found, key=lambda path: path.stat().st_mtime_ns).read_text()
 
 
@@ -166,9 +177,12 @@ def _cycles_of(lines, depth):
             end += 1
         inside = lines[place:end]
         tests = [line for level, line in inside if level == depth + 1 and "loop exit test" in line]
+        found = [re.search(r", (\d+) /\* loop exit test", line) for line in tests]
         # The last instructions of a loop's body may come after one without a mark
         is_tail = not tests and "LB:" not in inside[0][1]
-        rounds = 1 if is_tail else int(re.search(r", (\d+) /\* loop exit test", tests[0])[1])
+        if not is_tail and (len(found) != 1 or not found[0]):
+            raise ValueError("a loop must end after a constant number of rounds")
+        rounds = 1 if is_tail else int(found[0][1])
         total, place = total + rounds * _cycles_of(inside, depth + 1), end
     return total
 

@@ -20,7 +20,7 @@ from bert_packed.training.backend import compiled, gradient
 
 PASSES = FORWARD, BOTH = "forward", "forward and backward"
 CONVOLUTION, SCAN = "convolution", "scan"
-OPERATORS = {CONVOLUTION: conv1d_pack, SCAN: ssm_pack}  # of a Mamba-1, in their plain forms
+OPERATORS = {CONVOLUTION: conv1d_pack, SCAN: ssm_pack}  # of a Mamba, in their plain forms
 
 
 def operator_program(run, which):

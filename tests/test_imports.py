@@ -72,6 +72,7 @@ IMPORTS_A_BACKEND = {
     "bert_packed.models.gpu_scan": {"jax"},
     "bert_packed.models.packed_attention": {"jax"},
     "bert_packed.models.loops": {"jax", "tensorflow"},
+    "bert_packed.models.tpu_calls": {"jax"},
     "bert_packed.models.tpu_convolution": {"jax"},
     "bert_packed.models.tpu_duality": {"jax"},
     "bert_packed.models.tpu_scan": {"jax"},

@@ -97,7 +97,7 @@ def audit_checkpoint(config):
     length = spec.max_seq_length
     if model_config.chunk_size:
         is_fused = {"scan", "duality"} & kernels.options.keys()
-        chunk_length = TILE if is_fused else min(model_config.chunk_size, length)
+        chunk_length = min(TILE if is_fused else model_config.chunk_size, length)
         print(contamination.describe_places(batch, chunk_length, "the scan's chunks"))
     elif kernels.options:
         print(contamination.describe_places(batch, TILE, "the kernel's tiles"))

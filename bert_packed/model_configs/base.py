@@ -19,8 +19,7 @@ class BaseConfig:
         type_vocab_size: Sentence types; None where they are not read.
         dropout_fields: Fields that each of `DROPOUT_FIELDS` sets, in their order; () without dropout.
         without_attention: Description of how tokens mix where the model has no attention; else "".
-        kernels: Names of the options of its model that a fused kernel may compute;
-            without attention, not `attend`.
+        kernels: Options of its model that a fused kernel may compute; `attend` only where it attends.
         chunk_size: Tokens that a scan computes at once, which changes roundings alone; None without a scan.
     """
 

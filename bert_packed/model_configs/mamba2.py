@@ -18,7 +18,7 @@ class Mamba2Config(StateSpaceConfig):
     state_size: int = setting(128, "states of a channel", minimum=1)
     head_dim: int = setting(64, "channels of a head, which decay alike", minimum=1)
     n_groups: int = setting(1, "groups of heads, each with its own B, C and norm", minimum=1)
-    chunk_size: int = setting(256, "tokens of a chunk of the scan; changes speed alone", minimum=1)
+    chunk_size: int = setting(256, "tokens of a chunk of the scan, off TPUs; changes speed alone", minimum=1)
     time_step_limit_min: float = setting(0.0, "no step size is below it", minimum=0)
     time_step_limit_max: float = setting(0.0, "no step size is above it; 0 = no limit", minimum=0)
     tie_word_embeddings: bool = setting(True, "the output matrix is the token embeddings")

@@ -21,12 +21,13 @@ def conv1d_pack(x_BSE, kernel_WE, bias_E, position_ids_BS, tail_BXE=None):
         tail_BXE: float, the inputs before a pack whose first position is not 0; None for zeros.
 
     Returns:
-        float `[B, S, E]`, and the tail for the pack after this one, `[B, X, E]`.
+        float `[B, S, E]`, and the tail for the pack after this one, `[B, X, E]`. No gradient passes a tail.
     """
     num_taps, length = kernel_WE.shape[0], x_BSE.shape[1]
     if tail_BXE is None:
         tail_BXE = ops.zeros_like(x_BSE[:, :1]) * ops.zeros((1, num_taps - 1, 1), x_BSE.dtype)
-    longer = ops.concatenate([ops.cast(tail_BXE, x_BSE.dtype), x_BSE], axis=1)  # [B, W - 1 + S, E]
+    tail_BXE = ops.cast(ops.stop_gradient(tail_BXE), x_BSE.dtype)
+    longer = ops.concatenate([tail_BXE, x_BSE], axis=1)  # [B, W - 1 + S, E]
     out_BSE = x_BSE * kernel_WE[-1]
     for back in range(1, num_taps):
         first = num_taps - 1 - back
@@ -37,4 +38,4 @@ def conv1d_pack(x_BSE, kernel_WE, bias_E, position_ids_BS, tail_BXE=None):
         out_BSE = out_BSE + before_BSE * kernel_WE[first]
     if bias_E is not None:
         out_BSE = out_BSE + bias_E
-    return ops.silu(out_BSE), longer[:, length:]
+    return ops.silu(out_BSE), ops.stop_gradient(longer[:, length:])

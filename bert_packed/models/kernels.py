@@ -12,6 +12,7 @@ Legend: B packs per batch, S pack length, N heads, H head width.
 """
 
 import dataclasses
+import importlib
 import importlib.metadata
 import importlib.util
 
@@ -47,6 +48,8 @@ def choose_kernels(attention, model_config, max_seq_length, platform):
     options = {}
     if attention != "dense" and not _no_kernel(kernel_name):
         known = KERNELS[kernel_name]
+        if model_config.without_attention:
+            known = {name: known[name] for name in OPERATORS if name in known}
         options = {name: known[name] for name in model_config.kernels if name in known}
     if model_config.without_attention:
         if attention == "flash":
@@ -68,56 +71,27 @@ def choose_kernels(attention, model_config, max_seq_length, platform):
     return Kernels(options, f"flash: the fused {kernel_name.upper()} kernel of Pallas")
 
 
-def attend_on_gpu(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, dropout=None):
-    """Attention inside each sequence by `gpu_attention.attend`, which needs JAX."""
-    from bert_packed.models import gpu_attention
+def _imported(module, function):
+    """A function of a module that needs JAX, imported where it is called."""
 
-    return gpu_attention.attend(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, dropout)
+    def call(*tensors, **options):
+        kernels = importlib.import_module(f"bert_packed.models.{module}")
+        return getattr(kernels, function)(*tensors, **options)
 
-
-def attend_on_tpu(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, dropout=None):
-    """Attention inside each sequence by `packed_attention.attend`, which needs JAX."""
-    from bert_packed.models import packed_attention
-
-    return packed_attention.attend(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, dropout)
-
-
-def scan_on_gpu(*tensors):
-    """A selective scan of packs by `gpu_scan.ssm_pack`, which needs JAX."""
-    from bert_packed.models import gpu_scan
-
-    return gpu_scan.ssm_pack(*tensors)
-
-
-def scan_on_tpu(*tensors):
-    """A selective scan of packs by `tpu_scan.ssm_pack`, which needs JAX."""
-    from bert_packed.models import tpu_scan
-
-    return tpu_scan.ssm_pack(*tensors)
-
-
-def convolve_on_tpu(*tensors):
-    """A convolution of packs by `tpu_convolution.conv1d_pack`, which needs JAX."""
-    from bert_packed.models import tpu_convolution
-
-    return tpu_convolution.conv1d_pack(*tensors)
-
-
-def duality_on_tpu(*tensors):
-    """A Mamba-2's scan of packs by `tpu_duality.ssd_pack`, which needs JAX."""
-    from bert_packed.models import tpu_duality
-
-    return tpu_duality.ssd_pack(*tensors)
+    return call
 
 
 # By JAX's name of the platform, and by the option of the model
 KERNELS = {
-    "gpu": {"attend": attend_on_gpu, "scan": scan_on_gpu},
+    "gpu": {
+        "attend": _imported("gpu_attention", "attend"),
+        "scan": _imported("gpu_scan", "ssm_pack"),
+    },
     "tpu": {
-        "attend": attend_on_tpu,
-        "convolve": convolve_on_tpu,
-        "scan": scan_on_tpu,
-        "duality": duality_on_tpu,
+        "attend": _imported("packed_attention", "attend"),
+        "convolve": _imported("tpu_convolution", "conv1d_pack"),
+        "scan": _imported("tpu_scan", "ssm_pack"),
+        "duality": _imported("tpu_duality", "ssd_pack"),
     },
 }
 # What the options of models that do not attend compute

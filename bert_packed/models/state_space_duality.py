@@ -104,7 +104,7 @@ def ssd_pack(
     multiples_CBNT, *decays_CBNT = restarting_decays(logs_CBNT, numbers_CBT)
     inputs = (*decays_CBNT, *(chunks(groups(each)) for each in (x_BSE, delta_BSN, b_BSGZ, c_BSGZ)))
     # The states before are data: no gradient goes back to the packs that left them
-    state_BZE = groups(ops.stop_gradient(state_BZE))
+    state_BZE = groups(ops.cast(ops.stop_gradient(state_BZE), "float32"))
     skip_B1N = groups(ops.broadcast_to(ops.cast(skip_N, "float32"), (num_packs, 1, a_N.shape[0])))
     y_CBTE, state_BZE = (over_chunks or chunk_by_chunk)(
         state_BZE, skip_B1N, *inputs, multiples_CBNT, ops.cast(numbers_CBT, "float32")
@@ -114,12 +114,12 @@ def ssd_pack(
 
 
 def chunk_by_chunk(state_BZE, skip_B1N, *inputs):
-    """Outputs of chunks, and the states after the last.
+    """Outputs of chunks, float32 `[C, B, T, E]`, and the states after the last, float32 `[B, Z, E]`.
 
-    Inputs, `[C, B, ...]` each: those of `_chunk` from the sums on, multiples and numbers of sequences.
-
-    Returns:
-        float32 `[C, B, T, E]` and `[B, Z, E]`.
+    Args:
+        state_BZE, skip_B1N: float32.
+        inputs: Arguments of `_chunk` from the sums on, `[C, B, ...]` each, then multiples and numbers of
+            sequences, which have no gradient. All are float32 but x, b and c.
     """
     return with_gradient(_forward, _backward)(state_BZE, skip_B1N, *inputs)
 

@@ -12,14 +12,16 @@ has its gradient from the tokens after it, and those of the next chunk are still
 
 Legend: B packs per batch, S pack length, E channels, W taps, X = W - 1 tokens before a pack, T tokens of a
 chunk, C chunks, H tokens of an edge, F = H + T, I lanes, A channels of a block, P tokens of a piece,
-V = W + 1 weights of a channel.
+V = W + 1 weights of a channel,
+L blocks of lanes.
 """
 
 import jax
 from jax import lax
 from jax import numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
+
+from bert_packed.models import tpu_calls
 
 LANES, ROWS = 128, 8  # of the chip's vectors
 PIECE = 32  # P: tokens that are computed at once, in registers
@@ -28,12 +30,17 @@ BLOCK = 1024  # A at most
 
 
 def conv1d_pack(x_BSE, kernel_WE, bias_E, position_ids_BS, tail_BXE=None, chunk_length=CHUNK_LENGTH):
-    """As `causal_convolution.conv1d_pack`; `PIECE` divides `chunk_length`."""
+    """As `causal_convolution.conv1d_pack`, but sums are float32, and rounded once to the dtype of `x_BSE`.
+
+    `PIECE` divides `chunk_length`, the most tokens of a chunk.
+    """
     num_packs, length, width = x_BSE.shape
     num_taps = kernel_WE.shape[0]
     edge = _whole(num_taps - 1, ROWS)
-    chunk_length = max(min(chunk_length, _whole(length, PIECE)), _whole(edge, PIECE))
-    filled, missing = -length % chunk_length, -width % LANES
+    num_chunks = -(-length // chunk_length)
+    chunk_length = max(_whole(-(-length // num_chunks), PIECE), _whole(edge, PIECE))
+    num_blocks, rows = tpu_calls.even_blocks(-(-width // LANES), BLOCK // LANES)
+    filled, missing = -length % chunk_length, num_blocks * rows * LANES - width
     if tail_BXE is None:
         tail_BXE = jnp.zeros((num_packs, num_taps - 1, width))
     tail_BXE = tail_BXE.astype(x_BSE.dtype)
@@ -52,7 +59,8 @@ def conv1d_pack(x_BSE, kernel_WE, bias_E, position_ids_BS, tail_BXE=None, chunk_
         jnp.broadcast_to(positions_BCF[..., None], (*positions_BCF.shape, LANES)),
         jnp.pad(jnp.concatenate([kernel_WE, bias_E[None]]).astype("float32"), ((0, 0), (0, missing))),
     )
-    return y_BSE[:, :length, :width], jnp.concatenate([tail_BXE, x_BSE], axis=1)[:, length:]
+    after_BXE = jnp.concatenate([tail_BXE, x_BSE], axis=1)[:, length:]
+    return y_BSE[:, :length, :width], lax.stop_gradient(after_BXE)
 
 
 @jax.custom_vjp
@@ -63,7 +71,9 @@ def _convolve(x_BSE, tail_BHE, positions_BCFI, weights_VE):
 def _forward(*inputs):
     x_BSE, _, positions_BCFI, _ = inputs
     blocks = _Blocks(x_BSE, positions_BCFI, lambda chunk: chunk)
-    (y_BSE,) = blocks.call(_forward_kernel, blocks.inputs(*inputs), [(x_BSE, blocks.tokens)], num_copies=1)
+    (y_BSE,) = blocks.call(
+        _forward_kernel, "convolution", blocks.inputs(*inputs), [(x_BSE, blocks.tokens)], num_copies=1
+    )
     return y_BSE, inputs
 
 
@@ -74,6 +84,7 @@ def _backward(inputs, dy_BSE):
     dweights_BVE = jax.ShapeDtypeStruct((len(x_BSE), *weights_VE.shape), jnp.float32)
     dx_BSE, dweights_BVE = blocks.call(
         _backward_kernel,
+        "convolution_backward",
         [*blocks.inputs(*inputs), (dy_BSE, blocks.tokens)],
         [(x_BSE, blocks.tokens), (dweights_BVE, blocks.sums(weights_VE))],
         num_copies=2,
@@ -90,7 +101,7 @@ def _forward_kernel(x_TA, edge_HA, positions_FI, weights_VA, y_TA, x_LFI):
         lanes = _copy(edge_HA, x_TA, x_LFI, number)
         for piece in _pieces(x_TA):
             _, sums_PI = _sums(len(edge_HA), x_LFI, positions_FI, weights_VA, number, lanes, piece)
-            y_TA[piece, lanes] = (sums_PI * _sigmoid(sums_PI)).astype(y_TA.dtype)
+            y_TA[piece, lanes] = (sums_PI * jax.nn.sigmoid(sums_PI)).astype(y_TA.dtype)
         return carry
 
     lax.fori_loop(0, len(x_LFI), block, None)
@@ -109,7 +120,7 @@ def _backward_kernel(x_TA, edge_HA, positions_FI, weights_VA, dy_TA, dx_TA, dwei
         totals = [jnp.zeros((ROWS, LANES), jnp.float32)] * (num_taps + 1)
         for piece in _pieces(x_TA):
             taps, sums_PI = _sums(edge, x_LFI, positions_FI, weights_VA, number, lanes, piece)
-            sigmoid_PI = _sigmoid(sums_PI)
+            sigmoid_PI = jax.nn.sigmoid(sums_PI)
             slope_PI = sigmoid_PI * (1.0 + sums_PI * (1.0 - sigmoid_PI))
             dsums_PI = dy_TA[piece, lanes].astype("float32") * slope_PI
             dsums_LFI[number, piece] = dsums_PI
@@ -164,10 +175,6 @@ def _whole(number, unit):
     return -(-number // unit) * unit
 
 
-def _sigmoid(values):
-    return 1.0 / (1.0 + jnp.exp(-values))
-
-
 class _Blocks:
     """What a step of the grid, for a pack, a block of channels and a chunk, has of each array.
 
@@ -176,10 +183,10 @@ class _Blocks:
 
     def __init__(self, x_BSE, positions_BCFI, order):
         (num_packs, length, width), num_chunks = x_BSE.shape, positions_BCFI.shape[1]
-        num_rows = width // LANES
-        rows = max(rows for rows in range(1, BLOCK // LANES + 1) if num_rows % rows == 0)
-        self.grid = num_packs, num_rows // rows, num_chunks
+        num_blocks, rows = tpu_calls.even_blocks(width // LANES, BLOCK // LANES)
+        self.grid = num_packs, num_blocks, num_chunks
         self.width, self.chunk_length = rows * LANES, length // num_chunks
+        self.edge = positions_BCFI.shape[2] - self.chunk_length
         self.tokens = pl.BlockSpec((None, self.chunk_length, self.width), lambda b, m, c: (b, order(c), m))
         self._order = order
 
@@ -188,7 +195,7 @@ class _Blocks:
 
     def inputs(self, x_BSE, tail_BHE, positions_BCFI, weights_VE):
         """What both kernels read: pairs of an array and its block."""
-        edge, order = tail_BHE.shape[1], self._order
+        edge, order = self.edge, self._order
         x_BCTE = x_BSE.reshape(len(x_BSE), -1, self.chunk_length, x_BSE.shape[2])
         edges_BCHE = jnp.concatenate([tail_BHE[:, None], x_BCTE[:, :-1, -edge:]], axis=1)
         return [
@@ -201,23 +208,10 @@ class _Blocks:
             (weights_VE, pl.BlockSpec((len(weights_VE), self.width), lambda b, m, c: (0, m))),
         ]
 
-    def call(self, kernel, inputs, outputs, num_copies):
-        """Run a kernel; inputs and outputs are (array, block). The chip holds `num_copies` of a chunk."""
-        arrays, in_specs = zip(*inputs, strict=True)
-        shapes, out_specs = zip(*outputs, strict=True)
-        _, edge, _ = inputs[1][1].block_shape[1:]
-        copy = (self.width // LANES, edge + self.chunk_length, LANES)
-        return pl.pallas_call(
-            kernel,
-            grid=self.grid,
-            in_specs=in_specs,
-            out_specs=out_specs,
-            out_shape=[jax.ShapeDtypeStruct(of.shape, of.dtype) for of in shapes],
-            scratch_shapes=[pltpu.VMEM(copy, jnp.float32)] * num_copies,
-            compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
-            cost_estimate=pl.CostEstimate(
-                flops=0,  # readers of the program take these for matrix products
-                transcendentals=arrays[0].size,
-                bytes_accessed=sum(of.size * of.dtype.itemsize for of in jax.tree.leaves((arrays, shapes))),
-            ),
-        )(*arrays)
+    def call(self, kernel, name, inputs, outputs, num_copies):
+        """Run a kernel with copies of a chunk and its edge on the chip."""
+        copy = self.width // LANES, self.edge + self.chunk_length, LANES
+        (x_BSE, _), *_ = inputs
+        return tpu_calls.call(
+            kernel, name, self.grid, inputs, outputs, [copy] * num_copies, transcendentals=x_BSE.size
+        )

@@ -25,9 +25,8 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
-from bert_packed.models import state_space_duality
+from bert_packed.models import state_space_duality, tpu_calls
 
 LANES = 128  # I
 CHUNK_LENGTH = 128  # T, whatever a config says: weights of 128 tokens are whole vectors
@@ -37,7 +36,7 @@ DELTA, SUMS, ENTERING, LEAVING, MULTIPLES = range(5)
 
 
 def ssd_pack(*tensors, chunk_length=CHUNK_LENGTH):
-    """As `state_space_duality.ssd_pack`; products add up in float32."""
+    """As `state_space_duality.ssd_pack`; products add up in float32, and are not rounded after that."""
     return state_space_duality.ssd_pack(*tensors, chunk_length=chunk_length, over_chunks=over_chunks)
 
 
@@ -59,21 +58,18 @@ def over_chunks(
     num_heads, num_states = skip_B1N.shape[2], b_CBTZ.shape[3]
     head_width = width // num_heads
     group = math.lcm(head_width, LANES) // head_width
-    missing = -num_heads % group
-    num_groups = (num_heads + missing) // group
-    most = max(1, BLOCK // (group * head_width))
-    groups = max(groups for groups in range(1, most + 1) if num_groups % groups == 0)
+    num_blocks, groups = tpu_calls.even_blocks(-(-num_heads // group), max(1, BLOCK // (group * head_width)))
+    missing = num_blocks * groups * group - num_heads
     sizes = _Sizes(
         num_packs,
-        num_groups // groups,
+        num_blocks,
         num_chunks,
         chunk_length,
         num_states,
         groups,
         group,
         head_width,
-        # The chip's products of float32 are otherwise those of bfloat16
-        lax.Precision.HIGHEST if x_CBTE.dtype == jnp.float32 else None,
+        x_CBTE.dtype,
     )
 
     def of_tokens(values_CBTY, missing):
@@ -113,7 +109,7 @@ class _Sizes:
     groups: int  # of a block
     group: int  # heads of a group
     head_width: int  # H
-    precision: lax.Precision | None
+    dtype: jnp.dtype  # of the factors of products
 
     @property
     def lanes(self):
@@ -139,6 +135,7 @@ def _forward(x_BSE, b_BSZ, c_BSZ, skip_B1E, columns_BMCTK, rows_BMCJT, state_BZE
     before_BCZE = jax.ShapeDtypeStruct((sizes.num_packs, sizes.num_chunks, *state_BZE.shape[1:]), jnp.float32)
     y_BSE, after_BZE, before_BCZE = _call(
         _forward_kernel,
+        "duality",
         sizes,
         inputs=[*blocks.inputs(*inputs), (state_BZE, blocks.states)],
         outputs=[
@@ -160,6 +157,7 @@ def _backward(sizes, kept, gradients):
     of_blocks = jax.ShapeDtypeStruct((sizes.num_blocks, *b_BSZ.shape), jnp.float32)
     dx_BSE, db_MBSZ, dc_MBSZ, dskip_B1E, dcolumns_BMCTK, drows_BMCJT = _call(
         _backward_kernel,
+        "duality_backward",
         sizes,
         inputs=[*blocks.inputs(*inputs), (before_BCZE, blocks.borders), (dy_BSE, blocks.channels)],
         outputs=[
@@ -275,7 +273,6 @@ class _Chunk:
 
     def __init__(self, sizes, b_TZ, c_TZ, columns_TK, rows_JT):
         self.sizes, self.columns_TK, self.rows_JT = sizes, columns_TK, rows_JT
-        self.dtype = b_TZ.dtype
         length = sizes.chunk_length
         self.products_TT = self.product("tz,sz", c_TZ[...], b_TZ[...])  # once for all heads
         is_past_TT = lax.broadcasted_iota("int32", (length, length), 0) >= lax.broadcasted_iota(
@@ -286,14 +283,15 @@ class _Chunk:
         self.head_of_lane_1L = lax.broadcasted_iota("int32", (1, sizes.lanes), 1) // sizes.head_width
 
     def product(self, axes, one, other):
-        """A product of matrices of the inputs' dtype, summed in float32."""
+        """A product of matrices in the dtype of x, summed in float32."""
         left, right = axes.split(",")
         (shared,) = set(left) & set(right)
         return lax.dot_general(
-            one.astype(self.dtype),
-            other.astype(self.dtype),
+            one.astype(self.sizes.dtype),
+            other.astype(self.sizes.dtype),
             (((left.index(shared),), (right.index(shared),)), ((), ())),
-            precision=self.sizes.precision,
+            # The chip's products of float32 are otherwise those of bfloat16
+            precision=lax.Precision.HIGHEST if self.sizes.dtype == jnp.float32 else None,
             preferred_element_type=jnp.float32,
         )
 
@@ -376,29 +374,19 @@ class _Blocks:
         ]
 
 
-def _call(kernel, sizes, inputs, outputs, scratch, products):
-    """Run a kernel.
-
-    Inputs and outputs are (array, block). A step has `products` of the shapes [T, T, Z], [T, Z, A] and, for
-    each head, [T, T, L].
-    """
-    arrays, in_specs = zip(*inputs, strict=True)
-    shapes, out_specs = zip(*outputs, strict=True)
+def _call(kernel, name, sizes, inputs, outputs, scratch, products):
+    """Run a kernel; a step has `products` of [T, T, Z] operations, of [T, Z, A] and, by head, [T, T, L]."""
     grid = sizes.num_packs, sizes.num_blocks, sizes.num_chunks
     length, states = sizes.chunk_length, sizes.num_states
     of_products = length * states, states * sizes.width, length * sizes.lanes * sizes.heads
     flops = sum(2 * length * count * size for count, size in zip(products, of_products, strict=True))
-    return pl.pallas_call(
+    return tpu_calls.call(
         functools.partial(kernel, sizes=sizes),
-        grid=grid,
-        in_specs=in_specs,
-        out_specs=out_specs,
-        out_shape=[jax.ShapeDtypeStruct(of.shape, of.dtype) for of in shapes],
-        scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
-        cost_estimate=pl.CostEstimate(
-            flops=math.prod(grid) * flops,
-            transcendentals=math.prod(grid) * length * length * sizes.heads,
-            bytes_accessed=sum(of.size * of.dtype.itemsize for of in jax.tree.leaves((arrays, shapes))),
-        ),
-    )(*arrays)
+        name,
+        grid,
+        inputs,
+        outputs,
+        scratch,
+        math.prod(grid) * flops,
+        math.prod(grid) * length * length * sizes.heads,
+    )

@@ -20,13 +20,14 @@ I lanes, Q rows of a block of channels, A = Q * I, M = E / A blocks, R rewritten
 
 import dataclasses
 import functools
-import math
 
 import jax
 from jax import lax
 from jax import numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+
+from bert_packed.models import tpu_calls
 
 LANES = 128  # I of the chip's vectors
 ROWS = 8  # of a vector, and at most in a block: with 16, states would not fit the registers
@@ -86,6 +87,10 @@ class _Sizes:
     num_states: int  # Z
 
     @property
+    def grid(self):
+        return self.num_packs, self.num_blocks, self.num_chunks
+
+    @property
     def stride(self):
         """Rewritten rows from a token to the next: whole vectors."""
         return -(-self.rows // ROWS) * ROWS
@@ -107,15 +112,17 @@ def _scan(u_BSE, delta_BSE, a_MZQI, b_BC1t, c_BC1t, positions, state_BMZQI, size
 def _forward(u_BSE, delta_BSE, a_MZQI, b_BC1t, c_BC1t, positions, state_BMZQI, sizes):
     blocks = _Blocks(sizes, lambda chunk: chunk)
     before_BCMZQI = jax.ShapeDtypeStruct((sizes.num_packs, sizes.num_chunks, *a_MZQI.shape), jnp.float32)
-    y_BSE, after_BMZQI, before_BCMZQI = _call(
-        _forward_kernel,
-        sizes,
+    y_BSE, after_BMZQI, before_BCMZQI = tpu_calls.call(
+        functools.partial(_forward_kernel, sizes=sizes),
+        "selective_scan",
+        sizes.grid,
         inputs=[
             *blocks.inputs(u_BSE, delta_BSE, a_MZQI, b_BC1t, c_BC1t, positions),
             (state_BMZQI, blocks.states),
         ],
         outputs=[(delta_BSE, blocks.tokens), (state_BMZQI, blocks.states), (before_BCMZQI, blocks.borders)],
         scratch=[sizes.rewritten] * 3,
+        transcendentals=u_BSE.size * sizes.num_states,
     )
     return (y_BSE, after_BMZQI), (u_BSE, delta_BSE, a_MZQI, b_BC1t, c_BC1t, positions, before_BCMZQI)
 
@@ -127,9 +134,10 @@ def _backward(sizes, kept, gradients):
     blocks = _Blocks(sizes, lambda chunk: sizes.num_chunks - 1 - chunk)
     states_BMZQI = jax.ShapeDtypeStruct((sizes.num_packs, *a_MZQI.shape), jnp.float32)
     sums_BMZS = jax.ShapeDtypeStruct((*states_BMZQI.shape[:3], u_BSE.shape[1]), jnp.float32)
-    du_BSE, ddelta_BSE, da_BMZQI, db_BMZS, dc_BMZS = _call(
-        _backward_kernel,
-        sizes,
+    du_BSE, ddelta_BSE, da_BMZQI, db_BMZS, dc_BMZS = tpu_calls.call(
+        functools.partial(_backward_kernel, sizes=sizes),
+        "selective_scan_backward",
+        sizes.grid,
         inputs=[*blocks.inputs(*inputs), (before_BCMZQI, blocks.borders), (dy_BSE, blocks.tokens)],
         outputs=[
             (u_BSE, blocks.tokens),
@@ -144,6 +152,7 @@ def _backward(sizes, kept, gradients):
             (sizes.chunk_length, *sizes.block),
             sizes.block,
         ],
+        transcendentals=u_BSE.size * sizes.num_states,
     )
     db_BC1t, dc_BC1t = (
         of_BMZS.sum(axis=1).swapaxes(1, 2).reshape(b_BC1t.shape) for of_BMZS in (db_BMZS, dc_BMZS)
@@ -342,27 +351,3 @@ class _Blocks:
     def _scalars(self, of_chunks):
         shape = (None, None, *of_chunks.shape[2:])
         return pl.BlockSpec(shape, lambda b, m, c: (b, self._order(c), 0, 0), memory_space=pltpu.SMEM)
-
-
-def _call(kernel, sizes, inputs, outputs, scratch):
-    """Run a kernel; inputs and outputs are (array, block)."""
-    arrays, in_specs = zip(*inputs, strict=True)
-    shapes, out_specs = zip(*outputs, strict=True)
-    return pl.pallas_call(
-        functools.partial(kernel, sizes=sizes),
-        grid=(sizes.num_packs, sizes.num_blocks, sizes.num_chunks),
-        in_specs=in_specs,
-        out_specs=out_specs,
-        out_shape=[jax.ShapeDtypeStruct(of.shape, of.dtype) for of in shapes],
-        scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "arbitrary"),
-            # Blocks, two of each; then what is kept for a chunk
-            vmem_limit_bytes=16 * 2**20 + 4 * sum(map(math.prod, scratch)),
-        ),
-        cost_estimate=pl.CostEstimate(
-            flops=0,  # readers of the program take these for matrix products
-            transcendentals=arrays[0].size * sizes.num_states,
-            bytes_accessed=sum(of.size * of.dtype.itemsize for of in jax.tree.leaves((arrays, shapes))),
-        ),
-    )(*arrays)

@@ -29,6 +29,12 @@ def test_instructions_of_loops_count_as_often_as_they_go_round():
     assert kernel_cycles(LISTING) == 2 + 10 * (4 + 6 * 2) + 1 + 2
 
 
+def test_a_loop_of_unknown_length_is_refused():
+    with pytest.raises(ValueError, match="a constant number of rounds"):
+        kernel_cycles(LISTING.replace("%s7_s0, 6", "%s7_s0, %s8_s1"))
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

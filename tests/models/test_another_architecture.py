@@ -49,7 +49,6 @@ class GateConfig(BaseConfig):
     num_hidden_layers: int = setting(1, "blocks", minimum=1)
 
     without_attention = "tokens see the mean of their sequence"
-    kernels = ()
 
     def __post_init__(self):
         check_settings(self)

@@ -38,8 +38,8 @@ pytestmark = [
     pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax"),
 ]
 # Lanes of a vector and channels of a block at most, for two heads of two channels: both heads in a vector;
-# each in a block of its own; two groups of one head in a block; a vector that a head of zeros fills
-SIZES = [(4, 4), (2, 2), (2, 4), (6, 6)]
+# each in another block; two groups of one head in a block; a head of zeros; a group wider than a block
+SIZES = [(4, 4), (2, 2), (2, 4), (6, 6), (3, 4)]
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def kernel(inputs, positions, state, chunk_length):
 
 
 def new_program(chunk_length=T):
-    """As `program`, compiled anew."""
+    """As `program`, compiled again."""
     return program.__wrapped__(kernel, chunk_length)
 
 
@@ -111,7 +111,7 @@ def test_faults_are_seen(monkeypatch, which):
 
 
 def plant(monkeypatch, fault):
-    """Break one of the walls between the sequences of a pack."""
+    """Let something pass between the sequences of a pack."""
     over_chunks, backward = tpu_duality.over_chunks, tpu_duality._backward_kernel
 
     def whole_chunk(*tensors):

@@ -53,11 +53,11 @@ def run_kernel(monkeypatch, platform, function):
     """`function(attend)` with a kernel that runs as plain JAX on this machine."""
     if platform == "gpu":
         interpret(monkeypatch)
-        return function(kernels.attend_on_gpu)
+        return function(kernels.KERNELS["gpu"]["attend"])
     from jax.experimental.pallas import tpu
 
     with tpu.force_tpu_interpret_mode():
-        return function(kernels.attend_on_tpu)
+        return function(kernels.KERNELS["tpu"]["attend"])
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def lower(platform, dtype):
 
     As far as a machine without the accelerator can go.
     """
-    attend = {"cuda": kernels.attend_on_gpu, "tpu": kernels.attend_on_tpu}[platform]
+    attend = kernels.KERNELS[{"cuda": "gpu"}.get(platform, platform)]["attend"]
 
     def gradients(query, key, value, ids_BS):
         def target(*arrays):
@@ -249,7 +249,7 @@ def test_the_scan_has_the_chunks_that_the_audit_describes():
 def test_the_audit_passes_with_the_kernel(monkeypatch, tmp_path, capsys):
     """From packs on disk to the table, compiled; and one that leaks fails."""
     interpret(monkeypatch)
-    kernel = kernels.attend_on_gpu
+    kernel = kernels.KERNELS["gpu"]["attend"]
     monkeypatch.setattr(targets, "devices_here", lambda: targets.Target("gpu"))
     config = dataclasses.replace(WITH_DROPOUT, max_position_embeddings=LENGTH, num_hidden_layers=1)
     rng = np.random.default_rng(0)
