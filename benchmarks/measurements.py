@@ -280,8 +280,8 @@ MEASUREMENTS = (
     ),
     Measurement(
         name="packmamba2",
-        command="packmamba --bert_config_file=mamba2-tiny --against=mamba-tiny --parts=training --reference "
-        "--repeats=9",
+        command="packmamba --bert_config_file=mamba2-tiny --against=mamba-tiny --parts=training,operators "
+        "--reference --repeats=9",
         minutes=6,
         environment="KERAS_BACKEND=jax",
         tables={
@@ -296,6 +296,16 @@ MEASUREMENTS = (
                 },
             ),
             "mamba2 against others": Table("packed against others", _GAINS),
+            "scan of a Mamba-2": Table(
+                "operators",
+                {"operator": "", **_same("real tokens/s")},
+                {
+                    f"scan {which} {way}": f"{which}, {name}"
+                    for which in ("forward", "forward and backward")
+                    for way, name in (("packed", "Mamba-2"), ("mamba-tiny", "Mamba-1"))
+                },
+                by=("operator", "pass", "way"),
+            ),
         },
     ),
     Measurement(

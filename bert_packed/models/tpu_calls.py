@@ -49,7 +49,13 @@ def call(kernel, name, grid, inputs, outputs, scratch=(), flops=0, transcendenta
     )(*arrays)
 
 
-def even_blocks(number, most):
-    """Number and size of the fewest blocks of at most so many, of one size: 26 in 12s -> 3 of 9."""
-    num_blocks = -(-number // most)
-    return num_blocks, -(-number // num_blocks)
+def block_sizes(number, most):
+    """Number and size of blocks of at most so many, in which few or none are left over.
+
+    40 in at most 6   ->   8 of 5
+    13 in at most 6   ->   3 of 5: 1 does divide 13, but is too small
+    """
+    size = max(size for size in range(1, most + 1) if number % size == 0)
+    if 2 * size < min(most, number):
+        size = -(-number // -(-number // most))
+    return -(-number // size), size

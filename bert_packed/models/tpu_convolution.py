@@ -39,7 +39,7 @@ def conv1d_pack(x_BSE, kernel_WE, bias_E, position_ids_BS, tail_BXE=None, chunk_
     edge = _whole(num_taps - 1, ROWS)
     num_chunks = -(-length // chunk_length)
     chunk_length = max(_whole(-(-length // num_chunks), PIECE), _whole(edge, PIECE))
-    num_blocks, rows = tpu_calls.even_blocks(-(-width // LANES), BLOCK // LANES)
+    num_blocks, rows = tpu_calls.block_sizes(-(-width // LANES), BLOCK // LANES)
     filled, missing = -length % chunk_length, num_blocks * rows * LANES - width
     if tail_BXE is None:
         tail_BXE = jnp.zeros((num_packs, num_taps - 1, width))
@@ -183,7 +183,7 @@ class _Blocks:
 
     def __init__(self, x_BSE, positions_BCFI, order):
         (num_packs, length, width), num_chunks = x_BSE.shape, positions_BCFI.shape[1]
-        num_blocks, rows = tpu_calls.even_blocks(width // LANES, BLOCK // LANES)
+        num_blocks, rows = tpu_calls.block_sizes(width // LANES, BLOCK // LANES)
         self.grid = num_packs, num_blocks, num_chunks
         self.width, self.chunk_length = rows * LANES, length // num_chunks
         self.edge = positions_BCFI.shape[2] - self.chunk_length

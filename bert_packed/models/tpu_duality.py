@@ -57,8 +57,13 @@ def over_chunks(
     num_chunks, num_packs, chunk_length, width = x_CBTE.shape
     num_heads, num_states = skip_B1N.shape[2], b_CBTZ.shape[3]
     head_width = width // num_heads
-    group = math.lcm(head_width, LANES) // head_width
-    num_blocks, groups = tpu_calls.even_blocks(-(-num_heads // group), max(1, BLOCK // (group * head_width)))
+    # Zeros fill each head up to a part of a vector or to whole vectors, and the heads up to whole blocks
+    if head_width <= LANES:
+        wide = next(part for part in range(head_width, LANES + 1) if LANES % part == 0)
+    else:
+        wide = -(-head_width // LANES) * LANES
+    group = max(1, LANES // wide)
+    num_blocks, groups = tpu_calls.block_sizes(-(-num_heads // group), max(1, BLOCK // (group * wide)))
     missing = num_blocks * groups * group - num_heads
     sizes = _Sizes(
         num_packs,
@@ -68,35 +73,44 @@ def over_chunks(
         num_states,
         groups,
         group,
-        head_width,
+        wide,
         x_CBTE.dtype,
     )
 
-    def of_tokens(values_CBTY, missing):
-        values_BCTY = jnp.pad(values_CBTY.swapaxes(0, 1), ((0, 0),) * 3 + ((0, missing),))
+    def of_channels(values):
+        """`[any, any, E]`, filled up."""
+        values = values.reshape(*values.shape[:2], num_heads, head_width)
+        values = jnp.pad(values, ((0, 0), (0, 0), (0, missing), (0, wide - head_width)))
+        return values.reshape(*values.shape[:2], -1)
+
+    def without_filling(values):
+        values = values.reshape(*values.shape[:2], -1, wide)[:, :, :num_heads, :head_width]
+        return values.reshape(*values.shape[:2], width)
+
+    def of_tokens(values_CBTY):
+        values_BCTY = values_CBTY.swapaxes(0, 1)
         return values_BCTY.reshape(num_packs, num_chunks * chunk_length, -1)
 
     def of_blocks(values_CBNT):
         values_CBNT = jnp.pad(values_CBNT, ((0, 0), (0, 0), (0, missing), (0, 0)))
         return values_CBNT.reshape(num_chunks, num_packs, sizes.num_blocks, -1, chunk_length)
 
-    missing_lanes = missing * head_width
     numbers_CBM1T = jnp.repeat(numbers_CBT[:, :, None, None], sizes.num_blocks, axis=2)
     columns = [delta_CBTN.swapaxes(2, 3), sums_CBNT, entering_CBNT, leaving_CBNT, multiples_CBNT]
     columns_CBMKT = jnp.concatenate([*map(of_blocks, columns), numbers_CBM1T], axis=3)
     rows_CBMJT = jnp.concatenate([*map(of_blocks, (sums_CBNT, multiples_CBNT)), numbers_CBM1T], axis=3)
     y_BSE, state_BZE = _scan(
-        of_tokens(x_CBTE, missing_lanes),
-        of_tokens(b_CBTZ, 0),
-        of_tokens(c_CBTZ, 0),
-        jnp.pad(jnp.repeat(skip_B1N, head_width, axis=2), ((0, 0), (0, 0), (0, missing_lanes))),
+        of_channels(of_tokens(x_CBTE)),
+        of_tokens(b_CBTZ),
+        of_tokens(c_CBTZ),
+        of_channels(jnp.repeat(skip_B1N, head_width, axis=2)),
         columns_CBMKT.transpose(1, 2, 0, 4, 3),
         rows_CBMJT.transpose(1, 2, 0, 3, 4),
-        jnp.pad(state_BZE, ((0, 0), (0, 0), (0, missing_lanes))),
+        of_channels(state_BZE),
         sizes,
     )
-    y_BCTE = y_BSE[..., :width].reshape(num_packs, num_chunks, chunk_length, width)
-    return y_BCTE.swapaxes(0, 1), state_BZE[..., :width]
+    y_BCTE = without_filling(y_BSE).reshape(num_packs, num_chunks, chunk_length, width)
+    return y_BCTE.swapaxes(0, 1), without_filling(state_BZE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +122,7 @@ class _Sizes:
     num_states: int  # Z
     groups: int  # of a block
     group: int  # heads of a group
-    head_width: int  # H
+    head_width: int  # H, filled up
     dtype: jnp.dtype  # of the factors of products
 
     @property

@@ -38,7 +38,7 @@ pytestmark = [
     pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax"),
 ]
 # Lanes of a vector and channels of a block at most, for two heads of two channels: both heads in a vector;
-# each in another block; two groups of one head in a block; a head of zeros; a group wider than a block
+# each in another block; two groups of one head in a block; a head of zeros; a channel of zeros
 SIZES = [(4, 4), (2, 2), (2, 4), (6, 6), (3, 4)]
 
 

@@ -53,10 +53,10 @@ def compiled(kind, packs, length, heads, head_width, groups, states, dtype, scan
         ("v5e", 2, 512, 80, 64, 8, 128, "bfloat16"),
         ("v5e", 1, 512, 64, 64, 1, 256, "float32"),
         ("v5e", 2, 300, 3, 64, 1, 128, "bfloat16"),  # chunks and vectors after padding
-        ("v6e", 1, 60, 4, 48, 2, 16, "float32"),  # less than a chunk; 8 heads in three vectors
+        ("v6e", 1, 60, 4, 48, 2, 16, "float32"),  # less than a chunk; a head is filled up to half a vector
         ("v5e", 1, 20, 4, 64, 1, 128, "bfloat16"),
         ("v5e", 1, 512, 4, 128, 1, 64, "bfloat16"),  # a head in a vector
-        ("v5e", 1, 512, 40, 100, 1, 128, "float32"),  # 32 heads in 25 vectors
+        ("v5e", 1, 512, 40, 100, 1, 128, "float32"),  # a head is filled up to a vector
     ],
 )
 def test_two_kernels_compute_a_scan(kind, packs, length, heads, head_width, groups, states, dtype):
