@@ -152,9 +152,10 @@ def newest_listing(folder, name):
 def kernel_cycles(text):
     """Instructions that a kernel executes, those of loops as often as they go round.
 
-    0x1    :  { a }                                                    1
-    0x2 LB: > { b ;; scmp.ge.s32.totalorder %i, 8 /* loop exit test }  8
-    0x3    : >> { c }                                                  8, or more in a loop in the loop
+    0x1     :  { a }                                                       1
+    0x2 LB: > { %i = sadd.s32 2, %j }                                      4
+    0x3     : >> { b }                                                     4, or more in another loop
+    0x4     : > { %p = scmp.ge.s32.totalorder %i, 8 /* loop exit test */ } 4
     """
     lines = []
     for line in text.splitlines():
@@ -176,15 +177,21 @@ def _cycles_of(lines, depth):
         while end < len(lines) and lines[end][0] > depth:
             end += 1
         inside = lines[place:end]
-        tests = [line for level, line in inside if level == depth + 1 and "loop exit test" in line]
-        found = [re.search(r", (\d+) /\* loop exit test", line) for line in tests]
+        body = "\n".join(line for level, line in inside if level == depth + 1)
         # The last instructions of a loop's body may come after one without a mark
-        is_tail = not tests and "LB:" not in inside[0][1]
-        if not is_tail and (len(found) != 1 or not found[0]):
-            raise ValueError("a loop must end after a constant number of rounds")
-        rounds = 1 if is_tail else int(found[0][1])
+        rounds = _rounds(body) if "loop exit test" in body or "LB:" in inside[0][1] else 1
         total, place = total + rounds * _cycles_of(inside, depth + 1), end
     return total
+
+
+def _rounds(body):
+    """How often a loop goes round: until its counter, which rises by a constant step, is at a constant."""
+    tests = re.findall(r"(\S+), (\S+) /\* loop exit test", body)
+    if len(tests) == 1 and tests[0][1].isdigit():
+        counter, end = tests[0]
+        if step := re.search(rf"{counter} = sadd\.s32 (\d+),", body):
+            return -(-int(end) // int(step[1]))
+    raise ValueError("a loop must end after a constant number of rounds")
 
 
 if __name__ == "__main__":
