@@ -384,6 +384,16 @@ MEASUREMENTS = (
         tables={"mamba forecast": Table("steps", _FORECAST | {"padded, estimated": "padded, estimated"})},
     ),
     Measurement(
+        name="forecast_mamba_large",
+        command="forecast --models=mamba-1.4b,mamba2-1.3b --attentions=auto --devices=v6e:1 --batch_size=1 "
+        "--max_seq_length=4096",
+        minutes=10,
+        environment="KERAS_BACKEND=jax",
+        tables={
+            "large mamba forecast": Table("steps", _FORECAST | {"padded, estimated": "padded, estimated"})
+        },
+    ),
+    Measurement(
         name="mamba_curves",
         command="run_curves --run_dirs='runs/mamba*-seed1' --figures=lm_loss,perplexity",
         minutes=25,
