@@ -11,9 +11,8 @@ The backward pass computes the forward one again, and takes the chunks from the 
 has its gradient from the tokens after it, and those of the next chunk are still on the chip.
 
 Legend: B packs per batch, S pack length, E channels, W taps, X = W - 1 tokens before a pack, T tokens of a
-chunk, C chunks, H tokens of an edge, F = H + T, I lanes, A channels of a block, P tokens of a piece,
-V = W + 1 weights of a channel,
-L blocks of lanes.
+chunk, C chunks, H tokens of an edge, F = H + T, I lanes of a vector, A = L * I channels of a block, P tokens
+of a piece, V = W + 1 weights of a channel.
 """
 
 import jax
@@ -55,7 +54,7 @@ def conv1d_pack(x_BSE, kernel_WE, bias_E, position_ids_BS, tail_BXE=None, chunk_
     y_BSE = _convolve(
         jnp.pad(x_BSE, ((0, 0), (0, filled), (0, missing))),
         jnp.pad(tail_BXE, ((0, 0), (edge - num_taps + 1, 0), (0, missing))),
-        # A vector is as wide in memory
+        # As wide as a vector, which one number would be in memory anyway
         jnp.broadcast_to(positions_BCF[..., None], (*positions_BCF.shape, LANES)),
         jnp.pad(jnp.concatenate([kernel_WE, bias_E[None]]).astype("float32"), ((0, 0), (0, missing))),
     )
