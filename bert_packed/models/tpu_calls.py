@@ -1,4 +1,4 @@
-"""What the Pallas kernels for TPUs share: how they are called."""
+"""Calls of Pallas kernels on TPUs, with the memory and the work that compilers are told; sizes of blocks."""
 
 import math
 

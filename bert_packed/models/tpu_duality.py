@@ -65,17 +65,8 @@ def over_chunks(
     group = max(1, LANES // wide)
     num_blocks, groups = tpu_calls.block_sizes(-(-num_heads // group), max(1, BLOCK // (group * wide)))
     missing = num_blocks * groups * group - num_heads
-    sizes = _Sizes(
-        num_packs,
-        num_blocks,
-        num_chunks,
-        chunk_length,
-        num_states,
-        groups,
-        group,
-        wide,
-        x_CBTE.dtype,
-    )
+    of_batch, of_heads = (num_packs, num_blocks, num_chunks, chunk_length), (groups, group, wide)
+    sizes = _Sizes(*of_batch, num_states, *of_heads, x_CBTE.dtype)
 
     def of_channels(values):
         """`[any, any, E]`, filled up."""

@@ -9,7 +9,7 @@ import functools
 import keras
 import numpy as np
 import pytest
-from next_tokens import CONFIG, MAMBA2, make_engine, packed_and_unpacked
+from next_tokens import CONFIG, MAMBA2, assert_learns_alike, make_engine, packed_and_unpacked
 from test_causal_convolution import gradients_of_loop, plain_convolution
 from test_selective_scan import close
 
@@ -180,20 +180,10 @@ def test_numbers_add_up_in_float32():
     ids=["mamba with rows", "mamba2 recomputed"],
 )
 def test_a_model_learns_what_it_learns_with_the_other_form(monkeypatch, config, build):
-    """In packs of three chunks; with rows, the second call goes on from what the first has left."""
     monkeypatch.setattr(tpu_convolution, "LANES", 16)
     monkeypatch.setattr(tpu_convolution, "BLOCK", 16)
-    batch, _ = packed_and_unpacked()
-    assert (batch["sequence_ids"].max(axis=1) > 1).sum() == 3
-    later = {**batch, "position_ids": batch["position_ids"] + bool(build.get("num_rows"))}
-    config = dataclasses.replace(config, num_hidden_layers=1)
-    found = []
-    for given in ({}, {"convolve": functools.partial(tpu_convolution.conv1d_pack, chunk_length=PIECE)}):
-        engine = make_engine(config=config, build={**build, **given})
-        engine.gradients(batch, training=True)
-        found.append(engine.gradients(later, training=True)[0])
-    for one, other in zip(*found, strict=True):
-        assert np.abs(one).max() > 0 and np.abs(one - other).max() <= 1e-5 * np.abs(one).max()
+    convolve = functools.partial(tpu_convolution.conv1d_pack, chunk_length=PIECE)
+    assert_learns_alike(config, build, {"convolve": convolve})
 
 
 @pytest.mark.slow

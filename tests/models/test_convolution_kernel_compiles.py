@@ -3,44 +3,31 @@
 Legend: B packs per batch, S pack length, E width, W taps, X = W - 1 tokens before a pack.
 """
 
-import functools
-
 import keras
 import pytest
 
 jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 pytest.importorskip("libtpu", reason="pip install -e '.[aot]'")
+from compiled_kernels import KERNEL, compile_operator  # noqa: E402
+
 from bert_packed.models import causal_convolution, tpu_convolution  # noqa: E402
-from bert_packed.parallel.targets import absent_target  # noqa: E402
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
-KERNEL = 'custom_call_target="tpu_custom_call"'
-target_of = functools.cache(lambda kind: absent_target(f"{kind}:1"))
 
 
 def compiled(
     kind, packs, length, width, taps, dtype, has_positions=True, convolve=tpu_convolution.conv1d_pack
 ):
     """The convolution forward and backward, for one device."""
-    target = target_of(kind)
-    (device,) = target.devices
-    sharding = jax.sharding.SingleDeviceSharding(device)
-
-    def of(*shape, dtype=dtype):
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-
-    def forward_and_backward(inputs, tail_BXE, positions_BS, weights_BSE):
-        def forward(*inputs):
-            return convolve(*inputs, positions_BS if has_positions else None, tail_BXE)
-
-        y_BSE, pull_back, tail_BXE = jax.vjp(forward, *inputs, has_aux=True)
-        return y_BSE, tail_BXE, pull_back(weights_BSE)
-
-    x_BSE = of(packs, length, width)
-    inputs = x_BSE, of(taps, width), of(width)
-    arguments = inputs, of(packs, taps - 1, width), of(packs, length, dtype="int32"), x_BSE
-    with jax.default_device(device):
-        return jax.jit(forward_and_backward).lower(*arguments).compile(target.compiler_options)
+    of_tokens = dtype, packs, length, width
+    positions = ("int32", packs, length) if has_positions else None
+    return compile_operator(
+        kind,
+        convolve,
+        [of_tokens, (dtype, taps, width), (dtype, width)],
+        [positions, (dtype, packs, taps - 1, width)],
+        of_tokens,
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -9,7 +9,7 @@ import functools
 import keras
 import numpy as np
 import pytest
-from next_tokens import MAMBA2, make_engine, packed_and_unpacked
+from next_tokens import MAMBA2, assert_learns_alike, make_engine, packed_and_unpacked
 from test_state_space_duality import (
     NAMES,
     POSITIONS,
@@ -147,18 +147,9 @@ def test_numbers_add_up_in_float32():
 
 @pytest.mark.parametrize("build", [{"remat": True}, {"num_rows": 5}])
 def test_a_model_learns_what_it_learns_without(monkeypatch, build):
-    """In packs of three chunks; with rows, the second call goes on from what the first has left."""
     set_sizes(monkeypatch, 16, 16)
-    batch, _ = packed_and_unpacked()
-    later = {**batch, "position_ids": batch["position_ids"] + bool(build.get("num_rows"))}
-    config = dataclasses.replace(MAMBA2, num_hidden_layers=1)
-    found = []
-    for given in ({}, {"duality": functools.partial(tpu_duality.ssd_pack, chunk_length=T)}):
-        engine = make_engine(config=config, build={**build, **given})
-        engine.gradients(batch, training=True)
-        found.append(engine.gradients(later, training=True)[0])
-    for one, other in zip(*found, strict=True):
-        assert np.abs(one).max() > 0 and np.abs(one - other).max() <= 1e-5 * np.abs(one).max()
+    duality = functools.partial(tpu_duality.ssd_pack, chunk_length=T)
+    assert_learns_alike(MAMBA2, build, {"duality": duality})
 
 
 @pytest.mark.slow

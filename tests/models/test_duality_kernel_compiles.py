@@ -10,38 +10,25 @@ import pytest
 
 jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 pytest.importorskip("libtpu", reason="pip install -e '.[aot]'")
+from compiled_kernels import KERNEL, compile_operator  # noqa: E402
+
 from bert_packed.models import state_space_duality, tpu_duality  # noqa: E402
-from bert_packed.parallel.targets import absent_target  # noqa: E402
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
-KERNEL = 'custom_call_target="tpu_custom_call"'
-target_of = functools.cache(lambda kind: absent_target(f"{kind}:1"))
 
 
 def compiled(kind, packs, length, heads, head_width, groups, states, dtype, scan=tpu_duality.ssd_pack):
     """The scan forward and backward, for one device."""
-    target = target_of(kind)
-    (device,) = target.devices
-    sharding = jax.sharding.SingleDeviceSharding(device)
-
-    def of(*shape, dtype="float32"):
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-
-    of_tokens = functools.partial(of, packs, length)
-
-    def forward_and_backward(inputs, positions_BS, state_BZE, weights_BSE):
-        def forward(*inputs):
-            return scan(*inputs, positions_BS, state_BZE)
-
-        y_BSE, pull_back, after_BZE = jax.vjp(forward, *inputs, has_aux=True)
-        return y_BSE, after_BZE, pull_back(weights_BSE)
-
-    width = heads * head_width
-    b_BSGZ = of_tokens(groups, states, dtype=dtype)
-    inputs = of_tokens(width, dtype=dtype), of_tokens(heads), of(heads), b_BSGZ, b_BSGZ, of(heads)
-    arguments = inputs, of_tokens(dtype="int32"), of(packs, states, width), of_tokens(width)
-    with jax.default_device(device):
-        return jax.jit(forward_and_backward).lower(*arguments).compile(target.compiler_options)
+    of_channels, of_heads = (packs, length, heads * head_width), ("float32", heads)
+    of_states = dtype, packs, length, groups, states
+    steps = "float32", packs, length, heads
+    return compile_operator(
+        kind,
+        scan,
+        [(dtype, *of_channels), steps, of_heads, of_states, of_states, of_heads],
+        [("int32", packs, length), ("float32", packs, states, heads * head_width)],
+        ("float32", *of_channels),
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import functools
 import keras
 import numpy as np
 import pytest
-from next_tokens import CONFIG, make_engine, packed_and_unpacked
+from next_tokens import CONFIG, assert_learns_alike, make_engine, packed_and_unpacked
 from test_selective_scan import NAMES, close, gradients_of_loop, plain_scan, random_inputs
 
 jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
@@ -168,20 +168,9 @@ def test_numbers_add_up_in_float32(kernel):
 
 @pytest.mark.parametrize("build", [{}, {"remat": True}, {"num_rows": 5}])
 def test_a_model_learns_what_it_learns_with_the_loop(monkeypatch, kernel, build):
-    """In packs of three chunks; with rows, the second call goes on from what the first has left."""
     monkeypatch.setattr(tpu_scan, "LANES", 16)
     monkeypatch.setattr(gpu_scan, "WIDTH", 32)
-    batch, _ = packed_and_unpacked()
-    assert (batch["sequence_ids"].max(axis=1) > 1).sum() == 3
-    later = {**batch, "position_ids": batch["position_ids"] + bool(build.get("num_rows"))}
-    config = dataclasses.replace(CONFIG, num_hidden_layers=1)
-    found = []
-    for given in ({}, {"scan": functools.partial(kernel.ssm_pack, chunk_length=T)}):
-        engine = make_engine(config=config, build={**build, **given})
-        engine.gradients(batch, training=True)
-        found.append(engine.gradients(later, training=True)[0])
-    for one, other in zip(*found, strict=True):
-        assert np.abs(one).max() > 0 and np.abs(one - other).max() <= 1e-5 * np.abs(one).max()
+    assert_learns_alike(CONFIG, build, {"scan": functools.partial(kernel.ssm_pack, chunk_length=T)})
 
 
 @pytest.mark.parametrize("kernel", [tpu_scan], ids=["tpu"])  # the other differs in nothing that it reads

@@ -10,16 +10,15 @@ import pytest
 
 jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 pytest.importorskip("libtpu", reason="pip install -e '.[aot]'")
+from compiled_kernels import KERNEL, compile_operator  # noqa: E402
+
 from bert_packed.models import gpu_scan, selective_scan, tpu_scan  # noqa: E402
-from bert_packed.parallel.targets import absent_target  # noqa: E402
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
-KERNEL = 'custom_call_target="tpu_custom_call"'
 GPU_KERNEL = 'custom_call_target="__gpu$xla.gpu.triton"'
 WITHOUT_SPILLS = "xla_gpu_fail_ptx_compilation_on_register_spilling"  # else registers overflow to memory
 # JAX says from 0.11 that it will take Triton out of Pallas: see `test_kernels.py`
 TRITON = "ignore:The Pallas Triton backend is deprecated:DeprecationWarning"
-target_of = functools.cache(lambda kind: absent_target(f"{kind}:1"))
 
 
 def compiled(
@@ -34,32 +33,17 @@ def compiled(
     **options,
 ):
     """The scan forward and backward, for one device."""
-    target = target_of(kind)
-    (device,) = target.devices
-    sharding = jax.sharding.SingleDeviceSharding(device)
-
-    def of(*shape, dtype="float32"):
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-
-    of_tokens = functools.partial(of, packs, length)
-    inputs = [
-        of_tokens(width, dtype=dtype),
-        of_tokens(width),
-        of(num_states, width),
-        *[of_tokens(num_states, dtype=dtype)] * 2,
-    ]
-
-    def forward_and_backward(inputs, state_BZE, positions_BS, weights_BSE):
-        def forward(*inputs):
-            return scan(*inputs, positions_BS if has_positions else None, state_BZE)
-
-        y_BSE, pull_back, after_BZE = jax.vjp(forward, *inputs, has_aux=True)
-        return y_BSE, after_BZE, pull_back(weights_BSE)
-
-    state_BZE = of(packs, num_states, width)
-    arguments = inputs, state_BZE, of_tokens(dtype="int32"), of_tokens(width)
-    with jax.default_device(device):
-        return jax.jit(forward_and_backward).lower(*arguments).compile({**target.compiler_options, **options})
+    of_channels, of_states = ("float32", packs, length, width), (dtype, packs, length, num_states)
+    decays = "float32", num_states, width
+    positions = ("int32", packs, length) if has_positions else None
+    return compile_operator(
+        kind,
+        scan,
+        [(dtype, packs, length, width), of_channels, decays, of_states, of_states],
+        [positions, ("float32", packs, num_states, width)],
+        of_channels,
+        **options,
+    )
 
 
 @pytest.mark.parametrize(
