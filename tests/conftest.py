@@ -1,6 +1,7 @@
 """Setup shared by all tests: a quiet TensorFlow, the same random cases in every run, and cheap programs."""
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import tempfile
@@ -52,6 +53,7 @@ DEAR_FILES = [
     "test_replicas",  # not beside test_run_pretraining: the two would take most of 2 GB
 ]
 
+gc.set_threshold(100_000, 20, 20)
 settings.register_profile("fixed", derandomize=True)
 settings.load_profile("fixed")
 

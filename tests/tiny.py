@@ -20,6 +20,7 @@ CONFIG = ModelConfig(
     max_position_embeddings=MAX_SEQ_LENGTH,
     initializer_range=0.3,
 )
+SHALLOW = dataclasses.replace(CONFIG, num_hidden_layers=1)
 
 
 def make_engine(mlm_loss="per_sequence", config=CONFIG, seed=1, build=None, **kwargs):

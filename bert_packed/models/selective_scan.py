@@ -92,7 +92,8 @@ def _advance(state_BZE, u_BE, delta_BE, b_BZ, goes_on, a_ZE):
 def _over_states(values_BZE, weights):
     """Sum over states of values times weights `[B, Z, 1]` or `[1, Z, E]`: `[B, E]`."""
     # Written out: XLA's CPU compiler calls a library for a sum along an axis, at the cost of ten tokens
-    return sum(values_BZE[:, state] * weights[:, state] for state in range(values_BZE.shape[1]))
+    columns = zip(ops.unstack(values_BZE, axis=1), ops.unstack(weights, axis=1), strict=True)
+    return sum(values * weight for values, weight in columns)
 
 
 def _forward(a_ZE, state_BZE, *inputs):

@@ -48,7 +48,7 @@ def compiled(function, model=None):
 
     # A program for each function and shape is what is wanted
     tf.get_logger().addFilter(_is_told)
-    return tf.function(traced, jit_compile=True, reduce_retracing=False)
+    return tf.function(traced, jit_compile=True, reduce_retracing=False, autograph=False)
 
 
 def _is_told(record):

@@ -141,7 +141,9 @@ def test_keras_file(head, tmp_path):
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs KERAS_BACKEND=tensorflow")
-@pytest.mark.parametrize("head", CLASSES)
+@pytest.mark.parametrize(
+    "head", [PRETRAINING, *(pytest.param(name, marks=pytest.mark.slow) for name in (MASKED_LM, *FINE_TUNED))]
+)
 def test_saved_model(head, tmp_path):
     import tensorflow as tf
 

@@ -72,8 +72,8 @@ def line(data, output_dir, **changes):
         "train_batch_size": 32,
         "max_seq_length": MAX_SEQ_LENGTH,
         "max_predictions_per_seq": 20,
-        "num_train_steps": 20,
-        "num_warmup_steps": 10,
+        "num_train_steps": 4,
+        "num_warmup_steps": 2,
         "learning_rate": 2e-5,
         **changes,
     }
@@ -90,10 +90,10 @@ def trained(data, tmp_path_factory):
 def test_the_line_trains_and_evaluates(data, trained):
     packs = next(read_packed(sorted(data.glob("packed/*.tfrecord"))[0]))
     assert len(set(packs["record_numbers"].tolist())) < len(packs)  # several sequences in a pack
-    assert (trained / "checkpoint-20").is_dir()
+    assert (trained / "checkpoint-4").is_dir()
     (row,) = read_rows(trained / "eval_metrics.csv")
     results = json.loads((trained / "eval_results.json").read_text())
-    assert results["step"] == 20 and results["loss"] == pytest.approx(float(row["loss"]))
+    assert results["step"] == 4 and results["loss"] == pytest.approx(float(row["loss"]))
     assert {"mlm_loss", "nsp_loss", "mlm_accuracy", "mlm_token_accuracy", "nsp_accuracy"} <= set(results)
     flags = json.loads((trained / "run.json").read_text())["flags"]
     # The packs of training, of which google-research/bert takes 100 batches
@@ -115,7 +115,7 @@ def test_evaluation_alone_gives_the_figures_of_the_training(data, trained, tmp_p
     del before[folder / "eval_results.json"]
     report = tmp_path / "report.json"
     assert run(*line(data, folder, do_train="False", json=report)) == 0
-    assert f"{folder}/checkpoint-20" in capsys.readouterr().out
+    assert f"{folder}/checkpoint-4" in capsys.readouterr().out
     results = json.loads((folder / "eval_results.json").read_text())
     assert {name: results[name] for name in wanted} == pytest.approx(wanted, rel=1e-6)
     assert results["num_sequences"] == sum(

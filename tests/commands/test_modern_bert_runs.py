@@ -3,7 +3,6 @@
 import dataclasses
 import json
 
-import keras
 import numpy as np
 import pytest
 from encoder_files import TEXTS, WORDS
@@ -62,8 +61,7 @@ def pretrain(files, folder, **flags):
     return run(run_pretraining.main, PretrainingConfig, **{**given, **flags})
 
 
-# JAX compiles for half a minute; test_modern_bert_text.py trains, exports and loads under it too
-@(pytest.mark.slow if keras.backend.backend() == "jax" else pytest.mark.both_backends)
+@pytest.mark.slow  # test_modern_bert_text.py trains, exports and loads too
 def test_the_commands(files, tmp_path):
     assert pretrain(files, tmp_path / "run") == 0
     trained = checkpoint.read_weights(tmp_path / "run" / "checkpoint-2")

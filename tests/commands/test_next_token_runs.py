@@ -82,12 +82,13 @@ def arguments(data, output_dir, packs="packs", kind="mamba", **changes):
     return [f"--{name}={value}" for name, value in flags.items()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("packs", "kind"),
     [
-        pytest.param("packs", "mamba", marks=pytest.mark.slow),
+        ("packs", "mamba"),
         ("rows", "mamba"),
-        pytest.param("rows", "mamba2", marks=pytest.mark.slow),
+        ("rows", "mamba2"),
     ],
 )
 def test_a_run_continues_bit_for_bit(data, tmp_path, packs, kind):

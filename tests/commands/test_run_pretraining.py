@@ -97,7 +97,7 @@ def test_complete_run_says_so_and_reports(data, uninterrupted, tmp_path, capsys)
     assert [row["step"] for row in json.loads(report.read_text())["metrics"]] == [24, 24]
 
 
-@pytest.mark.both_backends
+@pytest.mark.slow
 def test_a_stopped_and_then_killed_run_continues_bit_for_bit(data, uninterrupted, tmp_path):
     # One process each: the very start of a process must not matter either
     folder = tmp_path / "run"

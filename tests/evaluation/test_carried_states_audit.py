@@ -50,7 +50,7 @@ def batch_of(rows=ROWS, length=LENGTH, seed=0):
 
 
 def make_model(num_rows=3, config=next_tokens.CONFIG, **changes):
-    config = dataclasses.replace(config, **changes)
+    config = dataclasses.replace(config, num_hidden_layers=1, **changes)
     return next_tokens.make_engine(config=config, build={"num_rows": num_rows}).model
 
 
@@ -64,9 +64,9 @@ def failed(model, batch):
     return {check.name for check in checks if not check.passed}
 
 
-@pytest.mark.parametrize("rows", [ROWS, [[20, 3]], [*ROWS, [1, 17]]])
+@pytest.mark.parametrize("rows", [[[20, 3]], [*ROWS, [1, 17]]])
 def test_a_sound_model_passes(rows):
-    """Of one row, of three that are taken one by one, and of four in pairs."""
+    """Of one row, and of four in pairs; compiled, of three that are taken one by one."""
     batch = batch_of(rows)
     assert (batch["position_ids"][:, 0] > 0).sum() >= 3
     assert failed(make_model(len(rows)), batch) == set()

@@ -8,7 +8,7 @@ import next_tokens
 import numpy as np
 import pytest
 from packs import packed_and_unpacked
-from tiny import CONFIG, make_engine
+from tiny import SHALLOW, make_engine
 
 from bert_packed.models import cpu_gradients
 from bert_packed.models.cpu_gradients import (
@@ -25,7 +25,6 @@ from bert_packed.training.program_text import read_module
 
 pytestmark = pytest.mark.both_backends
 IS_JAX = keras.backend.backend() == "jax"
-SHALLOW = dataclasses.replace(CONFIG, num_hidden_layers=1)
 DTYPES = [("float32", 1e-6), ("bfloat16", 2.0**-6)]
 
 

@@ -29,8 +29,13 @@ def make_remat_engine(remat, config, **kwargs):
     )
 
 
-@pytest.mark.parametrize("config", [CONFIG, WITH_DROPOUT], ids=["sound", "dropout"])
-@pytest.mark.parametrize("micro_batch_size", [5, pytest.param(1, marks=pytest.mark.both_backends)])
+@pytest.mark.parametrize(
+    "config", [pytest.param(CONFIG, marks=pytest.mark.slow), WITH_DROPOUT], ids=["sound", "dropout"]
+)
+@pytest.mark.parametrize(
+    "micro_batch_size",
+    [pytest.param(5, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.both_backends)],
+)
 def test_gradients_are_the_same(config, micro_batch_size):
     packed, _ = packed_and_unpacked()
     plain, again = (make_remat_engine(r, config, micro_batch_size=micro_batch_size) for r in (False, True))

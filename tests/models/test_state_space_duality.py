@@ -142,6 +142,7 @@ def test_decays_beyond_the_range_of_exp_have_gradients():
     assert all(np.isfinite(values).all() for values in program(duality)(inputs)[2].values())
 
 
+@pytest.mark.slow
 def test_a_token_that_forgets_all_rounds_nothing_after_it():
     """In a long chunk the sum of log-decays would have few digits left behind such a token."""
     length = 200
@@ -211,7 +212,6 @@ FAULTS = {
     "convolution": {RECEIVED, OF_WEIGHTS, *FORWARD},
     "backward alone": {RECEIVED, OF_WEIGHTS},
 }
-SLOW = ("state between chunks", "convolution", "backward alone")  # to compile
 
 
 def plant(monkeypatch, fault):
@@ -243,6 +243,7 @@ def plant(monkeypatch, fault):
     monkeypatch.setattr(module, name, by)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [*(name for name in FAULTS if name != "convolution"), "sums of decays"])
 def test_faults_are_seen(monkeypatch, fault):
     plant(monkeypatch, fault)
@@ -252,10 +253,9 @@ def test_faults_are_seen(monkeypatch, fault):
             assert_alone(run, start, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("uncompiled")
-@pytest.mark.parametrize(
-    "fault", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in FAULTS]
-)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_the_audit_sees_faults(monkeypatch, fault):
     plant(monkeypatch, fault)
     # The second begins in the second chunk and ends in the third

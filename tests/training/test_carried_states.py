@@ -1,6 +1,7 @@
 """States that rows hand on from step to step, in the program as it is compiled for users."""
 
 import contextlib
+import dataclasses
 
 import next_tokens
 import numpy as np
@@ -49,7 +50,9 @@ def test_a_step_that_is_left_out_hands_on_no_state_that_is_not_finite():
     clean = next_tokens.batch_of(rows, 12, 4)
     rows[2][0][11] = 25
     batch = next_tokens.batch_of(rows, 12, 4)
-    engine = next_tokens.make_engine(build={"num_rows": 4}, optimizer=Lamb(0.01), micro_batch_size=2)
+    config = dataclasses.replace(next_tokens.CONFIG, num_hidden_layers=1)
+    options = {"build": {"num_rows": 4}, "optimizer": Lamb(0.01), "micro_batch_size": 2}
+    engine = next_tokens.make_engine(config=config, **options)
     table = engine.weights()["backbone/embeddings"]
     good = np.array(table.numpy())
     spoiled = good.copy()
@@ -57,7 +60,7 @@ def test_a_step_that_is_left_out_hands_on_no_state_that_is_not_finite():
     table.assign(spoiled)
     assert to_floats(engine.train_step(batch))["is_skipped"] == 1
     handed_on = carried_states(engine)
-    assert len(handed_on) == 2 * next_tokens.CONFIG.num_hidden_layers
+    assert len(handed_on) == 2 * config.num_hidden_layers
     for values in handed_on:
         assert np.isfinite(values).all() and not values[2].any()
         assert all(values[row].any() for row in (0, 1, 3))

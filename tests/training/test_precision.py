@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 from packs import packed_and_unpacked
-from tiny import make_engine
+from tiny import SHALLOW, make_engine
 
 from bert_packed.parallel import targets
 from bert_packed.parallel.targets import Target
@@ -50,8 +50,10 @@ def is_exact(line):
 )
 def test_products_of_a_step_and_of_an_evaluation(platform, dtype, expected):
     batch = packed_and_unpacked()[0]
-    engine = make_engine(optimizer=Lamb(0.01), target=Target(platform), build={"dtype": dtype})
-    steps = [(engine.compiled_train_step, 30), (engine.compiled_eval_step, 10)]
+    engine = make_engine(
+        config=SHALLOW, optimizer=Lamb(0.01), target=Target(platform), build={"dtype": dtype}
+    )
+    steps = [(engine.compiled_train_step, 20), (engine.compiled_eval_step, 7)]
     for step, least in steps:
         arguments = engine.abstract_arguments(batch) if IS_JAX else (batch,)
         lines = products(step, *arguments)
