@@ -58,6 +58,13 @@ def test_a_type_that_is_not_floating(library, dtype):
         bert_packed.attention_mask(ids, given)
 
 
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
+def test_a_number_is_no_pack(library):
+    number = arrays(library)[0, 0]
+    with pytest.raises(ValueError, match=r"`sequence_ids` must be whole numbers \[\.\.\., S\]\. Received: "):
+        bert_packed.attention_mask(number)
+
+
 def test_float64_is_finite_where_jax_has_none():
     pytest.importorskip("jax")
     mask = np.asarray(bert_packed.attention_mask(arrays("jax"), "float64"))
