@@ -18,6 +18,7 @@ from bert_packed.checkpoints import starting_weights
 from bert_packed.config import DTYPES, MASKED_LM
 from bert_packed.core.settings import InputError
 from bert_packed.objectives.features import TOKENS
+from bert_packed.packing.arguments import check_choice
 from bert_packed.parallel.targets import devices_here
 from bert_packed.records.sequences import BERT_LAYOUT, make_sequences
 from bert_packed.tasks.update_packs import assemble_filled, pack_all
@@ -62,8 +63,7 @@ class TextEncoder:
         """
         if isinstance(texts, str):  # which would be a list of its characters
             raise ValueError(f"`texts` must be a list of str. Received: {texts[:40]!r}.")
-        if pooling not in POOLINGS:
-            raise ValueError(f"`pooling` must be one of {', '.join(POOLINGS)}. Received: {pooling!r}.")
+        check_choice("pooling", pooling, POOLINGS)
         pool = POOLINGS[pooling]
         tokens = self._tokens(texts)
         vectors = [None] * len(tokens)
@@ -149,8 +149,7 @@ def load_encoder(
     tokenizer = load_text_tokenizer(vocab_path, do_lower_case)
     model = init_checkpoint, bert_config_file
     starting_weights.check_reads(config, [MASKED_LM], max_seq_length or 0, tokenizer.vocab_size, *model)
-    if dtype not in DTYPES:
-        raise InputError(f"`dtype` must be one of {', '.join(DTYPES)}. Received: {dtype!r}.")
+    check_choice("dtype", dtype, DTYPES)
     platform = devices_here().platform
     on_cpus = platform == "cpu"
     batch_size = _at_least_one("batch_size", batch_size, CPU_BATCH_SIZE if on_cpus else BATCH_SIZE)

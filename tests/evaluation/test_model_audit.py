@@ -110,9 +110,34 @@ def test_mistakes(packs):
         ),
         (lambda batch: rng.normal(size=batch["input_ids"].shape), packs, "`model` must give equal outputs"),
         (lambda batch: np.zeros(3), packs, r"`model` must return an array that begins with \[\d+, 12\]"),
+        (lambda batch: batch["input_ids"] * 1j, packs, r"`model` must return real numbers\. Received: array"),
+        (None, packs, r"`model` must be a function, a Keras model or a torch\.nn\.Module\. Received: None"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            bert_packed.audit_model(wrong, what)
+    for options, message in [
+        ({"inputs": 5}, r"`inputs` must be a function or None\. Received: 5"),
+        ({"tolerance": np.nan}, r"`tolerance` must be a number from 0, or None\. Received: nan"),
     ]:
         with pytest.raises(InputError, match=message):
-            bert_packed.audit_model(wrong, what)
+            bert_packed.audit_model(model(), packs, **options)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "float16", "bfloat16", "longdouble"])
+def test_outputs_of_any_type(packs, dtype):
+    """Differences of bools and of small integers fail or overflow in their own type."""
+    if dtype == "bfloat16":
+        dtype = pytest.importorskip("ml_dtypes").bfloat16
+
+    def bits(batch):
+        found = (batch["input_ids"][..., None] >> np.arange(8)) & 1
+        return (found * 128).astype(dtype)  # -128 in int8, whose absolute value is -128
+
+    def with_the_last(batch):
+        return np.concatenate([bits(batch), np.roll(bits(batch), 1, axis=1)], axis=-1)
+
+    assert bert_packed.audit_model(bits, packs).passed
+    assert failed(bert_packed.audit_model(with_the_last, packs)) == [NAMES[0], NAMES[2]]
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +190,16 @@ def test_transformers_bert(packs, reference, attention):
         bert_packed.audit_model(bert.train(), packs)
     with pytest.raises(InputError, match="`inputs` must be given for a model whose `forward`"):
         bert_packed.audit_model(torch.nn.Embedding(60, 4), packs)
+    rows = {name: torch.as_tensor(values) for name, values in packs.items()}
+    with_gradients = bert_packed.audit_model(
+        lambda batch: bert(
+            input_ids=torch.as_tensor(batch["input_ids"]),
+            position_ids=rows["position_ids"],
+            attention_mask=bert_packed.attention_mask(rows["sequence_ids"], torch.float32),
+        ).last_hidden_state.bfloat16(),
+        packs,
+    )
+    assert [check.passed for check in with_gradients.checks] == [True, True, False]  # positions alone differ
     heads = transformers.BertForPreTraining._from_config(config, attn_implementation=attention).eval()
     assert bert_packed.audit_model(heads, packs).passed  # outputs of other names
     given = {name: torch.as_tensor(value) for name, value in padding_mask(packs).items()}
