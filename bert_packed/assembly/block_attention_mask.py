@@ -49,7 +49,9 @@ def attention_mask(sequence_ids, dtype=None):
     else:
         raise InputError(f"`dtype` must be left out for arrays of {library}. Received: {dtype}.")
     try:
-        if xp.__name__ == "jax.numpy":
+        if library == "numpy":
+            dtype = np.dtype(dtype)  # `finfo` takes a number for its type
+        elif library != "torch":
             dtype = canonicalize_dtype(dtype)  # float64 is float32 there, unless it is switched on
         lowest = xp.finfo(dtype).min
     except (TypeError, ValueError) as error:

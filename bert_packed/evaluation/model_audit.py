@@ -201,10 +201,11 @@ def _check_packs(packs):
         raise InputError(f"`packs` must be a dict of arrays [B, S]. Received: {shown(packs)}.")
     packs = {name: as_array(values, f"`packs`: {name}", "be numbers") for name, values in packs.items()}
     if missing := [name for name in (TOKENS, SEQUENCE_IDS) if name not in packs]:
-        raise InputError(f"`packs` must have {missing[0]} [B, S]. Received: {', '.join(packs)}.")
+        raise InputError(f"`packs` must have {missing[0]} [B, S]. Received: {', '.join(map(str, packs))}.")
     slots = packs.pop(SEQUENCE_INDEX).shape if SEQUENCE_INDEX in packs else None
     shape = packs[TOKENS].shape
-    packs = {name: values for name, values in packs.items() if values.shape != slots or slots == shape}
+    by_token = [name for name, values in packs.items() if values.shape != slots or slots == shape]
+    packs = {name: packs[name] for name in dict.fromkeys([TOKENS, SEQUENCE_IDS, *by_token])}
     for name, values in packs.items():
         if values.shape != shape or values.ndim != 2:
             raise InputError(

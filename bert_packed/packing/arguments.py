@@ -20,27 +20,31 @@ def as_array(values, name, rule, kinds=NUMBERS, shape=None):
     Args:
         values: The argument.
         name, rule: Begin the message: "`lengths`", "be a list of whole numbers".
-        kinds: Kinds of NumPy's types; None for all. An empty array is of any kind.
+        kinds: Kinds of NumPy's types; None for all. An empty array of another kind becomes int64.
         shape: Sizes of the dimensions, None where any will do; None for any shape.
 
     Raises:
         ValueError: values are masked, lists are ragged, or kind or shape differ.
     """
-    if np.ma.is_masked(values):  # `np.asarray` would take what is behind the mask
-        raise ValueError(f"{name} must have no masked values. Received: {shown(values)}.")
     try:
         array = _to_numpy(values)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{name} must {rule}. Received: {shown(values)}.") from error
-    is_of_kind = kinds is None or not array.size or array.dtype.kind in kinds
-    wanted = array.shape if shape is None else shape
-    if (
-        not is_of_kind
-        or array.ndim != len(wanted)
-        or any(size not in (None, got) for size, got in zip(wanted, array.shape, strict=True))
-    ):
+    # `np.asarray` takes what is behind a mask, in a list of rows too
+    rows = values if array.ndim > 1 and isinstance(values, list | tuple) else [values]
+    if any(map(np.ma.is_masked, rows)):
+        raise ValueError(f"{name} must have no masked values. Received: {shown(values)}.")
+    if kinds is not None and array.dtype.kind not in kinds and not array.size:
+        array = array.astype(np.int64)
+    is_of_kind = kinds is None or array.dtype.kind in kinds
+    if not is_of_kind or (shape is not None and not _has_shape(array, shape)):
         raise ValueError(f"{name} must {rule}. Received: {shown(values)}.")
     return array
+
+
+def _has_shape(array, shape):
+    sizes = zip(shape, array.shape, strict=False)
+    return array.ndim == len(shape) and all(wanted in (None, size) for wanted, size in sizes)
 
 
 def _to_numpy(values):

@@ -49,11 +49,11 @@ def test_a_mask_to_be_added(library, dtype):
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
-@pytest.mark.parametrize("dtype", ["int32", "bool", "text"])
+@pytest.mark.parametrize("dtype", ["int32", "bool", "text", 1.5])
 def test_a_type_that_is_not_floating(library, dtype):
     ids = arrays(library)
     module = pytest.importorskip(library)
-    given = getattr(module.numpy if library == "jax" else module, dtype, dtype)
+    given = getattr(module.numpy if library == "jax" else module, str(dtype), dtype)
     with pytest.raises(InputError, match=r"`dtype` must be a floating type of .*\. Received: "):
         bert_packed.attention_mask(ids, given)
 

@@ -289,10 +289,11 @@ class Unreadable:
         [1, None],
         [1, 1j],
         np.ma.array([1, 2], mask=[False, True]),
+        [np.ma.array([1, 2], mask=[False, True]), [3, 4]],
         np.array([["a"], ["b"]]),
         Unreadable(),
     ],
-    ids=["None", "text", "ragged", "objects", "complex", "masked", "texts", "unreadable"],
+    ids=["None", "text", "ragged", "objects", "complex", "masked", "masked rows", "texts", "unreadable"],
 )
 def test_what_is_no_array_of_numbers(read, wrong):
     """No public function ends in an error of NumPy's or takes masked values for others."""

@@ -108,6 +108,11 @@ def test_mistakes(packs):
             {**packs, "kind": packs["input_ids"][:, :3]},
             "every column of `packs` must have the shape",
         ),
+        (
+            model(),
+            {**packs, "sequence_ids": packs["sequence_index"]},
+            "every column of `packs` must have the shape",
+        ),
         (lambda batch: rng.normal(size=batch["input_ids"].shape), packs, "`model` must give equal outputs"),
         (lambda batch: np.zeros(3), packs, r"`model` must return an array that begins with \[\d+, 12\]"),
         (lambda batch: batch["input_ids"] * 1j, packs, r"`model` must return real numbers\. Received: array"),
