@@ -147,7 +147,7 @@ class _Model:
         def keep(module, arguments, output):
             # Leaves, also where the embeddings are frozen
             found.append(output.detach().requires_grad_())
-            return found[-1]
+            return found[-1].clone()  # which a model may change in place
 
         hook = self.embedding.register_forward_hook(keep)
         try:

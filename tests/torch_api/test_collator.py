@@ -35,6 +35,9 @@ CONFIGS = {
     ),
     "llama": ("Llama", "CausalLM", IDS),
     "mistral": ("Mistral", "CausalLM", {"sliding_window": 3, "num_key_value_heads": 2, **IDS}),
+    "gpt_neox": ("GPTNeoX", "CausalLM", IDS),
+    "qwen2": ("Qwen2", "CausalLM", {"num_key_value_heads": 2, **IDS}),
+    "opt": ("OPT", "CausalLM", {"ffn_dim": 32, "word_embed_proj_dim": 16, **IDS}),
 }
 CAUSAL = ("llama", "mistral")
 OPTIONS = {"roberta": {"first_position": PAD + 1}} | {kind: {"mlm_probability": None} for kind in CAUSAL}
@@ -402,15 +405,19 @@ def test_what_attention_is_given(tokenizer):
     assert varlen["position_ids"].tolist() == [[0, 1, 0, 1, 2, 0]]
 
 
-def test_positions_isolate_in_a_loop_of_ones_own(tokenizer, rows):
-    """Where the configuration asks for a cache, with which transformers sees no sequences."""
-    model = build("llama").eval()
+@pytest.mark.parametrize(
+    "kind, is_right", [("llama", True), ("gpt_neox", True), ("qwen2", True), ("opt", False)]
+)
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_positions_isolate_models_of_the_page(tokenizer, rows, kind, is_right, attention):
+    """Also where the configuration asks for a cache, with which transformers sees no sequences."""
+    model = build(kind, attention).eval()
     assert model.config.use_cache
     packs = [PackingCollator(tokenizer, LENGTH, None, attention=one)(rows) for one in ("mask", "positions")]
     with torch.no_grad():
         want, got = (model(**batch) for batch in packs)
     is_real = packs[0]["input_ids"] != PAD
-    assert torch.allclose(got.logits[is_real], want.logits[is_real], atol=1e-5)
+    assert torch.allclose(got.logits[is_real], want.logits[is_real], atol=1e-5) == is_right
 
 
 def test_labels_by_sequence():
