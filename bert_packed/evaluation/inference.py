@@ -149,7 +149,8 @@ def load_encoder(
     tokenizer = load_text_tokenizer(vocab_path, do_lower_case)
     model = init_checkpoint, bert_config_file
     starting_weights.check_reads(config, [MASKED_LM], max_seq_length or 0, tokenizer.vocab_size, *model)
-    check_choice("dtype", dtype, DTYPES)
+    if dtype not in DTYPES:
+        raise InputError(f"`dtype` must be one of {', '.join(DTYPES)}. Received: {dtype!r}.")
     platform = devices_here().platform
     on_cpus = platform == "cpu"
     batch_size = _at_least_one("batch_size", batch_size, CPU_BATCH_SIZE if on_cpus else BATCH_SIZE)
