@@ -3,6 +3,9 @@
 import numpy as np
 
 from bert_packed.core.settings import InputError
+from bert_packed.packing.arguments import as_array, shown
+
+RULE = "be whole numbers [..., S]"
 
 
 def attention_mask(sequence_ids, dtype=None):
@@ -23,9 +26,14 @@ def attention_mask(sequence_ids, dtype=None):
             attention need this one: a bool would be added, too, and mask nothing.
 
     Raises:
-        InputError: `dtype` is no floating type of the array's library, or that is another library.
+        ValueError: `sequence_ids` are no such array; `dtype` is no floating type of the array's library, or
+            that is another library.
     """
-    ids = sequence_ids if hasattr(sequence_ids, "shape") else np.asarray(sequence_ids)
+    ids = sequence_ids
+    if isinstance(ids, np.ndarray) or not hasattr(ids, "shape"):
+        ids = as_array(ids, "`sequence_ids`", RULE, kinds="biu")
+    if ids.shape == ():
+        raise InputError(f"`sequence_ids` must {RULE}. Received: {shown(ids)}.")
     # Padding sees padding: a softmax over nothing would be NaN
     is_own = ids[..., None, :, None] == ids[..., None, None, :]
     if dtype is None:
@@ -41,12 +49,14 @@ def attention_mask(sequence_ids, dtype=None):
     else:
         raise InputError(f"`dtype` must be left out for arrays of {library}. Received: {dtype}.")
     try:
-        if xp.__name__ == "jax.numpy":
+        if library == "numpy":
+            dtype = np.dtype(dtype)  # `finfo` takes a number for its type
+        elif library != "torch":
             dtype = canonicalize_dtype(dtype)  # float64 is float32 there, unless it is switched on
         lowest = xp.finfo(dtype).min
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"`dtype` must be a floating type of {xp.__name__}. Received: {dtype!r:.100}."
+            f"`dtype` must be a floating type of {xp.__name__}. Received: {shown(dtype)}."
         ) from error
     if library == "torch":
         return xp.zeros(is_own.shape, dtype=dtype, device=ids.device).masked_fill_(~is_own, lowest)

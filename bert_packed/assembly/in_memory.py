@@ -29,7 +29,16 @@ from bert_packed.assembly.online_assembly import packs_of_stream
 from bert_packed.assembly.packs import find_places
 from bert_packed.core.settings import InputError
 from bert_packed.packing.algorithms import ALGORITHMS, DEFAULT_ALGORITHM
-from bert_packed.packing.histogram import check_lengths, check_limits, count_lengths, is_whole
+from bert_packed.packing.arguments import (
+    MAX_SEED,
+    WHOLE,
+    as_array,
+    check_choice,
+    check_whole,
+    iterate,
+    shown,
+)
+from bert_packed.packing.histogram import check_lengths, check_limits, count_lengths
 from bert_packed.packing.online import OnlinePacker
 from bert_packed.packing.plan import make_plan, validate_plan
 from bert_packed.records.sequences import range_indices
@@ -53,8 +62,7 @@ def plan(lengths, max_seq_length, max_sequences_per_pack="max", algorithm=DEFAUL
     Raises:
         ValueError: an argument breaks its rule.
     """
-    if algorithm not in ALGORITHMS:
-        raise InputError(f"`algorithm` must be one of {', '.join(ALGORITHMS)}. Received: {algorithm!r}.")
+    check_choice("algorithm", algorithm, ALGORITHMS)
     check_limits(max_seq_length, max_sequences_per_pack)
     histogram = count_lengths(lengths, max_seq_length)
     made = ALGORITHMS[algorithm](histogram, max_seq_length, max_sequences_per_pack)
@@ -77,8 +85,9 @@ def pack(
         sequences: n lists or arrays of token ids. Or a dict of columns with n entries each, `input_ids` among
             them, as tokenizers of Hugging Face return: an entry with one value a token, such as labels, is
             packed along; one that is a single number goes to its sequence's slot. An `attention_mask` of ones
-            is left out: packs have another one, `attention_mask(packs["sequence_ids"])`. The names of what is
-            made, and `lengths`, cannot be columns.
+            is left out: packs have another one, `attention_mask(packs["sequence_ids"])`. Any other is an
+            error, such as one that numbers the sequences of a row. The names of what is made, and `lengths`,
+            cannot be columns.
         max_seq_length, max_sequences_per_pack, algorithm: As in `plan`.
         seed: Shuffles packs, and sequences of equal length.
         padding: Dict from column to the value of its padding; 0 for others. `{"labels": -100}`, for example.
@@ -93,8 +102,7 @@ def pack(
         ValueError: an argument breaks its rule; the message names column and sequence.
     """
     check_limits(max_seq_length, max_sequences_per_pack)
-    if not is_whole(seed) or not 0 <= seed < 2**63:
-        raise InputError(f"`seed` must be a whole number from 0 and below 2**63. Received: {seed!r}.")
+    check_whole("seed", seed, maximum=MAX_SEED)
     columns = read_columns(sequences, max_seq_length)
     made = plan(columns[LENGTHS], max_seq_length, max_sequences_per_pack, algorithm)
     packs = assign_sequences(made, columns[LENGTHS], seed)
@@ -128,10 +136,10 @@ def pack_stream(
     Raises:
         ValueError: an argument breaks its rule; in the iterator, a sequence does.
     """
-    if not is_whole(buffer) or buffer < 1:
-        raise InputError(f"`buffer` must be a whole number from 1. Received: {buffer!r}.")
+    check_whole("buffer", buffer, 1)
     packer = OnlinePacker(max_seq_length, max_sequences_per_pack, buffer_size=buffer)
     depth = None if max_sequences_per_pack == "max" else min(max_sequences_per_pack, max_seq_length)
+    sequences = iterate(sequences, "`sequences`", "be an iterable of lists, or of dicts")
     batches = read_stream(sequences, max_seq_length, min(buffer, READ_AT_ONCE))
     return (
         _assemble(columns, packs, max_seq_length, depth or int(packs.depths.max()), padding)
@@ -152,10 +160,8 @@ def unpack(packs):
     Raises:
         ValueError: the packs have not the form that `pack` gives them.
     """
-    packs = {name: np.asarray(values) for name, values in packs.items()}
-    _check_names(packs, (TOKENS, SEQUENCE_IDS, SEQUENCE_INDEX))
-    ids_BS, index_BK = packs[SEQUENCE_IDS], packs[SEQUENCE_INDEX]
-    counts_BK, is_used_BK = count_tokens(ids_BS, index_BK), index_BK >= 0
+    ids_BS, index_BK, counts_BK = _read_slots(packs, (TOKENS, SEQUENCE_IDS, SEQUENCE_INDEX))
+    is_used_BK = index_BK >= 0
     order, ends = np.argsort(index_BK[is_used_BK], kind="stable"), np.cumsum(counts_BK[is_used_BK])[:-1]
     found = index_BK[is_used_BK][order]
     if (found[1:] == found[:-1]).any():
@@ -165,7 +171,7 @@ def unpack(packs):
         )
     unpacked = {}
     for name in [name for name in packs if name not in MADE]:
-        values = packs[name]
+        values = as_array(packs[name], f"`packs`: {name}", "be an array", kinds=None)
         if values.shape[:2] == ids_BS.shape:
             parts = np.split(values[ids_BS > 0], ends)
         elif values.shape[:2] == index_BK.shape:
@@ -202,13 +208,14 @@ def verify_plan(packs, lengths, max_seq_length, max_sequences_per_pack="max"):
     if isinstance(packs, Mapping):
         packs = _members_of(packs, lengths)
     seen, strategies = np.zeros(len(lengths), np.int64), []
-    for number, indices in enumerate(packs):
-        where, members = f"`packs`: pack {number} must hold", _read_indices(number, indices)
+    for number, indices in enumerate(iterate(packs, "`packs`", "hold a list of indices for each pack")):
+        members = as_array(indices, f"`packs`: pack {number}", "be a list of whole numbers", WHOLE, (None,))
+        where = f"`packs`: pack {number} must hold"
         if not 1 <= len(members) <= depth:
             raise InputError(f"{where} 1 sequence, and at most {depth}. Received: {len(members)}.")
         if members.min() < 0 or members.max() >= len(lengths):
-            received = f"{members.tolist()!r:.100}"
-            raise InputError(f"{where} indices from 0 and below {len(lengths)}. Received: {received}.")
+            rule, received = f"indices from 0 and below {len(lengths)}", shown(members.tolist())
+            raise InputError(f"{where} {rule}. Received: {received}.")
         members = members.astype(np.int64)
         if lengths[members].sum() > max_seq_length:
             num_tokens = lengths[members].sum()
@@ -226,12 +233,21 @@ def verify_plan(packs, lengths, max_seq_length, max_sequences_per_pack="max"):
     return given
 
 
-def count_tokens(ids_BS, index_BK):
-    """Tokens of each slot of packs, int64 `[B, K]`; `InputError` where the ids are not those of the slots."""
+def _read_slots(packs, names):
+    """`sequence_ids` `[B, S]`, `sequence_index` and tokens of each slot `[B, K]` of packs with `names`."""
+    if not isinstance(packs, Mapping):
+        raise InputError(f"`packs` must be a dict of arrays, as `pack` makes it. Received: {shown(packs)}.")
+    if missing := [name for name in names if name not in packs]:
+        received = ", ".join(map(str, packs))
+        raise InputError(f"`packs` must have {missing[0]}, as `pack` makes it. Received: {received}.")
+    ids_BS, index_BK = (
+        as_array(packs[name], f"`packs`: {name}", f"be whole numbers {shape}", WHOLE, (None, None))
+        for name, shape in ((SEQUENCE_IDS, "[B, S]"), (SEQUENCE_INDEX, "[B, K]"))
+    )
     num_packs, num_slots = index_BK.shape
     rule = f"`packs` must have {SEQUENCE_IDS} 1, 2, ... of the slots in {SEQUENCE_INDEX}, and then 0."
-    if ids_BS.dtype.kind not in "iu" or ids_BS.ndim != 2 or len(ids_BS) != num_packs:
-        raise InputError(f"{rule} Received: {ids_BS.dtype} {list(ids_BS.shape)}.")
+    if len(ids_BS) != num_packs:
+        raise InputError(f"{rule} Received: {list(ids_BS.shape)} and {list(index_BK.shape)}.")
     last = np.where(ids_BS == 0, num_slots + 1, ids_BS)
     is_wrong = (np.diff(last, axis=1) < 0).any(axis=1) | ((ids_BS < 0) | (ids_BS > num_slots)).any(axis=1)
     counts = np.zeros((num_packs, num_slots + 1), np.int64)
@@ -240,20 +256,13 @@ def count_tokens(ids_BS, index_BK):
         is_wrong = ((counts[:, 1:] > 0) != (index_BK >= 0)).any(axis=1)
     if is_wrong.any():
         row = int(np.argmax(is_wrong))
-        raise InputError(f"{rule} Received: {ids_BS[row].tolist()!r:.100} in pack {row}.")
-    return counts[:, 1:]
-
-
-def _check_names(packs, names):
-    if missing := [name for name in names if name not in packs]:
-        raise InputError(f"`packs` must have {missing[0]}, as `pack` makes it. Received: {', '.join(packs)}.")
+        raise InputError(f"{rule} Received: {shown(ids_BS[row].tolist())} in pack {row}.")
+    return ids_BS, index_BK, counts[:, 1:]
 
 
 def _members_of(packs, lengths):
     """Indices of the sequences of each pack in the dict of `pack`, whose lengths are checked."""
-    _check_names(packs, (SEQUENCE_IDS, SEQUENCE_INDEX))
-    index_BK = np.asarray(packs[SEQUENCE_INDEX])
-    counts_BK = count_tokens(np.asarray(packs[SEQUENCE_IDS]), index_BK)
+    _, index_BK, counts_BK = _read_slots(packs, (SEQUENCE_IDS, SEQUENCE_INDEX))
     is_known = (index_BK >= 0) & (index_BK < len(lengths))  # others are an error later
     wanted_BK = np.where(is_known, lengths[np.where(is_known, index_BK, 0)] if len(lengths) else 0, counts_BK)
     if (wanted_BK != counts_BK).any():
@@ -265,26 +274,14 @@ def _members_of(packs, lengths):
     return [row[row >= 0] for row in index_BK]
 
 
-def _read_indices(number, indices):
-    """Indices of a pack, an array of whole numbers `[n]`."""
-    try:
-        array = np.asarray(indices if hasattr(indices, "shape") else list(indices))
-    except (TypeError, ValueError):  # no list, or one of lists
-        array = np.zeros((0, 0))
-    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
-        raise InputError(
-            f"`packs`: pack {number} must be a list of whole numbers. Received: {indices!r:.100}."
-        )
-    return array
-
-
 def _assemble(sequences, packs, max_seq_length, depth, padding):
     """The arrays of `pack` for `Packs` of `Sequences`."""
     if not isinstance(padding, Mapping | None):
-        raise InputError(f"`padding` must be a dict from column to value. Received: {padding!r:.100}.")
+        raise InputError(f"`padding` must be a dict from column to value. Received: {shown(padding)}.")
     padding = dict(padding or {})
     if unknown := padding.keys() - sequences.layout.keys() | padding.keys() & {SEQUENCE_INDEX, LENGTHS}:
-        raise InputError(f"`padding` must be for columns of the sequences. Received: {sorted(unknown)[0]}.")
+        received = min(unknown, key=str)
+        raise InputError(f"`padding` must be for columns of the sequences. Received: {received}.")
     num_packs = len(packs)
     depth += depth == max_seq_length  # `[B, S]` and `[B, K]` must differ
     source, target, _ = find_places(sequences, packs, TOKENS, max_seq_length)

@@ -18,6 +18,7 @@ from bert_packed.checkpoints import starting_weights
 from bert_packed.config import DTYPES, MASKED_LM
 from bert_packed.core.settings import InputError
 from bert_packed.objectives.features import TOKENS
+from bert_packed.packing.arguments import check_choice
 from bert_packed.parallel.targets import devices_here
 from bert_packed.records.sequences import BERT_LAYOUT, make_sequences
 from bert_packed.tasks.update_packs import assemble_filled, pack_all
@@ -62,8 +63,7 @@ class TextEncoder:
         """
         if isinstance(texts, str):  # which would be a list of its characters
             raise ValueError(f"`texts` must be a list of str. Received: {texts[:40]!r}.")
-        if pooling not in POOLINGS:
-            raise ValueError(f"`pooling` must be one of {', '.join(POOLINGS)}. Received: {pooling!r}.")
+        check_choice("pooling", pooling, POOLINGS)
         pool = POOLINGS[pooling]
         tokens = self._tokens(texts)
         vectors = [None] * len(tokens)

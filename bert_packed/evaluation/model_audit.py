@@ -10,12 +10,20 @@ Legend: B packs, S pack length, K sequences per pack, D width of embeddings.
 
 import dataclasses
 import inspect
+from collections.abc import Mapping
 
 import numpy as np
 
 from bert_packed.assembly.block_attention_mask import attention_mask
-from bert_packed.assembly.given_columns import POSITION_IDS, SEQUENCE_IDS, SEQUENCE_INDEX, TOKENS
+from bert_packed.assembly.given_columns import (
+    POSITION_IDS,
+    SEQUENCE_IDS,
+    SEQUENCE_INDEX,
+    TOKENS,
+    count_positions,
+)
 from bert_packed.core.settings import InputError
+from bert_packed.packing.arguments import WHOLE, as_array, is_number, shown
 
 ROUNDING = 16  # units of the last place by which a sequence alone may differ in half precision
 HALF_PRECISION = {"float16": 2**-10, "bfloat16": 2**-7}  # unit of the last place, relative
@@ -76,9 +84,16 @@ def audit_model(model, packs, inputs=None, tolerance=None):
         An `AuditReport`.
 
     Raises:
-        InputError: `packs` or the outputs have another form, no pack holds several sequences, or the model
-            gives another output for the same packs.
+        ValueError: an argument breaks its rule, `packs` or the outputs have another form, no pack holds
+            several sequences, or the model gives another output for the same packs.
     """
+    if not callable(model):
+        rule = "be a function, a Keras model or a torch.nn.Module"
+        raise InputError(f"`model` must {rule}. Received: {shown(model)}.")
+    if inputs is not None and not callable(inputs):
+        raise InputError(f"`inputs` must be a function or None. Received: {shown(inputs)}.")
+    if tolerance is not None and not (is_number(tolerance) and tolerance >= 0):
+        raise InputError(f"`tolerance` must be a number from 0, or None. Received: {shown(tolerance)}.")
     packs, runs_BS = _check_packs(packs)
     call = _Model(model, inputs)
     before_BSD = call(packs)
@@ -132,7 +147,7 @@ class _Model:
         def keep(module, arguments, output):
             # Leaves, also where the embeddings are frozen
             found.append(output.detach().requires_grad_())
-            return found[-1]
+            return found[-1].clone()  # which a model may change in place
 
         hook = self.embedding.register_forward_hook(keep)
         try:
@@ -144,6 +159,9 @@ class _Model:
 
     def _run(self, packs):
         arguments = self._inputs(packs) if self._inputs else self._default_inputs(packs)
+        if not isinstance(arguments, Mapping):
+            rule = "return a dict of arguments for a torch module"
+            raise InputError(f"`inputs` must {rule}. Received: {shown(arguments)}.")
         return self._model(
             **{
                 name: self._torch.as_tensor(value).to(self._device) if hasattr(value, "shape") else value
@@ -179,19 +197,22 @@ class _Model:
 
 def _check_packs(packs):
     """Columns `[B, S]` of packs, and the number in its row of each token's sequence, 1.., 0 for padding."""
-    packs = {name: np.asarray(values) for name, values in packs.items()}
+    if not isinstance(packs, Mapping):
+        raise InputError(f"`packs` must be a dict of arrays [B, S]. Received: {shown(packs)}.")
+    packs = {name: as_array(values, f"`packs`: {name}", "be numbers") for name, values in packs.items()}
     if missing := [name for name in (TOKENS, SEQUENCE_IDS) if name not in packs]:
-        raise InputError(f"`packs` must have {missing[0]} [B, S]. Received: {', '.join(packs)}.")
+        raise InputError(f"`packs` must have {missing[0]} [B, S]. Received: {', '.join(map(str, packs))}.")
     slots = packs.pop(SEQUENCE_INDEX).shape if SEQUENCE_INDEX in packs else None
     shape = packs[TOKENS].shape
-    packs = {name: values for name, values in packs.items() if values.shape != slots or slots == shape}
+    by_token = [name for name, values in packs.items() if values.shape != slots or slots == shape]
+    packs = {name: packs[name] for name in dict.fromkeys([TOKENS, SEQUENCE_IDS, *by_token])}
     for name, values in packs.items():
         if values.shape != shape or values.ndim != 2:
             raise InputError(
                 f"every column of `packs` must have the shape of {TOKENS}, [B, S]. "
                 f"Received: {name} of {list(values.shape)}, {TOKENS} of {list(shape)}."
             )
-    ids_BS = packs[SEQUENCE_IDS]
+    ids_BS = as_array(packs[SEQUENCE_IDS], f"`packs`: {SEQUENCE_IDS}", "be whole numbers", WHOLE)
     begins_BS = np.ones(shape, bool)
     begins_BS[:, 1:] = ids_BS[:, 1:] != ids_BS[:, :-1]
     runs_BS = np.cumsum(begins_BS & (ids_BS > 0), axis=1) * (ids_BS > 0)
@@ -200,14 +221,12 @@ def _check_packs(packs):
         if num_runs != num_ids:
             raise InputError(
                 f"`packs` must have each of {SEQUENCE_IDS} in one run of a row. "
-                f"Received: {ids_BS[row].tolist()!r:.100}."
+                f"Received: {shown(ids_BS[row].tolist())}."
             )
     if runs_BS.max(initial=0) < 2:
         raise InputError("`packs` must hold several sequences in one of them. Received: one at most in each.")
     if POSITION_IDS not in packs:
-        places_S = np.arange(shape[1])
-        starts_BS = np.maximum.accumulate(np.where(begins_BS, places_S, 0), axis=1)
-        packs[POSITION_IDS] = (places_S - starts_BS) * (ids_BS > 0)
+        packs[POSITION_IDS] = count_positions(ids_BS)
     return packs, runs_BS
 
 
@@ -228,13 +247,10 @@ def _of_tokens(outputs, packs):
 
 
 def _to_numpy(output):
-    """An output `[B, S, ...]` as `[B, S, D]`; half precision as float32, others as they are."""
-    if hasattr(output, "detach"):  # of torch, which has types that NumPy has not
-        output = output.detach().cpu()
-        output = output if "float64" in str(output.dtype) else output.float()
-    array = np.asarray(output)
-    # "Exactly 0" is so in the model's own precision
-    array = array if array.dtype.kind in "biu" or array.dtype == np.float64 else array.astype(np.float32)
+    """An output `[B, S, ...]` as floats `[B, S, D]` that hold its values, float32 at least."""
+    array = as_array(output, "`model`", "return real numbers")
+    # Bools and small integers have differences only as floats
+    array = array.astype(np.result_type(array.dtype, np.float32))
     return array.reshape(*array.shape[:2], -1)
 
 

@@ -17,6 +17,7 @@ from collections import Counter
 
 import numpy as np
 
+from bert_packed.packing.arguments import check_whole
 from bert_packed.packing.histogram import check_arguments
 from bert_packed.packing.plan import make_plan
 
@@ -59,8 +60,7 @@ def pack_local_greedy(histogram, max_seq_length, max_sequences_per_pack, *, buff
     With a buffer of 1 it is `pack_greedy`. See `algorithms` for the other arguments and the result.
     """
     counts, depth = check_arguments(histogram, max_seq_length, max_sequences_per_pack)
-    if buffer_size < 1:
-        raise ValueError(f"`buffer_size` must be at least 1. Received: {buffer_size!r}.")
+    check_whole("buffer_size", buffer_size, 1)
     waiting = [0] * (max_seq_length + 1)
     present = 0  # bit l is set where a sequence of length l waits
     num_waiting = 0

@@ -10,7 +10,8 @@ import math
 
 import numpy as np
 
-from bert_packed.packing.histogram import check_arguments, is_whole
+from bert_packed.packing.arguments import is_whole
+from bert_packed.packing.histogram import check_arguments
 from bert_packed.packing.knapsack import VALUE_BITS, best_packs
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from bert_packed.packing.arguments import as_array, check_choice, check_whole, is_whole, shown
+
 KNOWN_FOLDER = Path(__file__).parent / "histograms"  # each file says where it comes from
 MAX_COUNT = 2**53  # up to here a count read from JSON as a float is the whole number that was meant
 MAX_LENGTH = 2**20  # of sequences and packs; a longer one is a slip, which must not ask for all memory
@@ -24,11 +26,11 @@ def count_lengths(lengths, max_seq_length):
 
 def check_lengths(lengths, max_seq_length):
     """Check that lengths are whole numbers `[n]` in 1..S, and return them as int64; raises `ValueError`."""
-    lengths = _as_array(lengths, "lengths")
+    lengths = as_array(lengths, "`lengths`", "have one dimension", kinds=None, shape=(None,))
     if lengths.dtype.kind not in "iu":  # integers, of which there may be millions, need no look at each
         wrong = [length for length in lengths.tolist() if not is_whole(length, floats=True)]
         if wrong:
-            raise ValueError(f"every length must be a whole number. Received: {wrong[0]!r}.")
+            raise ValueError(f"every length must be a whole number. Received: {shown(wrong[0])}.")
     if lengths.size and (lengths.min() < 1 or lengths.max() > max_seq_length):
         wrong = lengths.max() if lengths.max() > max_seq_length else lengths.min()
         raise ValueError(f"every length must be in 1..max_seq_length={max_seq_length}. Received: {wrong}.")
@@ -37,7 +39,7 @@ def check_lengths(lengths, max_seq_length):
 
 def check_histogram(histogram, max_seq_length=None):
     """Check that an array is a histogram `[S]` of counts in 0..2**53, whole floats too: int64 `[S]`."""
-    counts = _as_array(histogram, "histogram")
+    counts = as_array(histogram, "`histogram`", "have one dimension", kinds=None, shape=(None,))
     if max_seq_length is not None and len(counts) != max_seq_length:
         raise ValueError(
             f"`histogram` must have max_seq_length={max_seq_length} entries, one per length. "
@@ -45,7 +47,7 @@ def check_histogram(histogram, max_seq_length=None):
         )
     wrong = [count for count in counts.tolist() if not is_whole(count, floats=True)]
     if wrong:
-        raise ValueError(f"`histogram` must hold whole numbers. Received: {wrong[0]!r}.")
+        raise ValueError(f"`histogram` must hold whole numbers. Received: {shown(wrong[0])}.")
     if counts.size and counts.min() < 0:
         raise ValueError(
             "`histogram` must not be negative. "
@@ -67,17 +69,15 @@ def check_arguments(histogram, max_seq_length, max_sequences_per_pack):
 
 def check_limits(max_seq_length, max_sequences_per_pack):
     """Check S and the depth, and return the depth, in 1..S; "max" is S."""
-    if not is_whole(max_seq_length) or not 1 <= max_seq_length <= MAX_LENGTH:
-        raise ValueError(
-            f"`max_seq_length` must be a whole number from 1 to {MAX_LENGTH:,}. Received: {max_seq_length!r}."
-        )
-    depth = max_seq_length if max_sequences_per_pack == "max" else max_sequences_per_pack
-    if not is_whole(depth) or depth < 1:
+    check_whole("max_seq_length", max_seq_length, 1, MAX_LENGTH)
+    if isinstance(max_sequences_per_pack, str) and max_sequences_per_pack == "max":
+        return int(max_seq_length)
+    if not is_whole(max_sequences_per_pack) or max_sequences_per_pack < 1:
         raise ValueError(
             '`max_sequences_per_pack` must be a whole number of at least 1, or "max". '
-            f"Received: {max_sequences_per_pack!r}."
+            f"Received: {shown(max_sequences_per_pack)}."
         )
-    return min(int(depth), int(max_seq_length))
+    return min(int(max_sequences_per_pack), int(max_seq_length))
 
 
 def load_histogram(path, max_seq_length=None):
@@ -109,8 +109,7 @@ def known_histogram_names():
 
 def load_known_histogram(name, max_seq_length=None):
     """Load a histogram that comes with the package, as `load_histogram` does; raises `ValueError`."""
-    if name not in known_histogram_names():
-        raise ValueError(f"`name` must be one of {', '.join(known_histogram_names())}. Received: {name!r}.")
+    check_choice("name", name, known_histogram_names())
     return load_histogram(KNOWN_FOLDER / f"{name}.json", max_seq_length)
 
 
@@ -118,24 +117,6 @@ def to_json(histogram):
     """`{"lengths": [...], "counts": [...]}` of the lengths that occur."""
     present = np.flatnonzero(histogram)
     return {"lengths": (present + 1).tolist(), "counts": np.asarray(histogram)[present].tolist()}
-
-
-def is_whole(number, floats=False):
-    """True for an integer that is no bool; with `floats` also for 2.0, as JSON may have it."""
-    if isinstance(number, bool | np.bool_):
-        return False
-    is_integer = isinstance(number, int | np.integer)
-    return is_integer or (floats and isinstance(number, float | np.floating) and float(number).is_integer())
-
-
-def _as_array(values, name):
-    try:
-        array = np.asarray(values)
-    except ValueError as error:  # lists of different lengths
-        raise ValueError(f"`{name}` must have one dimension. Received: {error}") from error
-    if array.ndim != 1:
-        raise ValueError(f"`{name}` must have one dimension. Received shape: {array.shape}.")
-    return array
 
 
 def _parse_histogram(text, max_seq_length):

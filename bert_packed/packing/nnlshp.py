@@ -19,6 +19,7 @@ sequence on Wikipedia, vanishes in rounding, and the products of columns stay wi
 
 import numpy as np
 
+from bert_packed.packing.arguments import check_whole
 from bert_packed.packing.histogram import check_arguments, check_histogram
 from bert_packed.packing.plan import make_plan
 from bert_packed.packing.slots import count_slots, fill_slots
@@ -67,8 +68,7 @@ def first_mix(
     from scipy import sparse  # half a second: not for --help and the other algorithms
 
     counts, depth = check_arguments(histogram, max_seq_length, max_sequences_per_pack)
-    if not (isinstance(offset, int) and offset >= 0):
-        raise ValueError(f"`offset` must be a whole number from 0. Received: {offset!r}.")
+    check_whole("offset", offset)
     if not 0 <= weight <= 1:
         raise ValueError(f"`weight` must be in 0..1. Received: {weight!r}.")
     if not counts.any():

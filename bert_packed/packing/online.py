@@ -12,8 +12,9 @@ import itertools
 
 import numpy as np
 
+from bert_packed.packing.arguments import check_choice, check_whole, is_whole
 from bert_packed.packing.descending import first_fit_decreasing, longest_pack_first, packs_of_three
-from bert_packed.packing.histogram import check_lengths, check_limits, is_whole
+from bert_packed.packing.histogram import check_lengths, check_limits
 
 DEEPEST_OF_THREE = 5  # above, packs of three gain next to nothing, at a tenth of the speed
 
@@ -65,15 +66,11 @@ class OnlinePacker:
                 and slower (0.25 packs 0.01 % better than 0.75 at half the speed).
         """
         self._depth = check_limits(max_seq_length, max_sequences_per_pack)
-        if not is_whole(buffer_size) or buffer_size < 1:
-            raise ValueError(
-                f"`buffer_size` must be a whole number of at least 1. Received: {buffer_size!r}."
-            )
+        check_whole("buffer_size", buffer_size, 1)
         max_age = 10 * buffer_size if max_age is None else max_age
         if not max_age >= buffer_size:
             raise ValueError(f"`max_age` must be at least buffer_size={buffer_size}. Received: {max_age!r}.")
-        if policy not in POLICIES:
-            raise ValueError(f"`policy` must be one of {', '.join(POLICIES)}. Received: {policy!r}.")
+        check_choice("policy", policy, POLICIES)
         if not 0 < leaving_share <= 1:
             raise ValueError(f"`leaving_share` must be over 0 and at most 1. Received: {leaving_share!r}.")
         self._buffer_size = buffer_size

@@ -10,8 +10,9 @@ from collections import Counter
 
 import numpy as np
 
+from bert_packed.packing.arguments import is_whole
 from bert_packed.packing.bounds import Certificate, certify
-from bert_packed.packing.histogram import check_arguments, is_whole
+from bert_packed.packing.histogram import check_arguments
 
 
 @dataclasses.dataclass(frozen=True)

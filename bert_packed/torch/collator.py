@@ -12,9 +12,16 @@ from torch.nn import functional
 
 from bert_packed.assembly import in_memory
 from bert_packed.assembly.block_attention_mask import attention_mask
-from bert_packed.assembly.given_columns import POSITION_IDS, SEQUENCE_IDS, SEQUENCE_INDEX, TOKENS
+from bert_packed.assembly.given_columns import (
+    POSITION_IDS,
+    SEQUENCE_IDS,
+    SEQUENCE_INDEX,
+    TOKENS,
+    read_packs,
+)
 from bert_packed.core.settings import InputError
-from bert_packed.packing.histogram import check_limits, is_whole
+from bert_packed.packing.arguments import check_choice, check_whole, is_number, iterate, shown
+from bert_packed.packing.histogram import check_limits
 
 ATTENTIONS = ("mask", "positions", "varlen")
 LABELS = "labels"
@@ -77,19 +84,20 @@ class PackingCollator:
                 sequence the same masks always, whatever its batch, pack, worker or rank: for evaluation.
 
         Raises:
-            InputError: an argument breaks its rule; when called, a sequence does.
+            ValueError: an argument breaks its rule; when called, a sequence or a row does, which is named.
         """
         check_limits(max_seq_length, max_sequences_per_pack)
-        self.is_causal = not mlm_probability
-        if not self.is_causal:
-            if not isinstance(mlm_probability, int | float) or not 0 < mlm_probability <= 1:
-                rule = "be a number from 0 to 1, or None"
-                raise InputError(f"`mlm_probability` must {rule}. Received: {mlm_probability!r}.")
-            if tokenizer.mask_token_id is None:
-                rule = "have a mask token, unless mlm_probability=None"
-                raise InputError(f"`tokenizer` must {rule}. Received: {type(tokenizer).__name__}.")
-        if attention not in ATTENTIONS:
-            raise InputError(f"`attention` must be one of {', '.join(ATTENTIONS)}. Received: {attention!r}.")
+        if not hasattr(tokenizer, "pad_token_id"):
+            raise InputError(f"`tokenizer` must be one of transformers. Received: {shown(tokenizer)}.")
+        mlm_probability = 0 if mlm_probability is None else mlm_probability
+        if not is_number(mlm_probability) or not 0 <= mlm_probability <= 1:
+            rule = "be a number from 0 to 1, or None"
+            raise InputError(f"`mlm_probability` must {rule}. Received: {shown(mlm_probability)}.")
+        self.is_causal = mlm_probability == 0
+        if not self.is_causal and tokenizer.mask_token_id is None:
+            rule = "have a mask token, unless mlm_probability=None"
+            raise InputError(f"`tokenizer` must {rule}. Received: {type(tokenizer).__name__}.")
+        check_choice("attention", attention, ATTENTIONS)
         if attention == "positions" and not self.is_causal:
             # transformers makes masks of encoders without a look at positions: every token would see all
             rule = "be mask or varlen, unless mlm_probability=None"
@@ -97,13 +105,13 @@ class PackingCollator:
         if sliding_window is not None:
             if self.is_causal or attention != "mask":
                 rule = 'be None, unless masked language modeling has attention="mask"'
-                raise InputError(f"`sliding_window` must {rule}. Received: {sliding_window!r}.")
-            _check_whole("sliding_window", sliding_window)
+                raise InputError(f"`sliding_window` must {rule}. Received: {shown(sliding_window)}.")
+            check_whole("sliding_window", sliding_window)
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise InputError(f"`dtype` must be a floating type of torch. Received: {dtype!r}.")
-        _check_whole("first_position", first_position)
+            raise InputError(f"`dtype` must be a floating type of torch. Received: {shown(dtype)}.")
+        check_whole("first_position", first_position)
         if seed is not None:
-            _check_whole("seed", seed)
+            check_whole("seed", seed)
         if per_sequence and self.is_causal:
             raise InputError("`per_sequence` must be False for causal models. Received: True.")
         self.tokenizer, self.mlm_probability = tokenizer, mlm_probability
@@ -152,12 +160,7 @@ class PackingCollator:
                 f"rows of `pack_dataset` must have {SEQUENCE_IDS}; for Trainer remove_unused_columns=False. "
                 f"Received: {', '.join(columns)}."
             )
-        columns.pop(SEQUENCE_INDEX, None)  # of another length in rows of another plan
-        packs = {name: np.asarray(values) for name, values in columns.items()}
-        if packs[TOKENS].shape[1:] != (self.max_seq_length,):
-            rule = f"have max_seq_length={self.max_seq_length} tokens"
-            raise InputError(f"rows of `pack_dataset` must {rule}. Received: {packs[TOKENS].shape[1]}.")
-        return packs
+        return read_packs(columns, self.max_seq_length)
 
     def _mask(self, tokens, sequence_ids, is_special):
         """Tokens with the predictions masked, and labels, both `[B, S]`."""
@@ -209,7 +212,7 @@ def pack_dataset(dataset, max_seq_length, max_sequences_per_pack="max", *, seed=
         Rows for `PackingCollator`: the columns of `bert_packed.pack`, padding 0, in labels -100.
 
     Raises:
-        InputError: an argument breaks its rule; the message names column and sequence.
+        ValueError: an argument breaks its rule; the message names column and sequence.
     """
     if not isinstance(getattr(dataset, "column_names", None), list) or not hasattr(dataset, "from_dict"):
         raise InputError(f"`dataset` must be a datasets.Dataset. Received: {type(dataset).__name__}.")
@@ -265,22 +268,18 @@ def per_sequence_loss(outputs, labels, num_items_in_batch=None):
     return (nll * weights_BS.flatten()).sum() * labels.shape[-1] / num_items_in_batch
 
 
-def _check_whole(name, value):
-    if not is_whole(value) or value < 0:
-        raise InputError(f"`{name}` must be a whole number from 0. Received: {value!r}.")
-
-
 def _read_examples(examples):
-    """Columns of a list of dicts that have the same ones."""
+    """Columns of dicts that have the same ones."""
+    examples = list(iterate(examples, "`examples`", "be a list of dicts"))
     if not examples:
         raise InputError("`examples` must hold one sequence or more. Received: none.")
     for number, one in enumerate(examples):
         if not isinstance(one, Mapping) or TOKENS not in one:
-            received = ", ".join(map(str, one)) if isinstance(one, Mapping) else f"{one!r:.100}"
+            received = ", ".join(map(str, one)) if isinstance(one, Mapping) else shown(one)
             raise InputError(f"sequence {number} must be a dict with {TOKENS}. Received: {received}.")
         if one.keys() != examples[0].keys():
-            rule = f"have the columns {', '.join(examples[0])}"
-            raise InputError(f"sequence {number} must {rule}. Received: {', '.join(one)}.")
+            rule = f"have the columns {', '.join(map(str, examples[0]))}"
+            raise InputError(f"sequence {number} must {rule}. Received: {', '.join(map(str, one))}.")
     return {name: [one[name] for one in examples] for name in examples[0]}
 
 

@@ -10,6 +10,7 @@ from bert_packed import schema
 from bert_packed.assembly.block_attention_mask import attention_mask
 from bert_packed.core.settings import InputError
 from bert_packed.data.read_order import find_spans, index_files, read_order
+from bert_packed.packing.arguments import MAX_SEED, check_whole
 from bert_packed.records.examples import parse_example
 from bert_packed.records.file_scans import read_scans, read_scans_beside, scan_unchanged, write_scans
 from bert_packed.records.first_records import read_pack_spec
@@ -61,8 +62,8 @@ class PackedDataset(torch.utils.data.IterableDataset):
         num_packs: Packs per epoch, of all ranks.
 
     Raises:
-        InputError: a file holds no packs for masked tokens and next sentences, is damaged, or disagrees with
-            the others or with the manifest beside it.
+        ValueError: an argument breaks its rule. Or a file holds no packs for masked tokens and next
+            sentences, is damaged, or disagrees with the others or with the manifest beside it.
     """
 
     def __init__(
@@ -82,10 +83,10 @@ class PackedDataset(torch.utils.data.IterableDataset):
             )
         if rank is None:
             rank, world_size = _find_rank()
-        if not 0 <= rank < world_size:
-            raise InputError(f"`rank` must be from 0 and below world_size={world_size}. Received: {rank}.")
-        if shuffle_buffer_size < 1:
-            raise InputError(f"`shuffle_buffer_size` must be at least 1. Received: {shuffle_buffer_size}.")
+        check_whole("world_size", world_size, 1)
+        check_whole("rank", rank, 0, world_size - 1)
+        check_whole("shuffle_buffer_size", shuffle_buffer_size, 1)
+        check_whole("seed", seed, maximum=MAX_SEED)
         paths = find_files(str(input_file), "input_file")
         self.spec = read_pack_spec(paths, pattern=str(input_file))
         if self.spec.objective != schema.MLM_NSP:

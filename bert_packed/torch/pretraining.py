@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from bert_packed.assembly.block_attention_mask import attention_mask
-from bert_packed.core.settings import InputError
+from bert_packed.packing.arguments import check_choice
 
 ATTENTIONS = ("sdpa", "eager")  # those that take a 4D mask
 WEIGHTINGS = ("per_sequence", "per_token")
@@ -25,16 +25,13 @@ class PackedBertForPreTraining(torch.nn.Module):
         """Dict of `mlm_logits` `[B, P, V]` and `nsp_logits` `[B, K, 2]` from stacked items of
         `PackedDataset`.
 
-        A missing `attention_mask` is made from `sequence_ids`. Raises `InputError` where the model's
+        A missing `attention_mask` is made from `sequence_ids`. Raises `ValueError` where the model's
         attention would ignore a 4D mask, and so let sequences see each other.
         """
         bert, heads = self.model.bert, self.model.cls
         # `set_attn_implementation` is public, and nothing that reads it
         attention = self.model.config._attn_implementation
-        if attention not in ATTENTIONS:  # not in `__init__`: it may change at any time
-            raise InputError(
-                f"`attn_implementation` must be one of {', '.join(ATTENTIONS)}. Received: {attention}."
-            )
+        check_choice("attn_implementation", attention, ATTENTIONS)  # not in `__init__`: it may change
         mask_B1SS = batch.get("attention_mask")
         if mask_B1SS is None:
             mask_B1SS = attention_mask(batch["sequence_ids"], self.model.dtype)
@@ -79,8 +76,7 @@ def pretraining_loss(logits, batch, mlm_loss="per_sequence", counts=None):
     Returns:
         Dict of float32 scalars: `mlm_loss`, `nsp_loss` and their sum, `loss`.
     """
-    if mlm_loss not in WEIGHTINGS:
-        raise InputError(f"`mlm_loss` must be one of {', '.join(WEIGHTINGS)}. Received: {mlm_loss}.")
+    check_choice("mlm_loss", mlm_loss, WEIGHTINGS)
     counts = pretraining_counts(batch) if counts is None else counts
     sequences_BP = batch["masked_lm_sequences"]
     weights_BP = (sequences_BP > 0).float()

@@ -49,13 +49,20 @@ def test_a_mask_to_be_added(library, dtype):
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
-@pytest.mark.parametrize("dtype", ["int32", "bool", "text"])
+@pytest.mark.parametrize("dtype", ["int32", "bool", "text", 1.5])
 def test_a_type_that_is_not_floating(library, dtype):
     ids = arrays(library)
     module = pytest.importorskip(library)
-    given = getattr(module.numpy if library == "jax" else module, dtype, dtype)
+    given = getattr(module.numpy if library == "jax" else module, str(dtype), dtype)
     with pytest.raises(InputError, match=r"`dtype` must be a floating type of .*\. Received: "):
         bert_packed.attention_mask(ids, given)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
+def test_a_number_is_no_pack(library):
+    number = arrays(library)[0, 0]
+    with pytest.raises(ValueError, match=r"`sequence_ids` must be whole numbers \[\.\.\., S\]\. Received: "):
+        bert_packed.attention_mask(number)
 
 
 def test_float64_is_finite_where_jax_has_none():

@@ -13,6 +13,10 @@ from bert_packed.core.settings import InputError
 from bert_packed.packing.histogram import load_known_histogram
 
 LENGTH = 16
+ONES = (
+    "sequence 0: attention_mask must be 1 at every token, since a sequence is one and without padding. "
+    "Received: {}."
+)
 WHOLE = "`packs`: pack {} must be a list of whole numbers. Received: {}."
 
 
@@ -170,7 +174,7 @@ def load_lengths():
     ],
 )
 def test_packs_of_others_that_are_wrong(packs, depth, message):
-    with pytest.raises(InputError) as error:
+    with pytest.raises(ValueError) as error:
         bert_packed.verify_plan(packs, [3, 5, 6], 8, depth)
     assert str(error.value) == message
 
@@ -209,11 +213,10 @@ def test_packs_of_others_that_are_wrong(packs, depth, message):
             {},
             "sequence 1: y must be a list in every sequence, or in none. Received: 2.",
         ),
-        (
-            {"input_ids": [[1, 0]], "attention_mask": [[1, 0]]},
-            {},
-            "sequence 0 must be without padding. Received: attention_mask with 0.",
-        ),
+        ({"input_ids": [[1, 0]], "attention_mask": [[1, 0]]}, {}, ONES.format([1, 0])),
+        ({"input_ids": [[1, 2]], "attention_mask": [[1, 2]]}, {}, ONES.format([1, 2])),  # axolotl's numbers
+        ({"input_ids": [[1, 2]], "attention_mask": [[1, 0.5]]}, {}, ONES.format([1.0, 0.5])),
+        ({"input_ids": [[1, 2]], "attention_mask": [[np.nan, 1]]}, {}, ONES.format([np.nan, 1.0])),
         (
             [[1]],
             {"padding": {"labels": 1}},
@@ -225,9 +228,14 @@ def test_packs_of_others_that_are_wrong(packs, depth, message):
         ({"input_ids": [[1]], "y": 5}, {}, "`sequences` must have a list of entries in y. Received: 5."),
         ([[1]], {"padding": {"input_ids": "x"}}, "`padding` of input_ids must be a number that fits int64."),
         ([[1]], {"padding": {"input_ids": 0.5}}, "`padding` of input_ids must be a number that fits int64."),
+        ([[1]], {"padding": {1: 0, "y": 0}}, "`padding` must be for columns of the sequences. Received: 1."),
+        ({"input_ids": [[1]], "y": np.array(5)}, {}, "`sequences` must have a list of entries in y."),
         ([[1]], {"padding": ["y"]}, "`padding` must be a dict from column to value. Received: ['y']."),
-        ([[1]], {"seed": -1}, "`seed` must be a whole number from 0 and below 2**63. Received: -1."),
+        ([[1]], {"seed": -1}, "`seed` must be a whole number from 0 to 9,223,372,036,854,775,807."),
+        ([[1]], {"seed": np.arange(2)}, "`seed` must be a whole number from 0 to"),
         ([[1]], {"algorithm": "best"}, "`algorithm` must be one of cghp, "),
+        ([[1]], {"algorithm": []}, "`algorithm` must be one of cghp, "),
+        ([[1]], {"max_sequences_per_pack": np.arange(2)}, "`max_sequences_per_pack` must be a whole number"),
         (
             [[1]],
             {"max_sequences_per_pack": 0},
@@ -239,6 +247,58 @@ def test_mistakes(sequences, options, message):
     with pytest.raises(ValueError) as error:
         bert_packed.pack(sequences, 8, **options)
     assert str(error.value).startswith(message) and "\n" not in str(error.value)
+
+
+PACKS = bert_packed.pack([[5, 6, 7], [8, 9]], 6)
+READERS = {
+    "plan": lambda wrong: bert_packed.plan(wrong, 8),
+    "pack": lambda wrong: bert_packed.pack([[1, 2], wrong], 8),
+    "pack: a column": lambda wrong: bert_packed.pack({"input_ids": [[1], [2, 3]], "y": [[1], wrong]}, 8),
+    "pack: padding": lambda wrong: bert_packed.pack([[1]], 8, padding={"input_ids": wrong}),
+    "pack_stream": lambda wrong: list(bert_packed.pack_stream([[1], wrong], 8)),
+    "unpack": bert_packed.unpack,
+    "unpack: a column": lambda wrong: bert_packed.unpack({**PACKS, "y": wrong}),
+    "unpack: sequence_ids": lambda wrong: bert_packed.unpack({**PACKS, "sequence_ids": wrong}),
+    "unpack: sequence_index": lambda wrong: bert_packed.unpack({**PACKS, "sequence_index": wrong}),
+    "verify_plan": lambda wrong: bert_packed.verify_plan([wrong, [0]], [3, 2], 6),
+    "verify_plan: lengths": lambda wrong: bert_packed.verify_plan([[1, 0]], wrong, 6),
+    "verify_plan: sequence_index": lambda wrong: bert_packed.verify_plan(
+        {**PACKS, "sequence_index": wrong}, [3, 2], 6
+    ),
+    "attention_mask": bert_packed.attention_mask,
+    "audit_model: packs": lambda wrong: bert_packed.audit_model(len, wrong),
+    "audit_model: a column": lambda wrong: bert_packed.audit_model(len, {**PACKS, "input_ids": wrong}),
+    "audit_model: outputs": lambda wrong: bert_packed.audit_model(lambda batch: wrong, PACKS),
+}
+
+
+class Unreadable:
+    """Has no values, but a `repr` of two lines."""
+
+    def __repr__(self):
+        return "no\nvalues"
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        None,
+        "abc",
+        [[1], [2, 3]],
+        [1, None],
+        [1, 1j],
+        np.ma.array([1, 2], mask=[False, True]),
+        [np.ma.array([1, 2], mask=[False, True]), [3, 4]],
+        np.array([["a"], ["b"]]),
+        Unreadable(),
+    ],
+    ids=["None", "text", "ragged", "objects", "complex", "masked", "masked rows", "texts", "unreadable"],
+)
+def test_what_is_no_array_of_numbers(read, wrong):
+    """No public function ends in an error of NumPy's or takes masked values for others."""
+    with pytest.raises(ValueError, match=r"^[^\n]* Received[^\n]*\.$"):
+        read(wrong)
 
 
 def test_mistakes_of_a_stream_name_its_sequence():
@@ -292,10 +352,11 @@ def test_columns_keep_their_types(dtype):
 def test_arguments_of_a_stream_are_checked_at_once():
     for arguments, message in [
         ({"buffer": 0}, "`buffer` must be a whole number from 1. Received: 0."),
+        ({"sequences": None}, "`sequences` must be an iterable of lists, or of dicts. Received: None."),
         ({"max_seq_length": 0}, "`max_seq_length` must be a whole number"),
     ]:
         with pytest.raises(ValueError, match=re.escape(message)):
-            bert_packed.pack_stream([], **{"max_seq_length": 8, **arguments})
+            bert_packed.pack_stream(**{"sequences": [], "max_seq_length": 8, **arguments})
 
 
 def test_wrong_packs_are_not_unpacked():
@@ -315,10 +376,15 @@ def test_wrong_packs_are_not_unpacked():
             {**packs, "sequence_ids": np.array([[1, 1, 3, 3, 3, 0]])},
             "`packs` must have sequence_ids 1, 2",
         ),
-        ({**packs, "sequence_ids": packs["sequence_ids"] / 1}, "`packs` must have sequence_ids 1, 2"),
+        (
+            {**packs, "sequence_ids": packs["sequence_ids"] / 1},
+            "`packs`: sequence_ids must be whole numbers [B, S].",
+        ),
+        ({**packs, "sequence_index": np.array([1, 0])}, "`packs`: sequence_index must be whole numbers"),
+        ({**packs, "sequence_index": np.zeros((2, 2), int)}, "`packs` must have sequence_ids 1, 2"),
         ({**packs, "y": np.zeros((1, 3))}, "every column of `packs` must begin with [1, 6] or [1, 2]."),
     ]:
-        with pytest.raises(InputError) as error:
+        with pytest.raises(ValueError) as error:
             bert_packed.unpack(wrong)
         assert str(error.value).startswith(message)
 

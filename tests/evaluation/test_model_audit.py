@@ -108,11 +108,41 @@ def test_mistakes(packs):
             {**packs, "kind": packs["input_ids"][:, :3]},
             "every column of `packs` must have the shape",
         ),
+        (
+            model(),
+            {**packs, "sequence_ids": packs["sequence_index"]},
+            "every column of `packs` must have the shape",
+        ),
         (lambda batch: rng.normal(size=batch["input_ids"].shape), packs, "`model` must give equal outputs"),
         (lambda batch: np.zeros(3), packs, r"`model` must return an array that begins with \[\d+, 12\]"),
+        (lambda batch: batch["input_ids"] * 1j, packs, r"`model` must return real numbers\. Received: array"),
+        (None, packs, r"`model` must be a function, a Keras model or a torch\.nn\.Module\. Received: None"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            bert_packed.audit_model(wrong, what)
+    for options, message in [
+        ({"inputs": 5}, r"`inputs` must be a function or None\. Received: 5"),
+        ({"tolerance": np.nan}, r"`tolerance` must be a number from 0, or None\. Received: nan"),
     ]:
         with pytest.raises(InputError, match=message):
-            bert_packed.audit_model(wrong, what)
+            bert_packed.audit_model(model(), packs, **options)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "float16", "bfloat16", "longdouble"])
+def test_outputs_of_any_type(packs, dtype):
+    """Differences of bools and of small integers fail or overflow in their own type."""
+    if dtype == "bfloat16":
+        dtype = pytest.importorskip("ml_dtypes").bfloat16
+
+    def bits(batch):
+        found = (batch["input_ids"][..., None] >> np.arange(8)) & 1
+        return (found * 128).astype(dtype)  # -128 in int8, whose absolute value is -128
+
+    def with_the_last(batch):
+        return np.concatenate([bits(batch), np.roll(bits(batch), 1, axis=1)], axis=-1)
+
+    assert bert_packed.audit_model(bits, packs).passed
+    assert failed(bert_packed.audit_model(with_the_last, packs)) == [NAMES[0], NAMES[2]]
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +176,26 @@ def test_transformers_bert(packs, reference, attention):
     assert len(failed(bert_packed.audit_model(bert, packs, inputs=padding_mask))) == 3
     assert bert_packed.audit_model(bert.bfloat16(), packs).passed
     bert.float()
+
+    def with_gradients(batch):
+        return bert.get_input_embeddings()(torch.as_tensor(batch["input_ids"])).bfloat16()
+
+    assert bert_packed.audit_model(with_gradients, packs).passed
+    bert.get_input_embeddings().requires_grad_(True)
+    assert bert_packed.audit_model(with_gradients, packs).passed
+
+    class InPlace(torch.nn.Module):
+        """Changes its embeddings in place, which a leaf of autograd does not allow."""
+
+        def forward(self, input_ids):
+            return bert.get_input_embeddings()(input_ids).mul_(2)
+
+        def get_input_embeddings(self):
+            return bert.get_input_embeddings()
+
+    in_place = InPlace()
+    in_place.bert = bert
+    assert "neighbors: gradient on their embeddings" in str(bert_packed.audit_model(in_place, packs))
 
     class Shifted(torch.nn.Module):
         """A gradient for the token before, and nothing wrong forward."""

@@ -199,8 +199,8 @@ def test_a_state_that_none_gives_is_refused(change, message):
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"buffer_size": 0}, "`buffer_size` must be a whole number of at least 1. Received: 0"),
-        ({"buffer_size": 4.5}, "`buffer_size` must be a whole number of at least 1. Received: 4.5"),
+        ({"buffer_size": 0}, "`buffer_size` must be a whole number from 1. Received: 0"),
+        ({"buffer_size": 4.5}, "`buffer_size` must be a whole number from 1. Received: 4.5"),
         ({"buffer_size": 9, "max_age": 8}, "`max_age` must be at least buffer_size=9. Received: 8"),
         ({"max_age": math.nan}, "`max_age` must be at least buffer_size=10000. Received: nan"),
         ({"policy": "worst_fit"}, "`policy` must be one of best_fit, first_fit. Received: 'worst_fit'"),

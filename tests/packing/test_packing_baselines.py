@@ -111,7 +111,7 @@ def test_the_order_of_arrival_is_of_the_seed():
 
 
 def test_a_buffer_without_room_is_refused():
-    with pytest.raises(ValueError, match=r"`buffer_size` must be at least 1\. Received: 0"):
+    with pytest.raises(ValueError, match=r"`buffer_size` must be a whole number from 1\. Received: 0"):
         pack_local_greedy([1, 2], 2, 1, buffer_size=0)
 
 

@@ -36,7 +36,7 @@ def test_lengths_are_counted():
         ([3, float("nan")], r"every length must be a whole number\. Received: nan"),
         ([True], r"every length must be a whole number\. Received: True"),
         ([2**70], r"every length must be in 1..max_seq_length=5\. Received: 1180591620717411303424"),
-        ([[1], [2]], r"`lengths` must have one dimension\. Received shape: \(2, 1\)"),
+        ([[1], [2]], r"`lengths` must have one dimension\. Received: \[\[1\], \[2\]\]"),
         ([[1], 2], r"`lengths` must have one dimension"),
     ],
 )

@@ -35,6 +35,9 @@ CONFIGS = {
     ),
     "llama": ("Llama", "CausalLM", IDS),
     "mistral": ("Mistral", "CausalLM", {"sliding_window": 3, "num_key_value_heads": 2, **IDS}),
+    "gpt_neox": ("GPTNeoX", "CausalLM", IDS),
+    "qwen2": ("Qwen2", "CausalLM", {"num_key_value_heads": 2, **IDS}),
+    "opt": ("OPT", "CausalLM", {"ffn_dim": 32, "word_embed_proj_dim": 16, **IDS}),
 }
 CAUSAL = ("llama", "mistral")
 OPTIONS = {"roberta": {"first_position": PAD + 1}} | {kind: {"mlm_probability": None} for kind in CAUSAL}
@@ -327,6 +330,7 @@ def test_masks_of_a_seed_follow_from_the_sequence(tokenizer):
     rows = random_rows(40, 20)
     collator = PackingCollator(tokenizer, LENGTH, seed=3)
     once = load(rows, collator)
+    assert masked(sequences_of(collator(row for row in rows))) == once  # of a generator
     assert load(rows, collator, num_workers=2, batch_size=7) == once == load(rows[::-1], collator)
     packed = pack_dataset(datasets.Dataset.from_list(rows), LENGTH)
     assert load(packed, collator, batch_size=3) == once
@@ -401,15 +405,19 @@ def test_what_attention_is_given(tokenizer):
     assert varlen["position_ids"].tolist() == [[0, 1, 0, 1, 2, 0]]
 
 
-def test_positions_isolate_in_a_loop_of_ones_own(tokenizer, rows):
-    """Where the configuration asks for a cache, with which transformers sees no sequences."""
-    model = build("llama").eval()
+@pytest.mark.parametrize(
+    "kind, is_right", [("llama", True), ("gpt_neox", True), ("qwen2", True), ("opt", False)]
+)
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_positions_isolate_models_of_the_page(tokenizer, rows, kind, is_right, attention):
+    """Also where the configuration asks for a cache, with which transformers sees no sequences."""
+    model = build(kind, attention).eval()
     assert model.config.use_cache
     packs = [PackingCollator(tokenizer, LENGTH, None, attention=one)(rows) for one in ("mask", "positions")]
     with torch.no_grad():
         want, got = (model(**batch) for batch in packs)
     is_real = packs[0]["input_ids"] != PAD
-    assert torch.allclose(got.logits[is_real], want.logits[is_real], atol=1e-5)
+    assert torch.allclose(got.logits[is_real], want.logits[is_real], atol=1e-5) == is_right
 
 
 def test_labels_by_sequence():
@@ -440,7 +448,7 @@ def test_the_example_of_the_page(tmp_path, monkeypatch):
 class WithoutMask:
     """A tokenizer of a causal model."""
 
-    mask_token_id = None
+    pad_token_id = mask_token_id = None
 
 
 @pytest.mark.parametrize(
@@ -448,6 +456,11 @@ class WithoutMask:
     [
         ({"mlm_probability": 1.5}, "`mlm_probability` must be a number from 0 to 1, or None. Received: 1.5."),
         ({"mlm_probability": "0.3"}, "or None. Received: '0.3'."),
+        ({"mlm_probability": True}, "or None. Received: True."),
+        ({"mlm_probability": math.nan}, "or None. Received: nan."),
+        ({"mlm_probability": []}, "or None. Received: []."),
+        ({"tokenizer": None}, "`tokenizer` must be one of transformers. Received: None."),
+        ({"attention": []}, "`attention` must be one of mask, positions, varlen. Received: []."),
         (
             {"tokenizer": WithoutMask()},
             "`tokenizer` must have a mask token, unless mlm_probability=None. Received: WithoutMask.",
@@ -469,6 +482,9 @@ def test_wrong_options(tokenizer, options, message):
 
 
 PACKED = {"input_ids": [5, 6], "position_ids": [0, 1]}
+RUNS, RESTARTS = [1] * 10 + [2] * 10 + [0] * 4, [*range(10), *range(10), 0, 0, 0, 0]
+ROW = {"input_ids": [5] * LENGTH, "sequence_ids": RUNS, "position_ids": RESTARTS}
+ONE_RUN = "be 1, 2, ..., each in one run, and 0 in padding, which stands last"
 
 
 @pytest.mark.parametrize(
@@ -486,12 +502,53 @@ PACKED = {"input_ids": [5, 6], "position_ids": [0, 1]}
         ([PACKED], "rows of `pack_dataset` must have sequence_ids; for Trainer remove_unused_columns=False."),
         (
             [PACKED | {"sequence_ids": [1, 1], "sequence_index": [0]}],
-            "rows of `pack_dataset` must have max_seq_length=24 tokens. Received: 2.",
+            "row 0: input_ids must have max_seq_length=24 numbers. Received: [5, 6].",
+        ),
+        (None, "`examples` must be a list of dicts. Received: None."),
+        (
+            [{"input_ids": [5, 6, 7, 8], "attention_mask": [1, 1, 2, 2]}],
+            "sequence 0: attention_mask must be 1 at every token, since a sequence is one and without",
+        ),
+        (
+            [ROW, ROW | {"position_ids": list(range(LENGTH))}],
+            "row 1, token 10: position_ids must count from 0 in each of sequence_ids. Received: 10.",
+        ),
+        (
+            [ROW | {"sequence_ids": [1] * LENGTH}],
+            "row 0, token 10: position_ids must count from 0 in each of sequence_ids. Received: 0.",
+        ),
+        (
+            [ROW | {"sequence_ids": [1] * 10 + [2] * 10 + [1] * 4}],
+            f"row 0, token 20: sequence_ids must {ONE_RUN}. Received: 1.",
+        ),
+        (
+            [ROW | {"sequence_ids": [1] * 10 + [0] * 10 + [1] * 4}],
+            f"row 0, token 20: sequence_ids must {ONE_RUN}. Received: 1.",
+        ),
+        (
+            [ROW | {"sequence_ids": [1.0] * 23 + [math.nan]}],
+            "row 0, token 23: sequence_ids must be a whole number. Received: nan.",
+        ),
+        (
+            [ROW | {"position_ids": [float(position) for position in RESTARTS]}],
+            "row 0, token 0: position_ids must be a whole number. Received: 0.0.",
+        ),
+        (
+            [ROW, ROW | {"position_ids": [0, 1]}],
+            "row 1: position_ids must have max_seq_length=24 numbers. Received: [0, 1].",
+        ),
+        (
+            [ROW | {"attention_mask": RUNS}],
+            "row 0, token 10: attention_mask must be 1 where sequence_ids are above 0, and 0 elsewhere.",
+        ),
+        (
+            [ROW | {"kind": [1]}, ROW | {"kind": [1, 2]}],
+            "`examples`: kind must be numbers, equally many in each row. Received: [[1], [1, 2]].",
         ),
     ],
 )
 def test_wrong_examples(tokenizer, examples, message):
-    with pytest.raises(InputError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=re.escape(message)):
         PackingCollator(tokenizer, LENGTH)(examples)
 
 
@@ -510,7 +567,7 @@ def test_wrong_labels_of_causal_models(tokenizer, label):
     ],
 )
 def test_wrong_data_sets(columns, message):
-    with pytest.raises(InputError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=re.escape(message)):
         pack_dataset(datasets.Dataset.from_dict(columns), LENGTH)
 
 

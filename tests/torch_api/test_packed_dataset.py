@@ -235,10 +235,12 @@ def test_mistakes(packs, tmp_path):
         ({"input_file": str(tmp_path / "none*")}, "`input_file` must match at least one file"),
         ({"input_file": str(causal)}, "`input_file` must hold packs for mlm_nsp. Received: "),
         ({"rank": 1}, "`rank` and `world_size` must be given together. Received: 1 and None."),
-        ({"rank": 2, "world_size": 2}, "`rank` must be from 0 and below world_size=2. Received: 2."),
-        ({"shuffle_buffer_size": 0}, "`shuffle_buffer_size` must be at least 1. Received: 0."),
+        ({"rank": 2, "world_size": 2}, "`rank` must be a whole number from 0 to 1. Received: 2."),
+        ({"rank": "0", "world_size": 2}, "`rank` must be a whole number from 0 to 1. Received: '0'."),
+        ({"shuffle_buffer_size": 0}, "`shuffle_buffer_size` must be a whole number from 1. Received: 0."),
+        ({"seed": -1}, "`seed` must be a whole number from 0 to 9,223,372,036,854,775,807. Received: -1."),
     ):
-        with pytest.raises(InputError) as found:
+        with pytest.raises(ValueError) as found:
             PackedDataset(**{"input_file": packs, **arguments})
         assert message in str(found.value)
 

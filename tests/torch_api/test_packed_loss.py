@@ -9,7 +9,6 @@ from packs import VOCAB_SIZE, batch_of, random_sequence, write_packs
 from reference import import_reference
 from tiny import MAX_SEQ_LENGTH
 
-from bert_packed.core.settings import InputError
 from bert_packed.records.manifests import MANIFEST_NAME
 
 torch, transformers = import_reference()
@@ -221,8 +220,8 @@ def test_mistakes(batch):
     model = make_model()
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(
-        InputError, match=r"`attn_implementation` must be one of sdpa, eager\. Received: flash"
+        ValueError, match=r"`attn_implementation` must be one of sdpa, eager\. Received: 'flash"
     ):
         PackedBertForPreTraining(model)(batch)
-    with pytest.raises(InputError, match=r"`mlm_loss` must be one of per_sequence, per_token\. Received: x"):
+    with pytest.raises(ValueError, match=r"`mlm_loss` must be one of per_sequence, per_token\. Received: 'x"):
         pretraining_loss({}, batch, "x")
