@@ -76,10 +76,13 @@ class FullConfig(SweepConfig):
         "most sequences in a pack of fine-tuning; 1 = unpacked, as in the paper, or max",
         parse=parse_depth,
     )
-    pretraining_flags: str = setting("", "more flags of run_pretraining.py for each run, as one text")
+    pretraining_flags: str = setting(
+        "", "more flags of run_pretraining.py for each run, as one text", parse=str
+    )
     finetuning_flags: str = setting(
         "--train_batch_size=16 --num_train_epochs=2 --learning_rate=3e-4",
         "more flags of run_squad.py for each run, as one text",
+        parse=str,
     )
 
 

@@ -66,7 +66,7 @@ class CurvesConfig(SweepConfig):
     sequences_per_step: int = setting(64, "sequences per update of the unpacked run", minimum=1)
     learning_rate: float = setting(5e-3, "peak learning rate", minimum=0)
     num_points: int = setting(50, "most rows of each log, evaluations and checkpoints of a run", minimum=1)
-    run_flags: str = setting("", "more flags of run_pretraining.py for every run, as one text")
+    run_flags: str = setting("", "more flags of run_pretraining.py for every run, as one text", parse=str)
 
 
 def main(config):

@@ -92,6 +92,14 @@ def test_files_that_a_docstring_names_exist():
     assert not {(path, name) for path, name in named if not any(t.endswith(f"/{name}") for t in there)}
 
 
+def test_names_of_code_on_the_tour_are_there():
+    """A row named a constant of `setup.py` that was gone."""
+    named = set(re.findall(r"`([A-Z]\w+)`", (ROOT / "docs/reference/architecture.md").read_text()))
+    text = "\n".join(path.read_text() for half in HALVES for path in (ROOT / half).rglob("*.py"))
+    assert len(named) >= 5
+    assert not [name for name in named if not re.search(rf"^(class {name}\b|{name} = )", text, re.MULTILINE)]
+
+
 def test_the_tour_names_every_folder_in_the_order_of_the_rules():
     from test_imports import COMMANDS, ORDER
 

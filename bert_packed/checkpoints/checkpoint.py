@@ -12,7 +12,6 @@ import dataclasses
 import itertools
 import json
 import re
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -66,11 +65,11 @@ def prune_checkpoints(output_dir, keep):
     found = list_checkpoints(output_dir)
     for old in found[:-keep]:
         # Under another name first: killed in the middle, a half-empty folder must not pass for complete
-        shutil.rmtree(old.rename(old.with_name(old.name + storage.PARTIAL_SUFFIX)))
+        storage.remove_folder(old.rename(old.with_name(old.name + storage.PARTIAL_SUFFIX)))
     for path in list(Path(output_dir).iterdir()):
         damaged = DAMAGED.fullmatch(path.name)
         if damaged and found and int(damaged[1]) <= step_of(found[-1]):
-            shutil.rmtree(path)
+            storage.remove_folder(path)
 
 
 def check_checkpoint(path):

@@ -116,7 +116,13 @@ def parse(config_class, argv):
         raise InputError(f"`{positional}` must be given once. Received: a flag, and {extra[0]!r}.")
     if extra:
         values[positional].value = ",".join(extra)
-    names = [field.name for field in dataclasses.fields(config_class)]
+    fields = dataclasses.fields(config_class)
+    for field in fields:
+        value, has_own_rule = values[field.name].value, field.metadata["parse"]
+        # Where a value is forgotten, absl takes the next flag for it
+        if not has_own_rule and isinstance(value, str) and value.startswith("--"):
+            raise InputError(f"`{field.name}` must not begin with --, as a flag does. Received: {value!r}.")
+    names = [field.name for field in fields]
     config = config_class(**{name: values[name].value for name in names})
     if hasattr(config, "check_given"):  # some mistakes are only seen here: a default may have been given
         config.check_given({name for name in names if values[name].present})

@@ -47,7 +47,7 @@ def setting(
         minimum, maximum: Inclusive limits of a number.
         choices: Sequence of the values allowed.
         parse: Function from the flag's text to the value, for types that absl does not know. Raises
-            `ValueError` with the rule.
+            `ValueError` with the rule. Without it, text on a command line must not begin with "--".
         required: Whether text must not be empty.
         only_with: Condition on another setting without which this one must keep its default: "dry_run",
             true or not empty, or "objective=mlm,mlm_nsp", one of these values. A dict from several such

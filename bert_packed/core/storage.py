@@ -150,11 +150,13 @@ def remove(path):
 
 
 def remove_folder(path):
-    """Remove a folder with all that it holds; a missing one is fine."""
+    """Remove a folder with all that it holds; a missing one is fine, a link to one an `InputError`."""
     if not exists(path):
         return
     if is_remote(path):
         _call(_gfile().rmtree, str(path))
+    elif os.path.islink(path):  # which `rmtree` refuses without a name
+        raise InputError(f"a folder that is removed must not be a link. Received: {path}.")
     else:
         shutil.rmtree(path)
 
@@ -267,19 +269,29 @@ def lock(path, in_use):
     """Hold a local file, made where it is missing, or folder against other processes.
 
     The system frees it even where this process is killed. A URL is not locked: an object store has no locks
-    that a killed process would free. `in_use` is the message of the `InputError` where another holds it.
+    that a killed process would free. Yields the descriptor of what is locked, None for a URL.
+
+    Raises:
+        InputError: another process holds it, with the message `in_use`, or a file is a link.
     """
     if is_remote(path):
-        yield
+        yield None
         return
-    # A network file system locks only what is open for writing, which a folder cannot be
-    descriptor = os.open(path, os.O_RDONLY if os.path.isdir(path) else os.O_RDWR | os.O_CREAT, 0o666)
+    # A network file system locks only what is open for writing, which a folder cannot be. Behind a link there
+    # may be anybody's file, and the holder of a lock may write to it
+    flags = os.O_RDONLY if os.path.isdir(path) else os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise InputError(f"a file that is locked must not be a link. Received: {path}.") from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise InputError(in_use) from error
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)
 

@@ -5,12 +5,13 @@ All processes run the same command, each with its own value of the environment v
     TF_CONFIG='{"cluster": {"worker": ["host-a:4711", "host-b:4711"]},
                 "task": {"type": "worker", "index": 1}}'
 
-The backend's coordination service listens at the first worker's address; under TensorFlow every worker also
-listens at its own.
+The processes meet at the first worker's address, where the backend's coordination service then listens; under
+TensorFlow every worker also listens at its own. No service asks who calls.
 """
 
 import contextlib
 import dataclasses
+import ipaddress
 import json
 import os
 import socket
@@ -43,6 +44,29 @@ class Cluster:
             f"up within {seconds} seconds. Received: {received}"
         )
 
+    def check_reachable(self, name, use):
+        """Raise `InputError` where other machines take part, and a name of this one is a loopback address.
+
+        Args:
+            name: Name or address of this machine.
+            use: Phrase that says what it is for.
+        """
+        own = host_of(self.addresses[self.index])
+        if all(host == own or _is_loopback(host) for host in map(host_of, self.addresses)):
+            return
+        try:
+            received = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]
+        except socket.gaierror as error:
+            received = error.strerror
+        else:
+            if not _is_loopback(received):
+                return
+            received += ", a loopback address"
+        raise InputError(
+            f"{name}, {use}, must have an address that other machines reach: give it one in this machine's "
+            f"/etc/hosts. Received: {received}."
+        )
+
 
 def start(distribution, backend, seconds=START_SECONDS):
     """Connect the processes of a run, before the backend initialises its devices.
@@ -63,12 +87,9 @@ def meet(cluster, seconds):
     Each connects to the first one's address and sends its index; once all have, the first answers.
     """
     # Before the backend connects, which would abort, or wait without a limit
-    host, _, port = cluster.addresses[0].rpartition(":")
-    deadline = time.monotonic() + seconds
-    if cluster.index == 0:
-        received = _hear_all(cluster, int(port), deadline)
-    else:
-        received = _go_to_first(cluster, (host.strip("[]"), int(port)), deadline)
+    deadline, first = time.monotonic() + seconds, cluster.addresses[0]
+    address = host_of(first), int(first.rpartition(":")[2])
+    received = (_go_to_first if cluster.index else _hear_all)(cluster, address, deadline)
     if received:
         raise cluster.not_up(seconds, received)
 
@@ -84,13 +105,13 @@ def _go_to_first(cluster, address, deadline):
     return "fewer, or no way to the first."
 
 
-def _hear_all(cluster, port, deadline):
-    is_dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if is_dual else socket.AF_INET
+def _hear_all(cluster, address, deadline):
+    cluster.check_reachable(address[0], f"the first worker of {VARIABLE}")
     try:
-        server = socket.create_server(("", port), family=family, dualstack_ipv6=is_dual)
-    except OSError:
-        return f"port {port} of this machine is taken."
+        family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
+        server = socket.create_server(address, family=family)  # not at others: it does not ask who calls
+    except OSError as error:
+        return f"process 0 cannot listen there: {error.strerror}."
     there = {}
     with server, contextlib.ExitStack() as connections:
         while missing := set(range(1, len(cluster.addresses))) - there.keys():
@@ -143,6 +164,19 @@ def read_cluster(text):
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(addresses):
         raise _error(f"have a task index from 0 and below the number of workers, {len(addresses)}", index)
     return Cluster(tuple(addresses), index)
+
+
+def host_of(address):
+    """Host of an address `HOST:PORT`, an IPv6 one without its brackets."""
+    return address.rpartition(":")[0].strip("[]")
+
+
+def _is_loopback(host):
+    """True for a loopback address, and for the name that everywhere has one."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _is_address(address):

@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 
+from bert_packed.core.settings import InputError
 from bert_packed.parallel.processes import GRACE_SECONDS, HEARTBEAT_SECONDS, end_lost
 
 WATCH_SECONDS = 5.0  # between looks at the others' servers
@@ -41,10 +42,16 @@ class JaxService:
                 initialization_timeout=seconds,
                 heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
                 shutdown_timeout_seconds=SHUTDOWN_SECONDS,
+                coordinator_bind_address=cluster.addresses[0],  # by default it listens at all addresses
             )
+            if jax.default_backend() == "cpu":
+                use = "this machine's name, whose address Gloo gives to the other processes"
+                cluster.check_reachable(socket.gethostname(), use)
             # Gloo connects the sockets of all devices at the first collective, within 30 seconds. In a step
             # that is too short: one process may compile it for much longer than another
             multihost_utils.sync_global_devices("start")
+        except InputError:
+            raise
         except (RuntimeError, ValueError) as error:
             raise cluster.not_up(seconds, f"{error}.") from error
 

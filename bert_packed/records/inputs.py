@@ -192,24 +192,40 @@ def _manifests_beside(paths):
     for directory in sorted({folder_of(path) for path in paths}):
         manifest = read_manifest(directory, any_json=True)
         if manifest is not None:
-            _check_form(manifest, os.path.join(directory, MANIFEST_NAME))
+            if kind := _kind_of(manifest):
+                _check_form(manifest, kind, os.path.join(directory, MANIFEST_NAME))
             yield directory, manifest
 
 
-def _check_form(manifest, path):
-    """Raise `InputError` for a manifest of ours that is not as we write it."""
-    # Taken for another program's, it would promise nothing, and all checks would be off without a word
+def read_own_manifest(directory, kind):
+    """The manifest of a directory that only we write, None where there is none.
+
+    Raises `InputError` where it is not as the command writes it that makes records of `kind`, of `WRITERS`.
+    """
+    manifest = read_manifest(directory)
+    if manifest is not None:
+        _check_form(manifest, kind, os.path.join(directory, MANIFEST_NAME))
+    return manifest
+
+
+def _kind_of(manifest):
+    """Of `WRITERS`, the kind of a manifest that may be broken in form; None for another program's."""
     written = manifest.get("kind")
+    # Taken for another program's, it would promise nothing, and all checks would be off without a word
     if written not in list(WRITERS) and not {"settings", "versions"} <= manifest.keys():
-        return
-    kind = "unpacked" if written == "unpacked" or "splits" in manifest else "packed"
+        return None
+    return "unpacked" if written == "unpacked" or "splits" in manifest else "packed"
+
+
+def _check_form(manifest, kind, path):
+    """Raise `InputError` for a manifest of ours that is not as we write it."""
     try:
         groups = list(manifest["splits"].values()) if kind == "unpacked" else [manifest]
         entries = [entry for group in groups for entry in group["files"]]
         found = [(entry, key, form) for entry in entries for key, form in {"name": str, **FILE_KEYS}.items()]
         found += [(manifest, key, form) for key, form in INHERITED_KEYS.items() if key in manifest]
         wrong = [f"{key}={part[key]!r:.80}" for part, key, form in found if type(part[key]) is not form]
-        wrong += [] if written == kind else [f"kind={written!r:.80}"]
+        wrong += [] if manifest.get("kind") == kind else [f"kind={manifest.get('kind')!r:.80}"]
         wrong += [] if groups else ["no split"]
     except (KeyError, TypeError, AttributeError) as error:
         wrong = [f"no {error}" if isinstance(error, KeyError) else str(error)]

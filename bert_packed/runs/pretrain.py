@@ -28,7 +28,8 @@ def pretrain(config, prepare=None):
 
         result = bert_packed.pretrain(PretrainingConfig(input_file="packed/*.tfrecord", output_dir="run"))
 
-    SIGTERM and Ctrl-C save at the next step and stop. In a cluster every process calls this.
+    SIGTERM and Ctrl-C save at the next step and stop. In the first step, which compiles, SIGTERM ends the
+    process at once, unless there are several. In a cluster every process calls this.
 
     Args:
         config: `PretrainingConfig`; `compile_only` must be empty.

@@ -229,6 +229,7 @@ def make_hooks(
         means=objective.means,
         tell_skipped=note_skipped,
         shows_progress=processes.is_first,
+        num_processes=processes.num,
         scale=scale,
         profile=Profile(folder / run_directory.EVENTS_FOLDER / "profile", config.steps_to_profile),
     )

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import re
-import shutil
 import uuid
 from pathlib import Path
 
@@ -20,7 +19,16 @@ from bert_packed.checkpoints.checkpoint import (
 from bert_packed.config import AUTO
 from bert_packed.core.command_line import to_flagfile
 from bert_packed.core.settings import InputError
-from bert_packed.core.storage import PARTIAL_SUFFIX, lock, naming_file, read_json, write_json, write_text
+from bert_packed.core.storage import (
+    PARTIAL_SUFFIX,
+    is_remote,
+    lock,
+    naming_file,
+    read_json,
+    remove_folder,
+    write_json,
+    write_text,
+)
 from bert_packed.parallel.processes import ALONE
 from bert_packed.parallel.targets import devices_here
 from bert_packed.records.manifests import SCANS_NAME
@@ -72,13 +80,14 @@ def locked(output_dir, processes=ALONE):
 def _hold(folder):
     """Hold the lock: context manager of a random word, which its file holds meanwhile."""
     folder.mkdir(parents=True, exist_ok=True)
-    with lock(folder / LOCK_FILE, f"`output_dir` must not be used by another run. Received: {folder}."):
+    path, in_use = folder / LOCK_FILE, f"`output_dir` must not be used by another run. Received: {folder}."
+    with lock(path, in_use) as descriptor:
         word = uuid.uuid4().hex
-        with (folder / LOCK_FILE).open("w") as file:  # not another file: the lock is on this one
-            file.write(word)
-            file.flush()
+        with naming_file(path):
+            os.truncate(descriptor, 0)
+            os.write(descriptor, word.encode())
             # Other machines read it through the shared disk, not through this one's memory
-            os.fsync(file.fileno())
+            os.fsync(descriptor)
         yield word
 
 
@@ -273,7 +282,7 @@ def start_run(folder, config, facts):
     """Remove what an earlier run left, and write this run's `run.json` and flagfile."""
     for path in folder.iterdir():
         if path.is_dir():
-            shutil.rmtree(path)
+            remove_folder(path)
         # The lock is held on that very file, and the scans are this run's
         elif path.name not in (LOCK_FILE, SCANS_FILE):
             path.unlink()
@@ -329,7 +338,7 @@ def remove_partial(folder):
     """Remove checkpoints that a kill left half-written or half-removed, and half-written scans."""
     for path in folder.glob(f"*{PARTIAL_SUFFIX}"):
         if path.is_dir():
-            shutil.rmtree(path)
+            remove_folder(path)
         else:
             path.unlink()
 
@@ -349,6 +358,8 @@ def _is_ours(path):
 
 
 def _check_folder(output_dir):
+    if is_remote(output_dir):  # a `Path` would make a local folder of it
+        raise InputError(f"`output_dir` must be a local folder. Received: {output_dir}, a URL.")
     folder = Path(output_dir)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"`output_dir` must be a directory. Received: {output_dir}, which is a file.")

@@ -3,16 +3,24 @@
 import dataclasses
 import glob
 import os
-import shutil
 
 from bert_packed.checkpoints.checkpoint import list_checkpoints
 from bert_packed.core.settings import InputError
-from bert_packed.core.storage import exists, file_sha256, make_folder, read_json, remove, write_json
-from bert_packed.records.inputs import stamp_files
-from bert_packed.records.manifests import MANIFEST_NAME
+from bert_packed.core.storage import (
+    exists,
+    file_sha256,
+    is_folder,
+    make_folder,
+    read_json,
+    remove,
+    remove_folder,
+    write_json,
+)
+from bert_packed.records.inputs import read_own_manifest, stamp_files
 from bert_packed.records.provenance import resolve_path
 
 CALL_FILE = "bert_packed_train.json"  # settings and text of the call, which a call that goes on must share
+TRAINING_FLAGS = os.path.join("flags", "pretrain.flags")
 # What the steps leave, in their order
 RESULTS = ("flags", "instances", "packed", "proof.json", "run", "audit.json", "model")
 
@@ -36,7 +44,7 @@ class OutputFolder:
 
     @property
     def training_flags(self):
-        return self.path("flags", "pretrain.flags")
+        return self.path(TRAINING_FLAGS)
 
     @property
     def vocab_file(self):
@@ -55,15 +63,31 @@ class OutputFolder:
         """Remove files and folders that are there."""
         for name in names:
             path = self.path(name)
-            if os.path.isdir(path):
-                shutil.rmtree(path)
+            if is_folder(path):
+                remove_folder(path)
             elif exists(path):
                 remove(path)
 
     def remove_after(self, name):
-        """Remove what later steps than the one that leaves `name` have made of it; a run continues."""
+        """Remove what later steps than the one that leaves `name` have made of it.
+
+        A run continues, and a model stays until another one is audited.
+        """
         later = RESULTS[RESULTS.index(name) + 1 :]
-        self.remove(*(one for one in later if one != "run"))
+        self.remove(*(one for one in later if one not in ("run", "model")))
+
+    def instances_manifest(self):
+        """The manifest of the instances, None where they are not made; `InputError` if it is not ours."""
+        return read_own_manifest(self.path("instances"), "unpacked")
+
+    def packs_manifest(self, split):
+        """The manifest of a split's packs, as `instances_manifest`."""
+        return read_own_manifest(self.path("packed", split), "packed")
+
+    def is_kept(self):
+        """True where steps have left what only `overwrite` may remove."""
+        made = [name for name in RESULTS if name not in ("flags", "instances")]
+        return self.instances_manifest() is not None or any(exists(self.path(name)) for name in made)
 
 
 def describe_text(sources):
@@ -92,11 +116,14 @@ def begin(config, folder, text):
         make_folder(folder.top)
         write_json(path, call)
         return
-    before, is_made = read_json(path), exists(folder.path("instances", MANIFEST_NAME))
-    if config.overwrite or before.get("is_emptied") == call or (before != call and not is_made):
+    before = read_json(path)
+    if config.overwrite or before.get("is_emptied") == call:
         # Said before anything goes: a call after a kill must not take the rest for whole
         write_json(path, {"is_emptied": call})
         folder.remove(*RESULTS)
+        write_json(path, call)
+    elif not folder.is_kept():
+        folder.remove(TRAINING_FLAGS)
         write_json(path, call)
     elif before.get("text") != text and not _has_same_content(folder, before.get("text"), text):
         raise InputError(
@@ -109,12 +136,12 @@ def begin(config, folder, text):
             "former."
         )
     elif changed := _changes(before.get("training"), call["training"]):
-        if os.path.isdir(folder.run) and list_checkpoints(folder.run):
+        if list_checkpoints(folder.run) or exists(folder.model):
             raise InputError(
-                f"a training must continue as it began, unless --overwrite, or without {folder.run}. "
-                f"Received: {changed}; {path} has the former."
+                f"a training must continue as it began, unless --overwrite, or without {folder.run} and "
+                f"{folder.model}. Received: {changed}; {path} has the former."
             )
-        folder.remove(os.path.join("flags", "pretrain.flags"), "audit.json", "model")
+        folder.remove(TRAINING_FLAGS, "audit.json")
         write_json(path, call)
     elif before != call:  # the text has other stamps
         write_json(path, call)
@@ -122,10 +149,12 @@ def begin(config, folder, text):
 
 def _has_same_content(folder, before, now):
     """True for texts of `describe_text` that differ in paths and times alone, as copies and mounts do."""
-    instances = folder.path("instances")
-    made = read_json(os.path.join(instances, MANIFEST_NAME))["inputs"]
-    known = {os.path.abspath(resolve_path(entry, instances)): entry["sha256"] for entry in made}
+    manifest, instances = folder.instances_manifest(), folder.path("instances")
+    if manifest is None:
+        return False
     try:
+        made = manifest["inputs"]
+        known = {os.path.abspath(resolve_path(entry, instances)): entry["sha256"] for entry in made}
         return sorted((known[path], weight) for path, _, _, weight in before) == sorted(
             (file_sha256(path), weight) for path, _, _, weight in now
         )

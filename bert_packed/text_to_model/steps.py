@@ -11,6 +11,7 @@ OUTPUT_DIR/
   model/           config.json, model.safetensors and tokenizer, in the form of Hugging Face
 """
 
+import contextlib
 import dataclasses
 import os
 
@@ -21,7 +22,6 @@ from bert_packed.core.settings import InputError
 from bert_packed.core.storage import exists, lock, make_folder, read_json, write_json, write_text
 from bert_packed.evaluation.checkpoint_audit import AuditConfig, audit_checkpoint
 from bert_packed.records.inputs import find_files, stamp_files
-from bert_packed.records.manifests import read_manifest
 from bert_packed.runs.checkpoint_export import export_checkpoint
 from bert_packed.runs.export_config import ExportConfig
 from bert_packed.runs.pretrain import pretrain
@@ -30,7 +30,7 @@ from bert_packed.schema import MLM
 from bert_packed.text.vocabularies import TOKENIZER_JSON, file_name, load_maskable
 from bert_packed.text_to_model import choices
 from bert_packed.text_to_model.config import TrainingResult
-from bert_packed.text_to_model.output_folder import OutputFolder, begin, describe_text
+from bert_packed.text_to_model.output_folder import CALL_FILE, OutputFolder, begin, describe_text
 from bert_packed.training.engines import choose_backend
 from data_gen.pack_config import PackConfig
 from data_gen.text.create_config import BYTE_BPE, WORDPIECE, CreateConfig
@@ -71,7 +71,8 @@ def train(config):
     try:
         with lock(folder.top, f"`output_dir` is in use by another call. Received: {folder.top}."):
             begin(config, folder, text)
-            return _run_steps(config, folder, num_bytes)
+            with _naming_lost_folder(folder):
+                return _run_steps(config, folder, num_bytes)
     except KeyboardInterrupt as error:
         error.add_note("the same command continues")
         raise
@@ -127,6 +128,20 @@ def _read_model_config(config, num_tokens=None):
     return starting_weights.read_model_config(config.init_checkpoint, model, num_tokens)
 
 
+@contextlib.contextmanager
+def _naming_lost_folder(folder):
+    """Name the output directory where an error of the block comes from its removal."""
+    try:
+        yield
+    except (InputError, OSError) as error:
+        if exists(folder.path(CALL_FILE)):
+            raise
+        raise InputError(
+            f"`output_dir` must stay where it is during the call. Received: {folder.top}, which has lost "
+            f"{CALL_FILE}."
+        ) from error
+
+
 def _run_steps(config, folder, num_bytes):
     _make_instances(config, folder, num_bytes)
     _make_packs(config, folder)
@@ -143,7 +158,7 @@ def _run_steps(config, folder, num_bytes):
 
 def _make_instances(config, folder, num_bytes):
     output_dir = folder.path("instances")
-    if not _is_due(1, "instances", read_manifest(output_dir) is not None):
+    if not _is_due(1, "instances", folder.instances_manifest() is not None):
         return
     from data_gen.text.create_job import create, summarize  # TensorFlow
 
@@ -170,14 +185,14 @@ def _make_instances(config, folder, num_bytes):
 
 def _make_packs(config, folder):
     outputs = {split: folder.path("packed", split) for split in config.splits}
-    if not _is_due(2, "packs", all(read_manifest(path) is not None for path in outputs.values())):
+    if not _is_due(2, "packs", all(folder.packs_manifest(split) is not None for split in outputs)):
         return
     from data_gen.pack_job import metrics_row, pack  # SciPy and HiGHS
 
     folder.remove_after("packed")
     rows = []
     for split, output_dir in outputs.items():
-        manifest = read_manifest(output_dir)
+        manifest = folder.packs_manifest(split)
         packed = PackConfig(
             input_file=folder.instance_files(split),
             output_dir=output_dir,
@@ -245,7 +260,7 @@ def _choose(config, folder):
     from bert_packed.runs.pretraining import time_step
     from bert_packed.training.backend import device_memory_bytes
 
-    manifest = read_manifest(folder.path("packed", "train"))
+    manifest = folder.packs_manifest("train")
     training, chosen = choices.choose_training(config, manifest, folder, devices_here().platform)
     memory_bytes, given = device_memory_bytes(), bool(config.train_batch_size)
     if memory_bytes:
@@ -263,9 +278,9 @@ def _audit_model(folder):
     path = folder.path("audit.json")
     if not _is_due(5, "audit", exists(path)):
         return ()
-    folder.remove_after("audit.json")
-    if read_manifest(folder.path("packed", "train"))["packing_factor"] <= 1:
+    if folder.packs_manifest("train")["packing_factor"] <= 1:
         print("every pack holds one sequence: there is nothing to leak")
+        folder.remove("model")  # an earlier training's
         write_json(path, [])
         return ()
     audit = AuditConfig(
@@ -281,6 +296,7 @@ def _audit_model(folder):
         if row["result"] != "pass"
     )
     if not failures:
+        folder.remove("model")
         write_json(path, rows)
     return failures
 
@@ -309,5 +325,7 @@ def _is_due(number, name, is_done):
 def _write_flags(folder, name, command, config):
     """Write the settings of a step as a flagfile of its command."""
     path = folder.path("flags", f"{name}.flags")
-    make_folder(folder.path("flags"))
+    # Not with those above it: where they are gone, the next call would refuse what it finds
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder.path("flags"))
     write_text(path, f"# bert-packed {command} --flagfile={path}\n{to_flagfile(config)}")

@@ -28,6 +28,7 @@ class Hooks:
         means: Function from sums over steps to the figures of a row.
         tell_skipped: Takes a skipped step and its figures that are not finite, as text.
         shows_progress: Show a progress bar where stderr is a terminal.
+        num_processes: Number of processes of the run, which stop together.
         export: Takes a step; None for no export.
     """
 
@@ -41,6 +42,7 @@ class Hooks:
     tell_skipped: Callable[[int, str], None]
     show: Callable[[str], None] = lambda _: None
     shows_progress: bool = True
+    num_processes: int = 1
     scale: Scale = dataclasses.field(default_factory=Scale)
     profile: Profile = dataclasses.field(default_factory=Profile)
     export: Callable[[int], None] | None = None
@@ -48,6 +50,8 @@ class Hooks:
 
 def train(engine, config, hooks, first_step=0, state=None):
     """Train from `first_step` to `config.num_train_steps`, or until SIGTERM or SIGINT.
+
+    In the first step, which compiles, SIGTERM ends the process of a run that has no other one.
 
     Args:
         engine: Has `train_step(batch, wants_stop)`; with several processes its sums hold
@@ -67,7 +71,8 @@ def train(engine, config, hooks, first_step=0, state=None):
     interval = LogInterval.from_state(state, hooks.scale)
     skipped = SkippedSteps(config.max_skipped_steps)
     is_first = is_unproven = True
-    stop = StopRequest()
+    # Several processes end together, which takes a step
+    stop = StopRequest(costs_nothing=hooks.num_processes == 1)
     with stop.watching(), _progress_bar(config, hooks, first_step) as bar, hooks.profile:
         if state["evaluation_due"]:
             _evaluate_step(hooks, first_step)
@@ -79,6 +84,7 @@ def train(engine, config, hooks, first_step=0, state=None):
                 waiting = time.perf_counter() - start
                 sums = engine.train_step(batch, stop.signal is not None)
                 sums = {name: float(value) for name, value in sums.items()}
+            stop.costs_nothing = False
             stopped_by = stop.agreed(sums.pop("num_stop_requests", None))
             why = skipped.note(sums, sums.pop("is_skipped"))
             if why:

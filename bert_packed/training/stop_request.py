@@ -1,4 +1,8 @@
-"""Stopping a run by signals: the first after the current step, the second at once."""
+"""Stopping a run by signals: the first after the current step, the second at once.
+
+In the first step of a call, which compiles and may take minutes, SIGTERM ends the process at once, as it does
+before the loop. Ctrl-C does not: a program that calls `pretrain` may have more to lose.
+"""
 
 import contextlib
 import os
@@ -20,10 +24,13 @@ class StopRequest:
 
     Attributes:
         signal: Number of the first signal that this process got, or None.
+        costs_nothing: True while the end of the process would lose no step. Then a signal that would end it
+            outside the loop does so here.
     """
 
-    def __init__(self):
+    def __init__(self, costs_nothing=False):
         self.signal = None
+        self.costs_nothing = costs_nothing
 
     @contextlib.contextmanager
     def watching(self):
@@ -39,8 +46,9 @@ class StopRequest:
         # Ctrl-C at their terminal is meant for others
         watched = [number for number in SIGNALS if number == signal.SIGTERM or not _is_ignored(number)]
         before = {number: signal.signal(number, self._note) for number in watched}
+        fatal = {number for number, handler in before.items() if handler == signal.SIG_DFL}
         fd_before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        watcher = threading.Thread(target=_end_at_second_signal, args=(reader,), daemon=True)
+        watcher = threading.Thread(target=self._watch, args=(reader, fatal), daemon=True)
         watcher.start()
         try:
             yield self
@@ -66,21 +74,32 @@ class StopRequest:
     def _note(self, number, _):
         self.signal = number
 
+    def _watch(self, reader, fatal):
+        """Read signal numbers, a byte each, until the other end is closed; say what each does, or end."""
+        first = None
+        while numbers := reader.recv(1):
+            if numbers[0] not in SIGNALS:
+                continue
+            now = time.monotonic()
+            if self.costs_nothing and numbers[0] in fatal:
+                _end(numbers[0], "stopped in the first step, which loses nothing; the same command goes on")
+            elif first is None:
+                first = now
+                _say("stops as soon as a step is over and saved; a second signal stops at once")
+            elif now - first > GRACE:
+                _end(numbers[0], "stopped at once; the same command continues from the last checkpoint")
+
 
 def _is_ignored(number):
     return signal.getsignal(number) is signal.SIG_IGN
 
 
-def _end_at_second_signal(reader):
-    """Read signal numbers, a byte each, until the other end is closed."""
-    first = None
-    while numbers := reader.recv(1):
-        if numbers[0] not in SIGNALS:
-            continue
-        now = time.monotonic()
-        first = now if first is None else first
-        if now - first > GRACE:
-            # Safe at any time: a run writes each file whole or not at all
-            sys.stderr.write("stopped at once; the same command continues from the last checkpoint\n")
-            sys.stderr.flush()
-            os._exit(128 + numbers[0])
+def _end(number, text):
+    # Safe at any time: a run writes each file whole or not at all, and the system frees its locks
+    _say(text)
+    os._exit(128 + number)
+
+
+def _say(text):
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

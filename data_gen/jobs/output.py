@@ -95,6 +95,8 @@ def open_output_dir(path, overwrite, identity):
             raise InputError(
                 f"`output_dir` must be empty unless --overwrite. Received: {final}, which holds {in_use[0]}."
             )
+        if is_publishing:
+            _check_plan(folder, final)
         if not is_same:
             _say_what_differs(folder, identity)
             _discard(folder)
@@ -160,15 +162,34 @@ def _prepare(folder, identity):
     storage.write_text(os.path.join(work, IDENTITY_NAME), json.dumps(identity, sort_keys=True) + "\n")
 
 
+def _finished(folder):
+    """The names in `.incomplete` that are to be published, that of the manifest last."""
+    names = [name for name in storage.list_names(folder) if name != WORK_NAME]
+    names = [name for name in names if not name.endswith(storage.PARTIAL_SUFFIX)]  # of a killed step
+    return sorted(names, key=_manifest_last)
+
+
+def _check_plan(folder, final):
+    """Raise `InputError` unless the names that a killed run was publishing are those of its files."""
+    plan, left = os.path.join(folder, WORK_NAME, PUBLISH_NAME), _finished(folder)
+    names = storage.read_json(plan, list)
+    # Only names that a listing gives are ours: "../a" would lead out of the folder
+    there = [*left, *storage.list_names(final)]
+    wrong = [name for name in names if name not in there]
+    wrong += [name for name in (MANIFEST_NAME, *left) if name not in names]
+    if wrong:
+        raise InputError(
+            f"{plan} must name the files of the run, which are in {folder} or published. "
+            f"Received: {wrong[0]!r}, which is {'not there' if wrong[0] in names else 'left out'}."
+        )
+
+
 def _publish(folder, final):
     """Replace the old files of `final` by those in `folder`; can be killed at any point and called again."""
-    plan = os.path.join(folder, WORK_NAME, PUBLISH_NAME)
+    plan, left = os.path.join(folder, WORK_NAME, PUBLISH_NAME), _finished(folder)
     if not storage.exists(plan):
-        names = [name for name in storage.list_names(folder) if name != WORK_NAME]
-        names = [name for name in names if not name.endswith(storage.PARTIAL_SUFFIX)]  # of a killed step
-        storage.write_text(plan, json.dumps(sorted(names, key=_manifest_last)))
+        storage.write_text(plan, json.dumps(left))
     names = storage.read_json(plan, list)
-    left = [name for name in names if storage.exists(os.path.join(folder, name))]
     if left:
         # A directory without its manifest counts as incomplete, so it is removed first and moved last
         old = [name for name in storage.list_names(final) if _is_own(name)]

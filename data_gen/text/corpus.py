@@ -10,6 +10,7 @@ A line ends with LF, CR LF, or CR alone. `sentencex`, Wikimedia's rule-based spl
 JSON documents and tables. `read_texts` neither splits nor strips.
 """
 
+import contextlib
 import dataclasses
 import gzip
 import json
@@ -23,6 +24,7 @@ from bert_packed.text import tokenization
 
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 TABLE_SUFFIXES = (".parquet", ".arrow")
+SEPARATED_SUFFIXES = (".csv", ".tsv")  # which nothing reads
 READ_BYTES = 2**16  # at once
 
 
@@ -37,11 +39,13 @@ def read_sentences(paths):
     Raises:
         InputError: naming the file and, where there is one, the line: not UTF-8, not gzip, not JSON, no
             complete table, neither `text` nor `paragraphs`, or a file without a sentence.
+        MemoryError: naming the file: a line is too long.
     """
     for path in paths:
         number = 0
-        for number, sentence in (_split_contents if _has_contents(path) else _read_document_lines)(path):
-            yield number, sentence
+        with _naming_what_is_too_large(path):
+            for number, sentence in (_split_contents if _has_contents(path) else _read_document_lines)(path):
+                yield number, sentence
         if not number:
             raise InputError(f"{path} must hold at least one sentence. Received: an empty file.")
 
@@ -57,12 +61,24 @@ def read_texts(paths, most_characters):
     for path in paths:
         lines = _join_contents(path) if _has_contents(path) else _read_document_lines(path, is_verbatim=True)
         has_text = False
-        for number, text in join_lines(lines, most_characters):
-            if text.strip():
-                has_text = True
-                yield number, text
+        with _naming_what_is_too_large(path):
+            for number, text in join_lines(lines, most_characters):
+                if text.strip():
+                    has_text = True
+                    yield number, text
         if not has_text:
             raise InputError(f"{path} must hold at least one sentence. Received: an empty file.")
+
+
+@contextlib.contextmanager
+def _naming_what_is_too_large(path):
+    """Let a `MemoryError` of the block name its file, such as a small .gz of one endless line."""
+    try:
+        yield
+    except MemoryError as error:
+        raise MemoryError(
+            f"{path} must have lines and documents that fit into memory. Received: a larger one."
+        ) from error
 
 
 def join_lines(lines, most_characters):
@@ -133,13 +149,22 @@ def is_table(path):
     return str(path).lower().endswith(TABLE_SUFFIXES)
 
 
+def is_separated(path):
+    """True if a file is a table of separated values, by its name."""
+    return _without_gz(path).endswith(SEPARATED_SUFFIXES)
+
+
 def _has_contents(path):
     """True if `_read_contents` reads a file, whose documents are not separated by blank lines."""
     return is_table(path) or _is_json(path)
 
 
 def _is_json(path):
-    return str(path).lower().removesuffix(".gz").endswith(JSON_SUFFIXES)
+    return _without_gz(path).endswith(JSON_SUFFIXES)
+
+
+def _without_gz(path):
+    return str(path).lower().removesuffix(".gz")
 
 
 def read_lines(path, is_verbatim=False):

@@ -17,7 +17,7 @@ import re
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.records.inputs import check_found, find_parts, match_files
-from data_gen.text.corpus import is_table
+from data_gen.text.corpus import is_separated, is_table
 
 WEIGHT = re.compile(
     r"(.*):([+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|nan|inf|infinity))", re.IGNORECASE | re.DOTALL
@@ -46,7 +46,8 @@ def find_text_sources(pattern):
 
     Raises:
         InputError: as `find_files`; a weight is not above 0, or over `LARGEST_WEIGHT`; a file has two
-            weights; a folder holds several splits, or lacks files; pyarrow is not installed for a table.
+            weights; a folder holds several splits, or lacks files; a file is a .csv or .tsv; pyarrow is not
+            installed for a table.
     """
     found = []
     for part, paths in find_parts(pattern, "input_file", _match_texts):
@@ -115,7 +116,12 @@ def _place(path):
 
 
 def _check_readers(paths):
-    """Raise `InputError` for tables without pyarrow."""
+    """Raise `InputError` for tables without a reader, or without pyarrow."""
+    if separated := [path for path in paths if is_separated(path)]:
+        raise InputError(
+            "`input_file` must be plain text, JSON lines (.jsonl) or Parquet (.parquet), the last two with "
+            f"the text in `text`; commas, tabs and quotes would become words. Received: {separated[0]}."
+        )
     tables = [path for path in paths if is_table(path)]
     if tables and importlib.util.find_spec("pyarrow") is None:
         raise InputError(

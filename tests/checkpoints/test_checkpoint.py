@@ -133,7 +133,7 @@ def test_a_killed_removal_leaves_no_checkpoint(tmp_path, monkeypatch):
     def killed(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda path, **_: killed() if path.exists() else None)
+    monkeypatch.setattr(storage.shutil, "rmtree", lambda path, **_: killed() if path.exists() else None)
     with pytest.raises(KeyboardInterrupt):
         checkpoint.prune_checkpoints(tmp_path, 1)
     assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["checkpoint-2"]

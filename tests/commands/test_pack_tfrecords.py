@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from crash import all_bytes
 from unpacked_records import list_packed, list_unpacked, make_features, read_packs, write_features
 
 from bert_packed import schema
@@ -190,15 +191,51 @@ def test_error_leaves_nothing(tmp_path):
 def test_a_mistake_leaves_files_that_are_on_their_way_to_their_names(tmp_path):
     plan = tmp_path / ".incomplete" / "work" / "publish.json"
     plan.parent.mkdir(parents=True)
-    plan.write_text('["packed.tfrecord"]')
+    plan.write_text('["packed.tfrecord", "manifest.json"]')
     (plan.parent / "identity.json").write_text("{}")
     (tmp_path / ".incomplete" / "packed.tfrecord").write_text("whole")
+    (tmp_path / ".incomplete" / "manifest.json").write_text("{}")
     with pytest.raises(InputError), open_output_dir(tmp_path, False, {}):
         raise InputError
     assert plan.exists()
     with open_output_dir(tmp_path, False, {}):
         pass
-    assert [path.name for path in tmp_path.iterdir()] == ["packed.tfrecord"]
+    assert storage.list_names(tmp_path) == ["manifest.json", "packed.tfrecord"]
+
+
+@pytest.mark.parametrize(
+    ("names", "received"),
+    [
+        (
+            ["../important.txt", "packed.tfrecord", "manifest.json"],
+            r"'\.\./important\.txt', which is not there",
+        ),
+        (["work/step.done", "packed.tfrecord", "manifest.json"], "'work/step.done', which is not there"),
+        (["lost.tfrecord", "packed.tfrecord", "manifest.json"], "'lost.tfrecord', which is not there"),
+        ([["packed.tfrecord"], "manifest.json"], r"\['packed\.tfrecord'\], which is not there"),
+        (["manifest.json"], "'packed.tfrecord', which is left out"),
+        (["packed.tfrecord"], "'manifest.json', which is left out"),
+    ],
+)
+def test_only_files_of_the_run_are_published(tmp_path, names, received):
+    """A name from `publish.json` led out of the folder, or lost what it left out."""
+    folder, out = tmp_path / "out" / ".incomplete", tmp_path / "out"
+    (folder / "work").mkdir(parents=True)
+    for name, content in {
+        "work/publish.json": json.dumps(names),
+        "work/identity.json": "{}",
+        "work/step.done": "{}",
+        "packed.tfrecord": "whole",
+        "manifest.json": '{"kind": "packed"}',
+        "../important.txt": "what would be moved",
+        "../../important.txt": "mine",
+    }.items():
+        (folder / name).write_text(content)
+    before = all_bytes(tmp_path)
+    message = rf"publish\.json must name .* Received: {received}\."
+    with pytest.raises(InputError, match=message), open_output_dir(out, False, {}):
+        pass
+    assert all_bytes(tmp_path) == before
 
 
 def test_files_become_visible_together(tmp_path):

@@ -61,11 +61,19 @@ def test_flags_reach_the_config(capsys):
         ("--depth=0", "must be a whole number of at least 1, or the word max. Received: '0'."),
         ("--depht=3", "Unknown command line flag 'depht'"),
         ("stray", "every argument must be a flag, --name=value. Received: 'stray'."),
+        (
+            "--input_file --overwrite",
+            "`input_file` must not begin with --, as a flag does. Received: '--overwrite'.",
+        ),
+        (
+            "--input_file=--rate=2",
+            "`input_file` must not begin with --, as a flag does. Received: '--rate=2'.",
+        ),
         ("--flagfile=/nowhere.flags", "Unable to open flagfile"),
     ],
 )
 def test_mistakes_are_one_line_and_status_2(capsys, argument, message):
-    status, printed = run(capsys, argument)
+    status, printed = run(capsys, *argument.split())
     assert status == 2
     assert printed.out == ""
     assert printed.err.startswith("program.py: error: ") and printed.err.count("\n") == 1

@@ -113,6 +113,27 @@ def test_a_lock_is_held_against_other_processes_and_then_free(tmp_path, name):
         pass  # an object store has none
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_file_behind_a_link_is_neither_locked_nor_made(tmp_path, is_there):
+    """Its content is another program's, and the holder of a lock writes to the file."""
+    victim, path = tmp_path / "victim", tmp_path / ".lock"
+    if is_there:
+        victim.write_text("content")
+    path.symlink_to(victim)
+    with pytest.raises(InputError, match=rf"must not be a link\. Received: {path}\."), storage.lock(path, ""):
+        pass
+    assert victim.exists() == is_there
+
+
+def test_a_folder_behind_a_link_is_not_removed(tmp_path):
+    """The error of `shutil.rmtree` does not name it."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=rf"must not be a link\. Received: {tmp_path}/run\."):
+        storage.remove_folder(tmp_path / "run")
+    assert storage.list_names(tmp_path) == ["elsewhere", "run"]
+
+
 @pytest.mark.parametrize(
     ("content", "kind", "message"),
     [

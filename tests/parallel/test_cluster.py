@@ -3,8 +3,10 @@
 import contextlib
 import json
 import socket
+import sys
 import threading
 import time
+import types
 
 import pytest
 
@@ -12,7 +14,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.parallel import cluster
 from bert_packed.parallel.cluster import Cluster, meet, read_cluster
 from bert_packed.parallel.processes import ALONE
-from bert_packed.parallel.services import is_refused
+from bert_packed.parallel.services import JaxService, is_refused
 
 WORKERS = ["a:1", "b:2"]
 
@@ -82,7 +84,7 @@ def addresses(monkeypatch):
     monkeypatch.setattr(cluster, "RETRY_SECONDS", 0.02)
     with socket.create_server(("127.0.0.1", 0)) as some:
         port = some.getsockname()[1]
-    return (f"127.0.0.1:{port}", "b:2", "c:3")
+    return (f"127.0.0.1:{port}", "localhost:2", "127.0.0.1:3")
 
 
 def join(threads):
@@ -118,16 +120,99 @@ def test_who_is_missing_is_named_also_where_it_was_there_and_has_gone(addresses)
     join([*threads, *last])
     rule = f"all 3 workers of the cluster, the first at {addresses[0]}, must come up within 3 seconds."
     assert {**found, **of_last} == {
-        0: f"{rule} Received: no worker 1 at b:2.",
+        0: f"{rule} Received: no worker 1 at localhost:2.",
         2: f"{rule} Received: fewer, or no way to the first.",
     }
 
 
-def test_a_port_that_is_taken_is_said_at_once(addresses):
-    with socket.create_server(("", int(addresses[0][10:]))):
-        threads, found = meet_all(addresses, (0,), 60)
+@pytest.mark.parametrize(
+    ("host", "received"),
+    [("127.0.0.1", "Address already in use"), ("192.0.2.1", "Cannot assign requested address")],
+)
+def test_an_address_that_is_not_free_is_said_at_once(addresses, host, received):
+    """One of a network of examples is of no machine."""
+    port = addresses[0][10:]
+    with socket.create_server(("", int(port))):
+        threads, found = meet_all((f"{host}:{port}", f"{host}:1"), (0,), 60)
         join(threads)
-    assert found[0].endswith(f"port {addresses[0][10:]} of this machine is taken.")
+    assert f"Received: process 0 cannot listen there: {received}" in found[0]
+
+
+def test_processes_meet_at_no_other_address(addresses):
+    """The rendezvous listened at all addresses of the machine."""
+    port = int(addresses[0][10:])
+    with socket.create_server(("127.0.0.2", port)):
+        threads, found = meet_all(addresses[:2], (0, 1), 30)
+        join(threads)
+    assert found == {0: None, 1: None}
+
+
+@pytest.fixture
+def debian(monkeypatch):
+    """A machine whose own name has a loopback address, as Debian sets it up: that name."""
+    known = {"host-a": "127.0.1.1", "10.0.0.1": "10.0.0.1", "127.0.0.1": "127.0.0.1"}
+
+    def find(host, port, **_):
+        if host not in known:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (known[host], port or 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", find)
+    monkeypatch.setattr(socket, "gethostname", lambda: "host-a")
+    return "host-a"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "name", "received"),
+    [
+        (("host-a", "host-b"), "host-a", "127.0.1.1, a loopback address"),
+        (("10.0.0.1", "10.0.0.2"), "host-a", "127.0.1.1, a loopback address"),
+        (("127.0.0.1", "host-b"), "127.0.0.1", "127.0.0.1, a loopback address"),
+        (("10.0.0.1", "10.0.0.2"), "host-c", "Name or service not known"),
+        (("10.0.0.1", "10.0.0.2"), "10.0.0.1", ""),
+        (("host-a", "host-a"), "host-a", ""),  # one machine
+        (("127.0.0.1", "localhost", "[::1]"), "host-a", ""),
+    ],
+)
+def test_a_loopback_name_among_several_machines(debian, hosts, name, received):
+    """Other machines waited for this one until their time was over."""
+    some = Cluster(tuple(f"{host}:{number}" for number, host in enumerate(hosts, 1)), 0)
+    if not received:
+        some.check_reachable(name, "a name")
+        return
+    rule = f"{name}, a name, must have an address that other machines reach: give it one in this machine's"
+    with pytest.raises(InputError) as caught:
+        some.check_reachable(name, "a name")
+    assert str(caught.value) == f"{rule} /etc/hosts. Received: {received}."
+
+
+def test_the_first_worker_meets_nobody_at_a_loopback_name(debian):
+    with pytest.raises(InputError, match=r"^host-a, the first worker of TF_CONFIG, must have an address"):
+        meet(Cluster(("host-a:1", "host-b:2"), 0), 60)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_gloo_publishes_no_loopback_address(debian, monkeypatch, platform):
+    """It failed after half a minute, with words of its own; other devices do without it."""
+    called = []
+    multihost = types.SimpleNamespace(sync_global_devices=lambda _: called.append("sync"))
+    jax = types.SimpleNamespace(
+        config=types.SimpleNamespace(update=lambda *_: None),
+        distributed=types.SimpleNamespace(
+            initialize=lambda *_, coordinator_bind_address, **__: called.append(coordinator_bind_address)
+        ),
+        default_backend=lambda: platform,
+    )
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    monkeypatch.setitem(sys.modules, "jax.experimental", types.SimpleNamespace(multihost_utils=multihost))
+    some = Cluster(("10.0.0.1:1", "10.0.0.2:2"), 0)
+    if platform == "gpu":
+        JaxService(some, 5)
+        assert called == ["10.0.0.1:1", "sync"]
+        return
+    with pytest.raises(InputError, match=r"^host-a, this machine's name, .*Gloo.* Received: 127\.0\.1\.1, a"):
+        JaxService(some, 5)
+    assert called == ["10.0.0.1:1"]
 
 
 def test_a_host_that_refuses_says_so():

@@ -138,6 +138,26 @@ def test_a_start_without_a_checkpoint_may_change_its_flags(started):
         find_checkpoint(folder, config, facts)
 
 
+def test_a_lock_that_is_a_link_writes_to_no_other_file(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "victim").write_text("content of another program, of more than 32 bytes")
+    (tmp_path / "run" / ".lock").symlink_to(tmp_path / "victim")
+    with (
+        pytest.raises(InputError, match=r"must not be a link\. Received: .*/run/\.lock"),
+        locked(tmp_path / "run"),
+    ):
+        pass
+    assert (tmp_path / "victim").read_text() == "content of another program, of more than 32 bytes"
+
+
+def test_a_run_behind_a_url_is_refused(tmp_path, monkeypatch):
+    """A local folder of that name was made."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="must be a local folder"), locked("gs://bucket/run"):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("is_run", [False, True])
 def test_other_peoples_files_are_refused_and_kept(started, overwrite, is_run):

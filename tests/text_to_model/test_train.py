@@ -97,7 +97,9 @@ def test_a_step_whose_result_is_gone_is_taken_again(text, finished, missing, cap
     path = finished / missing
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     bert_packed.train(TrainConfig(**flags_of(text, finished)))
-    assert path.exists() and capsys.readouterr().out.count("done before") < len(STEPS)
+    shown = capsys.readouterr().out
+    assert path.exists() and shown.count("done before") < len(STEPS)
+    assert ("export: done before" in shown) == (missing == "proof.json")
     assert times(newest(finished)) == before
     assert all((weights[name] == values).all() for name, values in weights_of(finished).items())
 

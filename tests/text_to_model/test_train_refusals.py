@@ -10,7 +10,7 @@ import bert_packed
 from bert_packed import TrainConfig
 from bert_packed.core.command_line import parse
 from bert_packed.core.settings import InputError
-from bert_packed.text_to_model import output_folder
+from bert_packed.text_to_model import output_folder, steps
 from bert_packed.train_from_text import main
 from data_gen.pack_config import PackConfig
 from data_gen.text.sources import find_text_sources
@@ -32,7 +32,7 @@ def finished(text, tmp_path_factory):
         ({"max_seq_length": 32}, r"a call must continue as it began, .*max_seq_length 64 -> 32"),
         (
             {"num_train_epochs": 0.0, "train_hours": 1.0},
-            r"a training must continue as it began, .*, or without .*run\. .*train_hours 0\.0 -> 1\.0",
+            r"must continue as it began, .* without .*run and .*model\. .*train_hours 0\.0 -> 1\.0",
         ),
         ({"input_file": "words.txt"}, r"`input_file` must be the text that .*_train\.json names"),
     ],
@@ -60,11 +60,12 @@ def test_other_settings_and_texts_are_refused(text, finished, changes, message):
         ({"train_hours": 1.0}, "`num_train_epochs` must be left out with train_hours"),
         ({"masked_lm_prob": 1.0}, "`masked_lm_prob` must be between 0 and 1"),
         ({"num_train_epochs": 1e300}, "`num_train_epochs` must be at most 1000000"),
+        ({"output_dir": "ram://x"}, r"`output_dir` must be a local folder\. Received: ram://x, a URL\."),
     ],
 )
 def test_mistakes_are_found_before_anything_is_made(text, tmp_path, changes, message):
     with pytest.raises((InputError, OSError), match=message):
-        bert_packed.train(TrainConfig(**flags_of(text, tmp_path / "new", **changes)))
+        bert_packed.train(TrainConfig(**{**flags_of(text, tmp_path / "new"), **changes}))
     assert not (tmp_path / "new").exists()
 
 
@@ -89,22 +90,71 @@ def test_folders_of_others_are_left_alone(text, tmp_path):
 
 def begun(folder, text, **settings):
     """Begin in an output directory, as `train` does before its first step: what is in it afterwards."""
-    sources = find_text_sources(str(text / "text.txt"))
     config = TrainConfig(**flags_of(text, folder, **settings))
+    sources = find_text_sources(config.input_file)
     output_folder.begin(config, output_folder.OutputFolder(str(folder)), output_folder.describe_text(sources))
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
 def test_another_training_may_begin_until_a_checkpoint_is_there(text, finished, tmp_path):
     """On the same packs, which are kept."""
-    folder = shutil.copytree(finished, tmp_path / "my", ignore=shutil.ignore_patterns("run"))
+    folder = shutil.copytree(finished, tmp_path / "my", ignore=shutil.ignore_patterns("run", "model"))
     before = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    gone = before - begun(folder, text, num_train_epochs=5.0)
-    assert gone == {
-        "audit.json",
-        "flags/pretrain.flags",
-        *(one for one in before if one.startswith("model/")),
-    }
+    assert before - begun(folder, text, num_train_epochs=5.0) == {"audit.json", "flags/pretrain.flags"}
+
+
+@pytest.mark.parametrize(
+    ("change", "result"),
+    [
+        *(("text", result) for result in ("packed/train", "run", "model")),
+        *(("max_seq_length", result) for result in ("proof.json", "audit.json", "run/checkpoint-1")),
+        *(("num_train_epochs", result) for result in ("run/checkpoint-1", "model")),
+        *(("call file", result) for result in ("run", "model")),
+    ],
+)
+def test_results_go_by_overwrite_alone(text, tmp_path, change, result):
+    """Where the instances are gone, any change erased the rest."""
+    folder, text = tmp_path / "my", shutil.copytree(text, tmp_path / "text")
+    begun(folder, text)
+    (folder / result).mkdir(parents=True)
+    (folder / result / "content").touch()
+    if change == "text":
+        os.utime(text / "text.txt")
+    elif change == "call file":
+        (folder / output_folder.CALL_FILE).write_text('{"x": 1}')
+    settings = {change: 32} if change in ("max_seq_length", "num_train_epochs") else {}
+    before = times(folder)
+    with pytest.raises(InputError, match="unless --overwrite"):
+        begun(folder, text, **settings)
+    assert times(folder) == before
+    assert begun(folder, text, overwrite=True, **settings) == {output_folder.CALL_FILE}
+
+
+def test_a_step_taken_again_keeps_model_and_run(tmp_path):
+    """What replaces the model may yet fail."""
+    folder = output_folder.OutputFolder(str(tmp_path))
+    for name in output_folder.RESULTS:
+        (tmp_path / name).mkdir()
+    folder.remove_after("instances")
+    assert {path.name for path in tmp_path.iterdir()} == {"flags", "instances", "run", "model"}
+
+
+def test_a_manifest_of_nothing_is_named(text, tmp_path):
+    """Its `inputs` were read without a look at its form."""
+    begun(tmp_path, text)
+    (tmp_path / "instances").mkdir()
+    (tmp_path / "instances/manifest.json").write_text("{}")
+    with pytest.raises(InputError, match=r"instances/manifest\.json: what create_.* Received: no 'splits'"):
+        begun(tmp_path, text, input_file=str(text / "words.txt"))
+
+
+def test_an_output_folder_that_vanishes_is_named(text, tmp_path, monkeypatch):
+    """A later step named `input_file`, and left a folder that the next call refused."""
+    folder = tmp_path / "my"
+    monkeypatch.setattr(steps, "_make_instances", lambda *_: shutil.rmtree(folder))
+    with pytest.raises(InputError, match=r"`output_dir` must stay where it is .* Received: .*/my, which has"):
+        bert_packed.train(TrainConfig(**flags_of(text, folder)))
+    assert not folder.exists()
 
 
 def test_the_same_text_goes_on_wherever_it_is(text, finished, tmp_path):

@@ -260,6 +260,19 @@ def test_a_signal_saves_the_step_under_way_and_stops(whole):
     assert without_times(resumed.rows()) == without_times(whole.rows())[1:]
 
 
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_the_first_step_of_a_lone_process_may_be_lost(monkeypatch, num_processes):
+    """Afterwards it would be taken again, and other processes would count this one as lost."""
+    recorder, requests = Recorder(), []
+    own, make = recorder.train_step, loop.StopRequest
+    monkeypatch.setattr(loop, "StopRequest", lambda **of: requests.append(make(**of)) or requests[-1])
+    costs = []
+    recorder.train_step = lambda *arguments: (costs.append(requests[0].costs_nothing), own(*arguments))[1]
+    hooks = dataclasses.replace(recorder.hooks(), num_processes=num_processes)
+    loop.train(recorder, Steps(num_train_steps=6), hooks, first_step=3)
+    assert costs == [num_processes == 1, False, False]
+
+
 def test_a_signal_in_the_last_step_stops_nothing(whole):
     recorder = Recorder(signal_at=7)
     assert train(recorder) is None

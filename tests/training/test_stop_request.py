@@ -17,7 +17,7 @@ from bert_packed.training.stop_request import GRACE, StopRequest
 BUSY = """
 import hashlib
 from bert_packed.training.stop_request import StopRequest
-with StopRequest().watching():
+with StopRequest(costs_nothing={}).watching():
     print("ready", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
 """
@@ -81,19 +81,29 @@ def test_an_interrupt_that_was_ignored_before_stays_ignored():
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_second_signal_ends_a_step_that_takes_minutes(number):
+@pytest.mark.parametrize(
+    ("number", "costs_nothing"), [(signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGINT, True)]
+)
+def test_signals_in_a_step_that_takes_minutes(number, costs_nothing):
+    """The first said nothing, and waited for the compilation of a run that had no step to lose."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with interruptible():
-        process = subprocess.Popen([sys.executable, "-c", BUSY], **pipes)
+        process = subprocess.Popen([sys.executable, "-c", BUSY.format(costs_nothing)], **pipes)
     try:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
-        time.sleep(GRACE + 0.2)
-        assert process.poll() is None  # the first alone waits for the step
-        process.send_signal(number)
+        first = process.stderr.readline()
+        if is_waiting := not (costs_nothing and number == signal.SIGTERM):
+            time.sleep(GRACE + 0.2)
+            assert process.poll() is None
+            process.send_signal(number)
         _, err = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 128 + number
-    assert err == "stopped at once; the same command continues from the last checkpoint\n"
+    if is_waiting:
+        assert first == "stops as soon as a step is over and saved; a second signal stops at once\n"
+        assert err == "stopped at once; the same command continues from the last checkpoint\n"
+    else:
+        assert first == "stopped in the first step, which loses nothing; the same command goes on\n"
+        assert err == ""

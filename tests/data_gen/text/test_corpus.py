@@ -152,3 +152,17 @@ def test_errors_name_file_and_line(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=message):
         read_documents([tmp_path / name])
+
+
+@pytest.mark.parametrize("is_verbatim", [False, True])
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz"])
+def test_what_does_not_fit_into_memory_is_named(tmp_path, monkeypatch, name, is_verbatim):
+    """A small .gz of one endless line ended in a `MemoryError` without a word."""
+
+    def grow(pieces):
+        raise MemoryError
+
+    monkeypatch.setattr(corpus, "_split_lines", grow)
+    path = write(tmp_path / name, '{"text": "One."}\n')
+    with pytest.raises(MemoryError, match=rf"/{name} must have lines and documents that fit into memory\."):
+        list(corpus.TextDocuments((str(path),), is_verbatim))

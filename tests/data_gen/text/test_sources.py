@@ -83,10 +83,15 @@ def test_a_split_of_few_documents_has_one():
         ("~/splits", r"must name one split of a saved data set\. Received: .*/splits, which has test, train"),
         ("~/lost", r"/lost/b\.arrow must be there, as .*/lost/state\.json lists it"),
         ("~/odd", r"/odd/state\.json must list the data set's files\. Received: KeyError"),
+        *(
+            (f"~/tables/*{name}", rf"must be plain text, JSON lines \(\.jsonl\) or Parquet .*/{name}\.$")
+            for name in ("a.csv", "b.tsv", "c.CSV.gz")
+        ),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line(tmp_path, pattern, message):
     touch(tmp_path, "a.txt", "splits/dataset_dict.json", "splits/train/x", "splits/test/x")
+    touch(tmp_path, "tables/a.csv", "tables/b.tsv", "tables/c.CSV.gz")
     for name, state in {"lost": {"_data_files": [{"filename": "b.arrow"}]}, "odd": {"files": []}}.items():
         touch(tmp_path, f"{name}/state.json")
         (tmp_path / name / "state.json").write_text(json.dumps(state))
