@@ -1,4 +1,4 @@
-"""`bert-packed train`: every step is taken once, and a kill costs none."""
+"""`bert-packed train`: each step is taken once, a kill costs none; calls and faults that stop it."""
 
 import glob
 import json
@@ -20,8 +20,11 @@ from bert_packed import TrainConfig
 from bert_packed.core.command_line import parse
 from bert_packed.core.settings import InputError
 from bert_packed.runs.pretraining_config import PretrainingConfig
+from bert_packed.text_to_model import output_folder, steps
+from bert_packed.train_from_text import main
 from data_gen.pack_config import PackConfig
 from data_gen.text.create_config import CreateConfig
+from data_gen.text.sources import find_text_sources
 
 ROOT = Path(__file__).parents[2]
 STEPS = ("instances", "packs", "proof", "training", "audit", "export")
@@ -168,3 +171,210 @@ def test_a_kill_inside_each_step_costs_nothing(text, tmp_path):
     again = [*command[:-1], "--num_train_epochs=1", "--overwrite"]
     assert subprocess.run(again, cwd=ROOT).returncode == 0
     assert any((values != expected[tensor]).any() for tensor, values in weights_of(folder).items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_seq_length": 32}, r"a call must continue as it began, .*max_seq_length 64 -> 32"),
+        (
+            {"num_train_epochs": 0.0, "train_hours": 1.0},
+            r"must continue as it began, .* without .*run and .*model\. .*train_hours 0\.0 -> 1\.0",
+        ),
+        ({"input_file": "words.txt"}, r"`input_file` must be the text that .*_train\.json names"),
+    ],
+)
+def test_other_settings_and_texts_are_refused(text, finished, changes, message):
+    before = times(finished)
+    if "input_file" in changes:
+        changes = {"input_file": str(text / changes["input_file"])}
+    with pytest.raises(InputError, match=message):
+        bert_packed.train(TrainConfig(**flags_of(text, finished, **changes)))
+    assert times(finished) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"input_file": "none"}, r"`input_file` must match at least one file\. Received: 'none'"),
+        ({"bert_config_file": "bert-huge"}, "`bert_config_file` must be one of bert-tiny, "),
+        ({"bert_config_file": "mamba-tiny"}, "`bert_config_file` must be of a BERT"),
+        ({"bert_config_file": "", "max_seq_length": 513}, "`max_seq_length` must be at most .*=512"),
+        ({"max_seq_length": 128}, "`max_seq_length` must be at most max_position_embeddings=64"),
+        ({"init_checkpoint": "none"}, "`init_checkpoint` must be a folder, .* that exists"),
+        ({"vocab_file": "none"}, "none"),
+        ({"vocab_size": 50}, "`vocab_size` must be left out with vocab_file"),
+        ({"train_hours": 1.0}, "`num_train_epochs` must be left out with train_hours"),
+        ({"masked_lm_prob": 1.0}, "`masked_lm_prob` must be between 0 and 1"),
+        ({"num_train_epochs": 1e300}, "`num_train_epochs` must be at most 1000000"),
+        ({"output_dir": "ram://x"}, r"`output_dir` must be a local folder\. Received: ram://x, a URL\."),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_made(text, tmp_path, changes, message):
+    with pytest.raises((InputError, OSError), match=message):
+        bert_packed.train(TrainConfig(**{**flags_of(text, tmp_path / "new"), **changes}))
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_checkpoint_that_reads_other_case_is_refused(text, finished, tmp_path):
+    model = shutil.copytree(finished / "model", tmp_path / "model")
+    (model / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    flags = flags_of(text, tmp_path / "new", vocab_file="", bert_config_file="", init_checkpoint=str(model))
+    with pytest.raises(InputError, match=r"`do_lower_case` must be as in the training .* False"):
+        bert_packed.train(TrainConfig(**flags))
+
+
+def test_folders_of_others_are_left_alone(text, tmp_path):
+    for name in ("train.json", "dev.json"):
+        (tmp_path / name).write_text("{}")
+    for overwrite in (False, True):
+        with pytest.raises(InputError, match=r"`output_dir` must be empty or an earlier .* holds dev\.json"):
+            bert_packed.train(TrainConfig(**flags_of(text, tmp_path, overwrite=overwrite)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dev.json", "train.json"]
+    with pytest.raises(InputError, match=r"`output_dir` must be a directory\. .*dev\.json, which is a file"):
+        bert_packed.train(TrainConfig(**flags_of(text, tmp_path / "dev.json")))
+
+
+def begun(folder, text, **settings):
+    """Begin in an output directory, as `train` does before its first step: what is in it afterwards."""
+    config = TrainConfig(**flags_of(text, folder, **settings))
+    sources = find_text_sources(config.input_file)
+    output_folder.begin(config, output_folder.OutputFolder(str(folder)), output_folder.describe_text(sources))
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_another_training_may_begin_until_a_checkpoint_is_there(text, finished, tmp_path):
+    """On the same packs, which are kept."""
+    folder = shutil.copytree(finished, tmp_path / "my", ignore=shutil.ignore_patterns("run", "model"))
+    before = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert before - begun(folder, text, num_train_epochs=5.0) == {"audit.json", "flags/pretrain.flags"}
+
+
+@pytest.mark.parametrize(
+    ("change", "result"),
+    [
+        *(("text", result) for result in ("packed/train", "run", "model")),
+        *(("max_seq_length", result) for result in ("proof.json", "audit.json", "run/checkpoint-1")),
+        *(("num_train_epochs", result) for result in ("run/checkpoint-1", "model")),
+        *(("call file", result) for result in ("run", "model")),
+    ],
+)
+def test_results_go_by_overwrite_alone(text, tmp_path, change, result):
+    """Where the instances are gone, any change erased the rest."""
+    folder, text = tmp_path / "my", shutil.copytree(text, tmp_path / "text")
+    begun(folder, text)
+    (folder / result).mkdir(parents=True)
+    (folder / result / "content").touch()
+    if change == "text":
+        os.utime(text / "text.txt")
+    elif change == "call file":
+        (folder / output_folder.CALL_FILE).write_text('{"x": 1}')
+    settings = {change: 32} if change in ("max_seq_length", "num_train_epochs") else {}
+    before = times(folder)
+    with pytest.raises(InputError, match="unless --overwrite"):
+        begun(folder, text, **settings)
+    assert times(folder) == before
+    assert begun(folder, text, overwrite=True, **settings) == {output_folder.CALL_FILE}
+
+
+def test_a_step_taken_again_keeps_model_and_run(tmp_path):
+    """What replaces the model may yet fail."""
+    folder = output_folder.OutputFolder(str(tmp_path))
+    for name in output_folder.RESULTS:
+        (tmp_path / name).mkdir()
+    folder.remove_after("instances")
+    assert {path.name for path in tmp_path.iterdir()} == {"flags", "instances", "run", "model"}
+
+
+def test_a_manifest_of_nothing_is_named(text, tmp_path):
+    """Its `inputs` were read without a look at its form."""
+    begun(tmp_path, text)
+    (tmp_path / "instances").mkdir()
+    (tmp_path / "instances/manifest.json").write_text("{}")
+    with pytest.raises(InputError, match=r"instances/manifest\.json: what create_.* Received: no 'splits'"):
+        begun(tmp_path, text, input_file=str(text / "words.txt"))
+
+
+def test_an_output_folder_that_vanishes_is_named(text, tmp_path, monkeypatch):
+    """A later step named `input_file`, and left a folder that the next call refused."""
+    folder = tmp_path / "my"
+    monkeypatch.setattr(steps, "_make_instances", lambda *_: shutil.rmtree(folder))
+    with pytest.raises(InputError, match=r"`output_dir` must stay where it is .* Received: .*/my, which has"):
+        bert_packed.train(TrainConfig(**flags_of(text, folder)))
+    assert not folder.exists()
+
+
+def test_the_same_text_goes_on_wherever_it_is(text, finished, tmp_path):
+    """With another time, as on a machine that mounts it anew, or elsewhere, but with no other letter."""
+    folder, moved = shutil.copytree(finished, tmp_path / "my"), shutil.copytree(text, tmp_path / "moved")
+    os.utime(moved / "text.txt")
+    others = {"vocab_file": str(text / FILES["vocab_file"])}
+    others |= {"bert_config_file": str(text / FILES["bert_config_file"])}
+    before = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    for _ in range(2):  # the second without reading it
+        assert begun(folder, moved, **others) == before
+    content = (moved / "text.txt").read_text()
+    (moved / "text.txt").write_text(content[:-2] + ("b" if content[-2] != "b" else "c") + content[-1])
+    with pytest.raises(InputError, match="`input_file` must be the text"):
+        begun(folder, moved, **others)
+
+
+def test_what_a_killed_overwrite_leaves_does_not_pass_for_whole(text, finished, tmp_path, monkeypatch):
+    folder = shutil.copytree(finished, tmp_path / "my")
+    other = {"num_train_epochs": 5.0, "max_seq_length": 32}
+
+    def killed(path):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "rmtree", killed)
+        begun(folder, text, overwrite=True, **other)
+    with pytest.raises(InputError, match="`input_file` must be the text"):  # the call before
+        begun(folder, text)
+    assert begun(folder, text, **other) == {output_folder.CALL_FILE}
+
+
+def test_a_call_that_made_nothing_binds_nobody(text, tmp_path):
+    begun(tmp_path / "my", text)
+    assert begun(tmp_path / "my", text, max_seq_length=32) == {output_folder.CALL_FILE}
+
+
+def test_texts_are_arguments_and_flags_may_follow():
+    given = ["x", "a.txt", "b.txt", "--output_dir=my", "c.txt"]
+    assert parse(TrainConfig, given).input_file == "a.txt,b.txt,c.txt"
+    with pytest.raises(InputError, match=r"`input_file` must be given once\. Received: a flag, and 'a.txt'"):
+        parse(TrainConfig, [*given, "--input_file=d.txt"])
+    with pytest.raises(InputError, match="every argument must be a flag"):
+        parse(PackConfig, ["x", "a.txt"])
+
+
+@pytest.mark.parametrize("fault", ["lost", "twice"])
+def test_false_packs_stop_it(text, finished, tmp_path, fault, capsys):
+    """Before a model is trained on them; also where an earlier call has proved them."""
+    folder = shutil.copytree(
+        finished, tmp_path / "my", ignore=shutil.ignore_patterns("run", "model", "audit.*")
+    )
+    first, second, *_ = sorted((folder / "packed/train").glob("*.tfrecord"))
+    if fault == "lost":
+        first.unlink()
+    else:
+        shutil.copy(first, second)
+    assert main(TrainConfig(**flags_of(text, folder))) == 1
+    assert "the proof of the packs failed: in the inputs, not in the packs" in capsys.readouterr().err
+    assert not (folder / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_model_that_leaks_is_not_exported(text, finished, tmp_path, capsys):
+    """Trained in a folder that was copied, without a change in the other one."""
+    before = times(finished)
+    folder = shutil.copytree(
+        finished, tmp_path / "my", ignore=shutil.ignore_patterns("run", "model", "audit.*")
+    )
+    with (folder / "flags/pretrain.flags").open("a") as file:
+        file.write("--ablation=no_attention_mask\n")
+    assert main(TrainConfig(**flags_of(text, folder))) == 1
+    error = capsys.readouterr().err
+    assert "the audit failed, and no model is exported: neighbors: change of hidden_states is " in error
+    assert not (folder / "model").exists() and not (folder / "audit.json").exists()
+    assert newest(folder).exists() and times(finished) == before
