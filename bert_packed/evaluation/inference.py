@@ -140,7 +140,7 @@ def load_encoder(
     from bert_packed.models.kernels import choose_kernels
     from bert_packed.models.packed_model import build_model
     from bert_packed.runs.vocabulary import find_vocab, known_case, known_length
-    from bert_packed.training.backend import compiled
+    from bert_packed.training.backend import check_memory, compiled
     from bert_packed.training.engines.engine import named_weights
 
     config = starting_weights.read_model_config(init_checkpoint, bert_config_file)
@@ -166,6 +166,7 @@ def load_encoder(
         )
     if length < NUM_SPECIAL:
         raise InputError(f"`max_seq_length` must be at least {NUM_SPECIAL}. Received: {length}.")
+    check_memory(config)
     kernels = choose_kernels("auto", config, length, platform)
     # The head is not used; any may be missing in a checkpoint
     model = build_model(MASKED_LM, config, seed=0, dtype=dtype, **kernels.options)
