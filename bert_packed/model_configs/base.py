@@ -54,7 +54,7 @@ class BaseConfig:
 
     @property
     def weight_bytes(self):
-        """Bytes of the weights of blocks and token embeddings in float32: no model has less."""
+        """Bytes of the weights of blocks and embeddings in float32; no model has fewer."""
         return 4 * (self.vocab_size * self.hidden_size + self.num_hidden_layers * self.block_weights)
 
     @classmethod

@@ -47,3 +47,8 @@ class ModelConfig(BaseConfig):
     @property
     def block_weights(self):
         return 4 * self.hidden_size**2 + 2 * self.hidden_size * self.intermediate_size
+
+    @property
+    def weight_bytes(self):
+        num_rows = self.max_position_embeddings + self.type_vocab_size
+        return super().weight_bytes + 4 * num_rows * self.hidden_size

@@ -20,7 +20,7 @@ class StateSpaceConfig(BaseConfig):
     num_hidden_layers: int = size(32, "Mamba blocks", maximum=MOST_BLOCKS)
     state_size: int = size(16, "states of a channel")
     expand: int = size(2, "inner width, of the width")
-    conv_kernel: int = size(4, "taps of the convolution", minimum=2)
+    conv_kernel: int = size(4, "taps of the convolution", minimum=2, maximum=1024)
     use_bias: bool = setting(False, "biases of the input and output projections")
     use_conv_bias: bool = setting(True, "bias of the convolution")
     initializer_range: float = real(0.02, "standard deviation of initial embeddings")
