@@ -185,8 +185,8 @@ def load_model_config(name_or_path, vocab_size=None):
     content = read_json(path)
     # RoBERTa's tensors have BERT's names and shapes, but its positions start at 2
     kind = content.get("model_type", DEFAULT_TYPE)
-    if kind not in FAMILIES:
-        raise InputError(f"{path}: model_type must be {' or '.join(FAMILIES)}. Received: {kind}.")
+    if kind not in [*FAMILIES]:  # a list: JSON may have what no dict can look up
+        raise InputError(f"{path}: model_type must be {' or '.join(FAMILIES)}. Received: {kind!s:.100}.")
     return FAMILIES[kind].config_class.from_json(path, content)
 
 

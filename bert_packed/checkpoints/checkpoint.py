@@ -8,6 +8,7 @@ OUTPUT_DIR/checkpoint-200/
     SHA256SUMS              checksums of these files, as `sha256sum --check` reads them
 """
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -15,10 +16,10 @@ import re
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
-from bert_packed.checkpoints.tensor_names import check_same_family
+from bert_packed.checkpoints.tensor_names import check_floats, check_same_family
 from bert_packed.config import config_json, load_model_config
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
@@ -203,8 +204,11 @@ def find_checkpoint(path):
 
 
 def read_weights(folder):
-    """The tensors of a checkpoint folder by name."""
-    return read_tensors(Path(folder) / WEIGHTS)
+    """The weights of a checkpoint folder by name; `InputError` where they are damaged or quantized."""
+    path = Path(folder) / WEIGHTS
+    with opened(path) as file:
+        check_floats(path, {name: file.get_slice(name).get_dtype() for name in names_in(file)})
+    return read_tensors(path)
 
 
 def step_of(path):
@@ -213,12 +217,25 @@ def step_of(path):
 
 def read_tensors(path):
     """The finite arrays of a safetensors file by name; `InputError` for a damaged one."""
-    try:
-        tensors = load_file(path)
-    except (SafetensorError, FileNotFoundError) as error:
-        raise InputError(f"{path} must be a complete safetensors file. Received: {error}.") from error
+    with opened(path) as file:
+        tensors = {name: file.get_tensor(name) for name in names_in(file)}
     check_arrays(tensors, f"of {path}")
     return tensors
+
+
+@contextlib.contextmanager
+def opened(path):
+    """Open a safetensors file to read arrays; `InputError` where it is missing or damaged."""
+    try:
+        with storage.naming_file(path), safe_open(path, "numpy") as file:
+            yield file
+    except (SafetensorError, FileNotFoundError) as error:
+        raise InputError(f"{path} must be a complete safetensors file. Received: {error}.") from error
+
+
+def names_in(file):
+    """The names of the tensors of an opened safetensors file, which cannot be iterated over itself."""
+    return list(file.keys())
 
 
 def assign_tensors(path, tensors, variables):

@@ -11,7 +11,7 @@ import dataclasses
 from bert_packed.checkpoints import mamba_names
 from bert_packed.checkpoints.tensor_names import TensorName
 from bert_packed.config import config_json
-from bert_packed.model_configs.mamba2 import LARGEST_FLOAT32
+from bert_packed.model_configs.base import LARGEST_FLOAT32
 from bert_packed.schema import CAUSAL_LM
 
 

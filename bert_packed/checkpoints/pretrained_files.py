@@ -7,13 +7,14 @@ SavedModel      FOLDER/bert_config.json, FOLDER/variables/variables.index, .data
 
 import contextlib
 import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file
 
-from bert_packed.checkpoints.tensor_names import check_same_family
+from bert_packed.checkpoints.checkpoint import names_in, opened
+from bert_packed.checkpoints.tensor_names import check_floats, check_same_family
 from bert_packed.config import family_of, load_model_config
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import read_json
@@ -73,12 +74,16 @@ class HuggingFaceCheckpoint:
         check_same_family(self.path, config, model_config)
         names = family_of(config).load_names()
         path, files = self._files()
-        stored = {}
+        stored = {}  # from a tensor's name to its file
         for file in files:
-            try:
-                stored |= load_file(file)
-            except (SafetensorError, OSError) as error:
-                raise InputError(f"{file} must be a complete safetensors file. Received: {error}.") from error
+            with opened(file) as tensors:
+                stored |= dict.fromkeys(names_in(tensors), file)
+
+        def read(name):
+            with opened(stored[name]) as tensors:
+                check_floats(stored[name], {name: tensors.get_slice(name).get_dtype()})
+                return tensors.get_tensor(name)
+
         by_full_name = {}
         for name in stored:
             full = names.full_name(name)
@@ -95,7 +100,7 @@ class HuggingFaceCheckpoint:
             if copy in by_full_name and original in by_full_name:
                 one, other = by_full_name[copy], by_full_name[original]
                 copies.add(one)
-                if not np.array_equal(stored[one], stored[other]):
+                if not np.array_equal(read(one), read(other)):
                     raise InputError(
                         f"{path} must hold {one} equal to {other}: the two are one tensor here. "
                         "Received: two different ones."
@@ -107,7 +112,7 @@ class HuggingFaceCheckpoint:
             for full, name in by_full_name.items()
             if full in table
         }
-        return _translate(path, config, known, stored, stored.get, copies)
+        return _translate(path, config, known, stored, read, copies)
 
     def _files(self):
         """A name for messages, and the list of the folder's files of tensors."""
@@ -115,11 +120,16 @@ class HuggingFaceCheckpoint:
         if path.is_file():
             return path, [path]
         index = self.path / HUGGING_FACE_INDEX
-        try:
-            names = set(read_json(index)["weight_map"].values())
-        except (InputError, KeyError, AttributeError) as error:
-            raise InputError(f"{index} must be JSON with a weight_map. Received: {error!r}.") from error
-        return index, [index.with_name(name) for name in sorted(names)]
+        places = read_json(index).get("weight_map")
+        if not isinstance(places, dict):
+            raise InputError(f"{index} must have a weight_map, an object. Received: {places!r:.100}.")
+        for tensor, name in places.items():
+            # A path would be read wherever it leads
+            if not isinstance(name, str) or not re.fullmatch(r"[^/\0]+\.safetensors", name):
+                raise InputError(
+                    f"{index} must name a .safetensors file beside it for {tensor}. Received: {name!r:.100}."
+                )
+        return index, [index.with_name(name) for name in sorted({*places.values()})]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,8 +163,9 @@ class GoogleCheckpoint:
         rows = family_of(model_config).load_names().tensor_names(model_config, head)
         table = {row.google: (row.ours, row.from_google) for row in rows}
         with self._reader() as reader:
-            stored = reader.get_variable_to_shape_map()
+            stored = reader.get_variable_to_dtype_map()
             known = {name: table[name] for name in stored if name in table}
+            check_floats(self.path, {name: stored[name].name for name in known})
             # SavedModels list the graph of their objects among the tensors
             hidden = {"_CHECKPOINTABLE_OBJECT_GRAPH"}
             return _translate(self.path, config, known, stored, reader.get_tensor, hidden)
@@ -180,7 +191,7 @@ def is_hugging_face(folder):
     try:
         with safe_open(path, "numpy") as file:
             # Ours has slashes in the names
-            return not any("/" in name for name in file.keys())  # noqa: SIM118  it is no dict
+            return not any("/" in name for name in names_in(file))
     except SafetensorError:
         return (Path(folder) / HUGGING_FACE_CONFIG).is_file()
 
@@ -206,7 +217,7 @@ def safetensors_shapes(path):
     """Shapes of the tensors of a safetensors file by name; none of a damaged one."""
     try:
         with safe_open(path, "numpy") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            return {name: tuple(file.get_slice(name).get_shape()) for name in names_in(file)}
     except (SafetensorError, OSError):
         return {}
 

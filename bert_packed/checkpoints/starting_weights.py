@@ -167,6 +167,15 @@ def load(path, weights, model_config, head=None, any_head=None):
     return StartingWeights(found.path, len(found.tensors), found.unused, missing, changed)
 
 
+def without_heads(tensors, model_config):
+    """Those names of a file's tensors that no model of a family has, with any of its heads: list of str."""
+    family = family_of(model_config)
+    names = family.load_names()
+    rows = [row for head in family.heads for row in names.tensor_names(model_config, head)]
+    known = {name for row in rows for name in (row.ours, row.hugging_face, row.google)}
+    return [name for name in tensors if names.full_name(name) not in known]
+
+
 def read_config(path):
     """The config stored with a checkpoint; `InputError` where there is none. `path` is as in `load`."""
     config = _find(path).config()

@@ -7,6 +7,9 @@ from typing import Any
 from bert_packed.config import model_type
 from bert_packed.core.settings import InputError
 
+# By the names of safetensors and of TensorFlow
+FLOAT_TYPES = ("F16", "BF16", "F32", "F64", "float16", "bfloat16", "float32", "float64")
+
 
 @dataclasses.dataclass(frozen=True)
 class TensorName:
@@ -78,6 +81,16 @@ class CheckpointNames:
         for old, new in self.spellings:
             name = name.replace(old, new)
         return name
+
+
+def check_floats(path, types):
+    """Raise `InputError` where a file's weights, a dict from names to types, are quantized.
+
+    Without its scale an int8 or a float8 is a number like any other, but another one.
+    """
+    for name, found in types.items():
+        if found not in FLOAT_TYPES:
+            raise InputError(f"{path} must hold {name} in floats of 16, 32 or 64 bits. Received: {found}.")
 
 
 def check_same_family(path, theirs, ours):

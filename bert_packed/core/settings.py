@@ -169,7 +169,7 @@ def _broken_rule(field, value):
     if kind is int and (not isinstance(value, int) or isinstance(value, bool)):
         return "a whole number"
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if kind is float and not (is_number and math.isfinite(value)):
+    if kind is float and not (is_number and _is_finite(value)):
         return "a finite number"
     if kind is bool and not isinstance(value, bool):
         return "true or false"
@@ -182,6 +182,13 @@ def _broken_rule(field, value):
     if limits["maximum"] is not None and value > limits["maximum"]:
         return f"at most {limits['maximum']}"
     return None
+
+
+def _is_finite(number):
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an integer beyond the largest float
+        return False
 
 
 def is_utf8(text):

@@ -56,7 +56,7 @@ def audit_checkpoint(config):
     from bert_packed.records import first_records
     from bert_packed.records.split_sequences import find_num_rows
     from bert_packed.runs.objectives import check_losses, choose_objective
-    from bert_packed.training.backend import out_of_memory_names
+    from bert_packed.training.backend import check_memory, out_of_memory_names
 
     files = find_files(config.input_file, "input_file")
     spec = first_records.read_pack_spec(files)
@@ -78,6 +78,7 @@ def audit_checkpoint(config):
     if not contamination.num_neighbours(batch):
         raise InputError("`input_file` must hold several sequences in a pack. Received: one in each.")
     packs = carried_states.take_rows(batch, num_rows) if num_rows else None
+    check_memory(model_config)
     kernels = choose_kernels(
         config.attention, without_dropout(model_config), spec.max_seq_length, devices_here().platform
     )

@@ -7,6 +7,7 @@ Legend: B packs per batch, S pack length, D model width, n texts.
 """
 
 import dataclasses
+import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,8 @@ from bert_packed.records.sequences import BERT_LAYOUT, make_sequences
 from bert_packed.tasks.update_packs import assemble_filled, pack_all
 from bert_packed.text.vocabularies import load_text_tokenizer
 from bert_packed.training.engines import choose_backend
+
+logger = logging.getLogger(__name__)
 
 # From a text's hidden states `[tokens, D]`; copies, since a slice would keep the whole batch in memory
 POOLINGS = {
@@ -107,7 +110,7 @@ def load_encoder(
     dtype="float32",
     num_batches_at_once=None,
 ):
-    """Load a model for `encode`.
+    """Load a model for `encode`; logs a warning that names tensors of the file that no such model has.
 
     Args:
         init_checkpoint: As `--init_checkpoint` of `run_pretraining.py`: ours, Hugging Face's or Google's.
@@ -137,7 +140,7 @@ def load_encoder(
     from bert_packed.models.kernels import choose_kernels
     from bert_packed.models.packed_model import build_model
     from bert_packed.runs.vocabulary import find_vocab, known_case, known_length
-    from bert_packed.training.backend import compiled
+    from bert_packed.training.backend import check_memory, compiled
     from bert_packed.training.engines.engine import named_weights
 
     config = starting_weights.read_model_config(init_checkpoint, bert_config_file)
@@ -163,10 +166,13 @@ def load_encoder(
         )
     if length < NUM_SPECIAL:
         raise InputError(f"`max_seq_length` must be at least {NUM_SPECIAL}. Received: {length}.")
+    check_memory(config)
     kernels = choose_kernels("auto", config, length, platform)
     # The head is not used; any may be missing in a checkpoint
     model = build_model(MASKED_LM, config, seed=0, dtype=dtype, **kernels.options)
-    starting_weights.load(init_checkpoint, named_weights(model), config, MASKED_LM)
+    found = starting_weights.load(init_checkpoint, named_weights(model), config, MASKED_LM)
+    if unknown := starting_weights.without_heads(found.unused, config):
+        logger.warning("\n".join(dataclasses.replace(found, unused=unknown, missing=[]).lines()))
     return TextEncoder(
         compiled(lambda batch: ops.cast(model.encode(batch, training=False), "float32"), model),
         tokenizer.encode,

@@ -2,32 +2,41 @@
 
 import dataclasses
 
-from bert_packed.core.settings import InputError, check_settings, setting
-from bert_packed.model_configs.base import ACTIVATIONS, DROPOUT_FIELDS, BaseConfig, check_heads_divide
+from bert_packed.core.settings import check_settings, setting
+from bert_packed.model_configs.base import (
+    ACTIVATIONS,
+    DROPOUT_FIELDS,
+    MOST_BLOCKS,
+    BaseConfig,
+    check_heads_divide,
+    real,
+    size,
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(BaseConfig):
     """The fields of a BERT's `bert_config.json`, with BERT-base as default."""
 
-    vocab_size: int = setting(30522, "WordPieces in the vocabulary", minimum=1)
-    hidden_size: int = setting(768, "width of every layer", minimum=1)
-    num_hidden_layers: int = setting(12, "encoder blocks", minimum=1)
-    num_attention_heads: int = setting(12, "attention heads per block", minimum=1)
-    intermediate_size: int = setting(3072, "width inside the feed-forward layer", minimum=1)
+    vocab_size: int = size(30522, "WordPieces in the vocabulary")
+    hidden_size: int = size(768, "width of every layer")
+    num_hidden_layers: int = size(12, "encoder blocks", maximum=MOST_BLOCKS)
+    num_attention_heads: int = size(12, "attention heads per block")
+    intermediate_size: int = size(3072, "width inside the feed-forward layer")
     hidden_act: str = setting("gelu", "gelu (exact), gelu_new (tanh) or relu", choices=ACTIVATIONS)
     hidden_dropout_prob: float = setting(0.1, "dropout of embeddings and layers", minimum=0, maximum=0.99)
     attention_probs_dropout_prob: float = setting(0.1, "dropout of attention", minimum=0, maximum=0.99)
-    max_position_embeddings: int = setting(512, "longest sequence", minimum=1)
-    type_vocab_size: int = setting(2, "sentence types (A and B)", minimum=1)
-    initializer_range: float = setting(0.02, "standard deviation of initial weights", minimum=0)
-    layer_norm_eps: float = setting(1e-12, "epsilon of layer normalization", minimum=0)
+    max_position_embeddings: int = size(512, "longest sequence")
+    type_vocab_size: int = size(2, "sentence types (A and B)")
+    initializer_range: float = real(0.02, "standard deviation of initial weights")
+    layer_norm_eps: float = real(1e-12, "epsilon of layer normalization")
     # Stored with the shape, so that a checkpoint of an experiment can never pass for a sound one
     ablation_no_attention_mask: bool = setting(False, "sequences of a pack see one another")
     ablation_no_position_reset: bool = setting(False, "positions go on through the pack")
     ablation_no_next_sentence: bool = setting(False, "trained without next-sentence loss")
 
     shape_fields = (*BaseConfig.shape_fields[:2], "num_attention_heads", "vocab_size")
+    fixed = (*BaseConfig.fixed, ("position_embedding_type", "absolute"), ("is_decoder", False))
     dropout_fields = tuple((name,) for name in DROPOUT_FIELDS)
     training_fields = (*BaseConfig.training_fields, *DROPOUT_FIELDS)
 
@@ -35,8 +44,11 @@ class ModelConfig(BaseConfig):
         check_settings(self)
         check_heads_divide(self)
 
-    @classmethod
-    def from_json(cls, path, content):
-        if content.get("position_embedding_type", "absolute") != "absolute" or content.get("is_decoder"):
-            raise InputError(f"{path} must describe an encoder with absolute positions. Received: {content}.")
-        return super().from_json(path, content)
+    @property
+    def block_weights(self):
+        return 4 * self.hidden_size**2 + 2 * self.hidden_size * self.intermediate_size
+
+    @property
+    def weight_bytes(self):
+        num_rows = self.max_position_embeddings + self.type_vocab_size
+        return super().weight_bytes + 4 * num_rows * self.hidden_size

@@ -3,7 +3,7 @@
 import dataclasses
 
 from bert_packed.core.settings import InputError, check_settings, setting
-from bert_packed.model_configs.base import BaseConfig
+from bert_packed.model_configs.base import MOST_BLOCKS, BaseConfig, real, size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,25 +15,24 @@ class StateSpaceConfig(BaseConfig):
         conv_size: Channels of the convolution.
     """
 
-    vocab_size: int = setting(50280, "tokens in the vocabulary", minimum=1)
-    hidden_size: int = setting(768, "width of every layer", minimum=1)
-    num_hidden_layers: int = setting(32, "Mamba blocks", minimum=1)
-    state_size: int = setting(16, "states of a channel", minimum=1)
-    expand: int = setting(2, "inner width, of the width", minimum=1)
-    conv_kernel: int = setting(4, "taps of the convolution", minimum=2)
+    vocab_size: int = size(50280, "tokens in the vocabulary")
+    hidden_size: int = size(768, "width of every layer")
+    num_hidden_layers: int = size(32, "Mamba blocks", maximum=MOST_BLOCKS)
+    state_size: int = size(16, "states of a channel")
+    expand: int = size(2, "inner width, of the width")
+    conv_kernel: int = size(4, "taps of the convolution", minimum=2, maximum=1024)
     use_bias: bool = setting(False, "biases of the input and output projections")
     use_conv_bias: bool = setting(True, "bias of the convolution")
-    initializer_range: float = setting(0.02, "standard deviation of initial embeddings", minimum=0)
-    layer_norm_epsilon: float = setting(1e-5, "epsilon of the norms", minimum=0)
-    time_step_min: float = setting(0.001, "least initial step size", minimum=1e-9)
-    time_step_max: float = setting(0.1, "largest initial step size", minimum=1e-9)
-    time_step_floor: float = setting(1e-4, "no initial step size is below it", minimum=1e-9)
+    initializer_range: float = real(0.02, "standard deviation of initial embeddings")
+    layer_norm_epsilon: float = real(1e-5, "epsilon of the norms")
+    time_step_min: float = real(0.001, "least initial step size", minimum=1e-9)
+    time_step_max: float = real(0.1, "largest initial step size", minimum=1e-9)
+    time_step_floor: float = real(1e-4, "no initial step size is below it", minimum=1e-9)
     ablation_no_position_reset: bool = setting(False, "states and convolution go on through the pack")
 
     without_attention = "states go from token to token"
     training_fields = (*BaseConfig.training_fields, "time_step_min", "time_step_max", "time_step_floor")
-    # Values in `config.json` that are the only ones here
-    fixed = (("hidden_act", "silu"), ("residual_in_fp32", True))
+    fixed = (*BaseConfig.fixed, ("hidden_act", "silu"), ("residual_in_fp32", True))
     chunk_size = 32  # docs/guides/mamba.md has the measurements
 
     def __post_init__(self):
@@ -50,19 +49,12 @@ class StateSpaceConfig(BaseConfig):
 
     conv_size = inner_size
 
-    @classmethod
-    def from_json(cls, path, content):
-        for name, value in cls.fixed:
-            if content.get(name, value) != value:
-                raise InputError(f"{path}: {name} must be {value}. Received: {content[name]}.")
-        return super().from_json(path, content)
-
 
 @dataclasses.dataclass(frozen=True)
 class MambaConfig(StateSpaceConfig):
     """The fields of a Mamba's `config.json`."""
 
-    time_step_rank: int = setting(0, "rank of the step sizes; 0 = hidden_size / 16, rounded up", minimum=0)
+    time_step_rank: int = size(0, "rank of the step sizes; 0 = hidden_size / 16, rounded up", minimum=0)
 
     # The rank shows in shapes: 0 and the number that it means are one
     training_fields = (*StateSpaceConfig.training_fields, "time_step_rank")
@@ -74,6 +66,10 @@ class MambaConfig(StateSpaceConfig):
     def step_rank(self):
         """L, rank of the step sizes."""
         return self.time_step_rank or -(-self.hidden_size // 16)
+
+    @property
+    def block_weights(self):
+        return self.inner_size * (3 * self.hidden_size + 2 * self.step_rank + 2 * self.state_size)
 
     @classmethod
     def from_json(cls, path, content):

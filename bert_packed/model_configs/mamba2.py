@@ -3,30 +3,33 @@
 import dataclasses
 
 from bert_packed.core.settings import InputError, setting
-from bert_packed.model_configs.base import BaseConfig
+from bert_packed.model_configs.base import LARGEST_FLOAT32, MOST_BLOCKS, BaseConfig, real, size
 from bert_packed.model_configs.mamba import StateSpaceConfig
-
-LARGEST_FLOAT32 = 3.4028234663852886e38
 
 
 @dataclasses.dataclass(frozen=True)
 class Mamba2Config(StateSpaceConfig):
     """The fields of a Mamba-2's `config.json`, with mamba2-130m as default."""
 
-    vocab_size: int = setting(50288, "tokens in the vocabulary", minimum=1)
-    num_hidden_layers: int = setting(24, "Mamba blocks", minimum=1)
-    state_size: int = setting(128, "states of a channel", minimum=1)
-    head_dim: int = setting(64, "channels of a head, which decay alike", minimum=1)
-    n_groups: int = setting(1, "groups of heads, each with its own B, C and norm", minimum=1)
-    chunk_size: int = setting(256, "tokens of a chunk of the scan, off TPUs; changes speed alone", minimum=1)
-    time_step_limit_min: float = setting(0.0, "no step size is below it", minimum=0)
-    time_step_limit_max: float = setting(0.0, "no step size is above it; 0 = no limit", minimum=0)
+    vocab_size: int = size(50288, "tokens in the vocabulary")
+    num_hidden_layers: int = size(24, "Mamba blocks", maximum=MOST_BLOCKS)
+    state_size: int = size(128, "states of a channel")
+    head_dim: int = size(64, "channels of a head, which decay alike")
+    n_groups: int = size(1, "groups of heads, each with its own B, C and norm")
+    chunk_size: int = size(256, "tokens of a chunk of the scan, off TPUs; changes speed alone")
+    time_step_limit_min: float = real(0.0, "no step size is below it")
+    time_step_limit_max: float = real(0.0, "no step size is above it; 0 = no limit")
     tie_word_embeddings: bool = setting(True, "the output matrix is the token embeddings")
 
     # transformers has other defaults
     shape_fields = (*BaseConfig.shape_fields, "state_size", "head_dim", "n_groups")
     training_fields = (*StateSpaceConfig.training_fields, "chunk_size")
     kernels = ("convolve", "duality")
+    # A Mamba-2 of `mamba_ssm` may have no norm behind its scan, one before the gate, or blocks that attend
+    fixed = (
+        *StateSpaceConfig.fixed,
+        *(("rms_norm", True), ("norm_before_gate", False), ("attn_layer_idx", [])),
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -55,6 +58,10 @@ class Mamba2Config(StateSpaceConfig):
     def conv_size(self):
         return self.inner_size + 2 * self.group_size
 
+    @property
+    def block_weights(self):
+        return self.hidden_size * (2 * self.inner_size + self.conv_size + self.num_heads)
+
     @classmethod
     def from_json(cls, path, content):
         if "time_step_limit" in content:
@@ -63,7 +70,7 @@ class Mamba2Config(StateSpaceConfig):
                 least, most = (float(v["__float__"] if isinstance(v, dict) else v) for v in given)
                 if not most > 0:  # 0 is no limit in `time_step_limit_max`
                     raise ValueError("a largest step of 0")
-            except (TypeError, ValueError, KeyError) as error:
+            except (TypeError, ValueError, KeyError, OverflowError) as error:
                 raise InputError(
                     f"{path}: time_step_limit must be two numbers, the second above 0. Received: "
                     f"{given!r:.100}."

@@ -3,7 +3,15 @@
 import dataclasses
 
 from bert_packed.core.settings import InputError, check_settings, setting
-from bert_packed.model_configs.base import ACTIVATIONS, BaseConfig, check_heads_divide, field_names
+from bert_packed.model_configs.base import (
+    ACTIVATIONS,
+    MOST_BLOCKS,
+    BaseConfig,
+    check_heads_divide,
+    field_names,
+    real,
+    size,
+)
 
 POOLINGS = ("cls", "mean")
 # Kinds of attention by Hugging Face's name
@@ -15,28 +23,28 @@ _THETAS = {FULL_ATTENTION: "global_rope_theta", SLIDING_ATTENTION: "local_rope_t
 class ModernBertConfig(BaseConfig):
     """The fields of a ModernBERT's `config.json`, with ModernBERT-base as default."""
 
-    vocab_size: int = setting(50368, "tokens in the vocabulary", minimum=1)
-    hidden_size: int = setting(768, "width of every layer", minimum=1)
-    num_hidden_layers: int = setting(22, "encoder blocks", minimum=1)
-    num_attention_heads: int = setting(12, "attention heads per block", minimum=1)
-    intermediate_size: int = setting(1152, "width inside the feed-forward layer", minimum=1)
+    vocab_size: int = size(50368, "tokens in the vocabulary")
+    hidden_size: int = size(768, "width of every layer")
+    num_hidden_layers: int = size(22, "encoder blocks", maximum=MOST_BLOCKS)
+    num_attention_heads: int = size(12, "attention heads per block")
+    intermediate_size: int = size(1152, "width inside the feed-forward layer")
     hidden_activation: str = setting(
         "gelu", "of the gates: gelu (exact), gelu_new (tanh) or relu", choices=ACTIVATIONS
     )
-    max_position_embeddings: int = setting(8192, "longest sequence", minimum=1)
-    global_attn_every_n_layers: int = setting(3, "global attention in the first of every n blocks", minimum=1)
-    local_attention: int = setting(
-        128, "width of the window of all other blocks; half of it, rounded down, on each side", minimum=1
+    max_position_embeddings: int = size(8192, "longest sequence")
+    global_attn_every_n_layers: int = size(3, "global attention in the first of every n blocks")
+    local_attention: int = size(
+        128, "width of the window of all other blocks; half of it, rounded down, on each side"
     )
-    global_rope_theta: float = setting(160000.0, "base of the rotary angles of global blocks", minimum=1)
-    local_rope_theta: float = setting(10000.0, "base of the rotary angles of local blocks", minimum=1)
+    global_rope_theta: float = real(160000.0, "base of the rotary angles of global blocks", minimum=1)
+    local_rope_theta: float = real(10000.0, "base of the rotary angles of local blocks", minimum=1)
     embedding_dropout: float = setting(0.0, "dropout of embeddings", minimum=0, maximum=0.99)
     attention_dropout: float = setting(0.0, "dropout of attention and its result", minimum=0, maximum=0.99)
     mlp_dropout: float = setting(0.0, "dropout inside the feed-forward layer", minimum=0, maximum=0.99)
     attention_bias: bool = setting(False, "biases of attention")
     mlp_bias: bool = setting(False, "biases of the feed-forward layer")
     norm_bias: bool = setting(False, "biases of the norms")
-    norm_eps: float = setting(1e-5, "epsilon of the norms", minimum=0)
+    norm_eps: float = real(1e-5, "epsilon of the norms")
     decoder_bias: bool = setting(True, "bias of the vocabulary's logits")
     classifier_bias: bool = setting(False, "bias of the head's first layer")
     classifier_activation: str = setting("gelu", "of the head, as hidden_activation", choices=ACTIVATIONS)
@@ -44,7 +52,7 @@ class ModernBertConfig(BaseConfig):
         "mean", "what is classified of a sequence: cls, its first state, or their mean", choices=POOLINGS
     )
     classifier_dropout: float = setting(0.0, "dropout before the classifier", minimum=0, maximum=0.99)
-    initializer_range: float = setting(0.02, "standard deviation of initial weights", minimum=0)
+    initializer_range: float = real(0.02, "standard deviation of initial weights")
     initializer_cutoff_factor: float = setting(
         2.0, "standard deviations at which initial weights are cut off", minimum=0.01, maximum=5
     )
@@ -52,6 +60,7 @@ class ModernBertConfig(BaseConfig):
     ablation_no_position_reset: bool = setting(False, "positions go on through the pack")
 
     shape_fields = (*BaseConfig.shape_fields[:2], "num_attention_heads", "vocab_size")
+    fixed = (*BaseConfig.fixed, ("tie_word_embeddings", True), ("rope_scaling", None))
     dropout_fields = (("embedding_dropout", "mlp_dropout", "classifier_dropout"), ("attention_dropout",))
     # Contexts are extended by larger angles and lengths than a checkpoint was trained with
     reported_fields = ("max_position_embeddings", "global_rope_theta", "local_rope_theta")
@@ -71,6 +80,10 @@ class ModernBertConfig(BaseConfig):
             )
 
     @property
+    def block_weights(self):
+        return 4 * self.hidden_size**2 + 3 * self.hidden_size * self.intermediate_size
+
+    @property
     def window(self):
         """Tokens on each side that a token of a local block attends to."""
         return self.local_attention // 2
@@ -86,10 +99,6 @@ class ModernBertConfig(BaseConfig):
 
     @classmethod
     def from_json(cls, path, content):
-        wanted = {"tie_word_embeddings": True, "rope_scaling": None}
-        for name, value in wanted.items():
-            if content.get(name, value) != value:
-                raise InputError(f"{path}: {name} must be {value}. Received: {content[name]}.")
         # Without the field transformers takes the first state
         found = {"classifier_pooling": "cls"}
         found |= {name: content[name] for name in field_names(cls) if name in content}
@@ -97,13 +106,12 @@ class ModernBertConfig(BaseConfig):
             found["initializer_cutoff_factor"] = 3.0  # as in transformers
         # transformers 5 writes these two in the place of three numbers
         angles, layer_types = content.get("rope_parameters") or {}, content.get("layer_types")
+        if not isinstance(angles, dict) or not all(map(_is_plain, angles, angles.values())):
+            raise InputError(
+                f"{path}: rope_parameters must give {' and '.join(_THETAS)} a rope_type of default and a "
+                f"rope_theta, and nothing else. Received: {angles!r:.200}."
+            )
         for kind, given in angles.items():
-            is_plain = isinstance(given, dict) and given.get("rope_type", "default") == "default"
-            if kind not in _THETAS or not is_plain or given.keys() - {"rope_type", "rope_theta"}:
-                raise InputError(
-                    f"{path}: rope_parameters must give {' and '.join(_THETAS)} a rope_type of default and a "
-                    f"rope_theta, and nothing else. Received: {angles}."
-                )
             if "rope_theta" in given:
                 found[_THETAS[kind]] = given["rope_theta"]
         config = super().from_json(path, {**content, **found})
@@ -117,3 +125,9 @@ class ModernBertConfig(BaseConfig):
             f"{path}: layer_types must be {FULL_ATTENTION} in the first and then in every n-th layer, "
             f"{SLIDING_ATTENTION} in all others. Received: {layer_types!r:.100}."
         )
+
+
+def _is_plain(kind, angles):
+    """True for an entry of `rope_parameters` that gives a kind of attention no more than a base of angles."""
+    is_default = isinstance(angles, dict) and angles.get("rope_type", "default") == "default"
+    return kind in _THETAS and is_default and not angles.keys() - {"rope_type", "rope_theta"}

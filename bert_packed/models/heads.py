@@ -130,7 +130,7 @@ def count_flops(head, config, sums):
     no matrix product. The small heads of fine-tuning are left out. `head` None counts the encoder alone.
     """
     width, blocks = config.hidden_size, config.num_hidden_layers
-    per_token = 6 * blocks * (4 * width**2 + 2 * width * config.intermediate_size)
+    per_token = 6 * blocks * config.block_weights
     flops = per_token * sums["num_tokens"] + 12 * blocks * width * sums["num_pairs"]
     if head in (PRETRAINING, MASKED_LM):
         flops += 6 * (width**2 + width * config.vocab_size) * sums["num_predictions"]

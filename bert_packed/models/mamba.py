@@ -310,7 +310,7 @@ def make_model(head, config, num_outputs, remat=False, num_rows=0, convolve=None
 def count_flops(head, config, sums):
     """Operations that a Mamba needs to learn from sequences, counted as `heads.count_flops` counts BERT's.
 
-    6 L N                    per token; L blocks, N = 2 D E + E (rank + 2 Z) + rank E + E D weights
+    6 L N                    per token; L blocks, N = E (3 D + 2 rank + 2 Z) weights
     6 L W E                  per token, for the convolution
     21 L E Z                 per token, for its states
     6 D V                    per prediction
@@ -319,10 +319,9 @@ def count_flops(head, config, sums):
     # the sum of both, the product with C and its sum) and 14 backward: the gradient of the state 3, a product
     # and a sum for each of step size, A, input, B and C, and a product that the first two share. The program
     # executes nearly twice as many: it recomputes states, and XLA recomputes some products
-    width, inner, states, rank = config.hidden_size, config.inner_size, config.state_size, config.step_rank
-    weights = 2 * width * inner + inner * (rank + 2 * states) + rank * inner + inner * width
-    per_token = 6 * weights + 6 * config.conv_kernel * inner + 21 * inner * states
-    per_prediction = 6 * width * config.vocab_size
+    inner = config.inner_size
+    per_token = 6 * config.block_weights + 6 * config.conv_kernel * inner + 21 * inner * config.state_size
+    per_prediction = 6 * config.hidden_size * config.vocab_size
     return (
         config.num_hidden_layers * per_token * sums["num_tokens"] + per_prediction * sums["num_predictions"]
     )

@@ -163,10 +163,9 @@ def count_flops(head, config, sums):
     # A state takes 5 forward (the product with the state before, its input, the sum of both, the product with
     # C and its sum) and 11 backward: its gradient 3, and a product and a sum for each of decay, input, B and
     # C. Chunks take more, as products of matrices
-    width, inner = config.hidden_size, config.inner_size
-    weights = width * (inner + config.conv_size + config.num_heads) + inner * width
-    per_token = 6 * weights + 6 * config.conv_kernel * config.conv_size + 16 * inner * config.state_size
-    per_prediction = 6 * width * config.vocab_size
+    per_convolution = 6 * config.conv_kernel * config.conv_size
+    per_token = 6 * config.block_weights + per_convolution + 16 * config.inner_size * config.state_size
+    per_prediction = 6 * config.hidden_size * config.vocab_size
     return (
         config.num_hidden_layers * per_token * sums["num_tokens"] + per_prediction * sums["num_predictions"]
     )

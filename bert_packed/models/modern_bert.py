@@ -398,7 +398,7 @@ def count_flops(head, config, sums):
     length, and where none reaches out of the window; for others it is too high.
     """
     width, blocks, window = config.hidden_size, config.num_hidden_layers, config.window
-    per_token = 6 * blocks * (4 * width**2 + 3 * width * config.intermediate_size)
+    per_token = 6 * blocks * config.block_weights
     num_global = config.layer_types.count(FULL_ATTENTION)
     near = length = sums["num_pairs"] / max(sums["num_tokens"], 1)
     if length > window + 1:

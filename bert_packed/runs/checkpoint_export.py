@@ -24,6 +24,7 @@ def export_checkpoint(config):
     from bert_packed.models.packed_model import build_model
     from bert_packed.runs.model_card import read_audit, read_origin, write_model_card
     from bert_packed.runs.vocabulary import trained_length, with_run_vocabulary
+    from bert_packed.training.backend import check_memory
     from bert_packed.training.engines.engine import named_weights
 
     config = with_run_vocabulary(config)
@@ -36,6 +37,7 @@ def export_checkpoint(config):
     if head not in family.heads:
         head = family.heads[0]  # loading says whose tensors they are
     check_shapes(config, family, export_formats.signature_letters(head))
+    check_memory(model_config)
     model = build_model(head, model_config, seed=0, num_outputs=num_outputs)
     found = starting_weights.load(config.init_checkpoint, named_weights(model), model_config, head)
     print("\n".join(found.lines()))

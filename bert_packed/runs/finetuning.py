@@ -23,7 +23,7 @@ from bert_packed.tasks.update_packs import fit_predictions, pack_all, plan_updat
 from bert_packed.text.tokenization import TextTokenizer
 from bert_packed.text.vocabularies import file_name, load_text_tokenizer
 from bert_packed.training import loop, metrics_log, training_metrics
-from bert_packed.training.backend import compiled, out_of_memory_names
+from bert_packed.training.backend import TRAINING_COPIES, check_memory, compiled, out_of_memory_names
 from bert_packed.training.engines import make_engine
 from bert_packed.training.engines.engine import named_weights
 from bert_packed.training.optimization import OPTIMIZERS, WarmupStableDecay, optimizer_settings
@@ -211,6 +211,7 @@ def has_results(config, text, inputs, results, evaluated):
 
 def _load_model(config, model_config, objective):
     """The model of a config with its checkpoint's weights; raises `InputError` where these lack the head."""
+    check_memory(model_config)
     model = objective.build_model(model_config, config.random_seed, dtype=config.dtype)
     found = _load_weights(config, model_config, model)
     # A head with its initial, random values would predict noise
@@ -252,6 +253,7 @@ def predict_packed(config, model, sequences):
 
 
 def _build_engine(config, model_config, objective, steps):
+    check_memory(model_config, TRAINING_COPIES)
     model = objective.build_model(model_config, config.random_seed, dtype=config.dtype, remat=config.remat)
     schedule = WarmupStableDecay(
         config.learning_rate,

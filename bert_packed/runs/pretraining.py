@@ -28,6 +28,7 @@ from bert_packed.runs.pretraining_data import model_config_of, read_data
 from bert_packed.runs.run_summary import tell_skipped
 from bert_packed.runs.step_cost import measured_flops_per_second
 from bert_packed.training import loop, metrics_log, training_metrics
+from bert_packed.training.backend import TRAINING_COPIES, check_memory
 from bert_packed.training.engines import make_engine
 from bert_packed.training.optimization import build_optimizer, build_schedule
 from bert_packed.training.profiling import Profile
@@ -54,6 +55,8 @@ def build_engine(config, model_config, data, processes=ALONE, steps_before=0, ta
         optimizer = build_optimizer(config, data.train.packing_factor or 1.0, steps_before)
     # For absent devices no weight is allocated; TensorFlow traces variables that have values
     is_abstract = target.devices and keras.backend.backend() == "jax"
+    if not is_abstract and config.layout == "none":  # each device holds the whole model
+        check_memory(model_config, TRAINING_COPIES)
     values = keras.StatelessScope(initialize_variables=False) if is_abstract else contextlib.nullcontext()
     with replicas.scope() if replicas else contextlib.nullcontext(), values:
         model = objective.build_model(

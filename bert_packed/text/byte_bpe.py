@@ -73,7 +73,7 @@ def load(path, argument="vocab_file"):
     """`DocumentTokenizer` of a `tokenizer.json`, ours or another's; `argument` names the flag in messages.
 
     Raises:
-        InputError: the file is no tokenizer, or has none of `BOUNDARIES`.
+        InputError: the file is no tokenizer, draws its tokens at random, or has none of `BOUNDARIES`.
         OSError: it cannot be read.
     """
     try:
@@ -86,6 +86,11 @@ def load(path, argument="vocab_file"):
         raise InputError(
             f"`{argument}` must be a tokenizer.json, as `tokenizers` writes it. Received: {path}: {error}."
         ) from error
+    if getattr(tokenizer.model, "dropout", None):
+        raise InputError(
+            f"`{argument}` must have no dropout: the tokens of a text would differ from call to call. "
+            f"Received: {path}, with dropout={tokenizer.model.dropout:.3g}."
+        )
     tokenizer.no_truncation()
     tokenizer.no_padding()
     # A special token in the text is text: a page about <|endoftext|> does not end at the word

@@ -80,9 +80,11 @@ def train(config):
 
 def check(config, num_bytes):
     """Refuse now what a later step would refuse, after hours of earlier ones; raises `InputError`."""
-    # TensorFlow: not for --help
+    choose_backend()
+    # Keras: not before the backend is chosen
     from bert_packed.checkpoints.exported_tokenizer import check_vocabulary
     from bert_packed.runs.vocabulary import known_case
+    from bert_packed.training.backend import TRAINING_COPIES, check_memory
 
     start = config.init_checkpoint
     starting_weights.check_exists(start)
@@ -109,6 +111,7 @@ def check(config, num_bytes):
                 f"`do_lower_case` must be as in the training of `init_checkpoint`, {case}. "
                 f"Received: {config.do_lower_case}."
             )
+    check_memory(model_config, TRAINING_COPIES)
 
 
 def find_vocabulary(config):

@@ -6,7 +6,10 @@ import os
 
 import keras
 
+from bert_packed.model_configs.base import BaseConfig
 from bert_packed.parallel.targets import accelerator_of, devices_here
+
+TRAINING_COPIES = 3  # of the weights: they and the moments of an optimizer, of which each has two
 
 
 @contextlib.contextmanager
@@ -131,6 +134,22 @@ def device_memory_bytes():
     ]
     known = accelerator_of(kinds[0]) if kinds else None
     return known and known.memory_bytes
+
+
+def check_memory(model_config, num_copies=1):
+    """Raise `MemoryError` where a model does not fit a device, before any of its weights is made.
+
+    Else the backend fails in the middle, or the system kills the process. `num_copies` of the weights must be
+    held at once; activations are not counted.
+    """
+    needed, memory_bytes = num_copies * model_config.weight_bytes, device_memory_bytes()
+    if memory_bytes is not None and needed > memory_bytes:
+        shape = {name: getattr(model_config, name) for name in BaseConfig.shape_fields}
+        raise MemoryError(
+            f"the model must fit a device's memory of {memory_bytes:,} bytes. Received: "
+            f"{', '.join(f'{name}={value}' for name, value in shape.items())}, which need at least "
+            f"{needed:,} bytes for {'weights' if num_copies == 1 else 'weights and moments'}."
+        )
 
 
 def make_virtual_devices(number):

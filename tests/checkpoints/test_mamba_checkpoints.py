@@ -96,7 +96,7 @@ def test_weights_in_several_files(tmp_path, weights):
     with pytest.raises(InputError, match=r"model-00002-of-00002\.safetensors must be a complete"):
         starting_weights.load(tmp_path, weights, CONFIG)
     found.path.write_text("[]")
-    with pytest.raises(InputError, match=r"index\.json must be JSON with a weight_map\. Received"):
+    with pytest.raises(InputError, match=r"index\.json must hold a JSON object\. Received: list"):
         starting_weights.load(tmp_path, weights, CONFIG)
 
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import re
+import struct
 
 import numpy as np
 import pytest
@@ -209,6 +211,80 @@ def test_mistakes_in_files_are_named(tmp_path, weights):
     (tmp_path / "google" / "second.index").touch()
     with pytest.raises(InputError, match="must name one of several checkpoints"):
         starting_weights.load(prefix.parent, weights, ONE_LAYER)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        *(
+            (
+                {"weight_map": {"t": name}},
+                f"must name a .safetensors file beside it for t. Received: {name!r}.",
+            )
+            for name in (
+                "../x.safetensors",
+                "/x.safetensors",
+                "..",
+                "",
+                "a\0.safetensors",
+                None,
+                5,
+                {},
+                ["x"],
+            )
+        ),
+        *(
+            ({"weight_map": places}, f"must have a weight_map, an object. Received: {places!r}.")
+            for places in (None, 5, "x", ["x"])
+        ),
+        ({}, "must have a weight_map, an object. Received: None."),
+        ([], "must hold a JSON object. Received: list."),
+    ],
+)
+def test_an_index_names_files_beside_it_only(tmp_path, content, message):
+    """A path would be read wherever it leads, and what is no text is no name."""
+    index = write_hugging_face(tmp_path, {}) / "model.safetensors.index.json"
+    (tmp_path / "model.safetensors").unlink()
+    index.write_text(json.dumps(content))
+    for read in (starting_weights.stored_head, lambda path: starting_weights.load(path, {}, ONE_LAYER)):
+        with pytest.raises(InputError, match=re.escape(f"{index} {message}")):
+            read(tmp_path)
+
+
+def quantized(values, type_name):
+    """Safetensors of one type, also of those that NumPy has not, in the place of the tensors of a dict."""
+    header, data = {}, b""
+    for name, each in values.items():
+        size = each.size * (8 if type_name == "I64" else 1)
+        header[name] = {
+            "dtype": type_name,
+            "shape": each.shape,
+            "data_offsets": [len(data), len(data) + size],
+        }
+        data += bytes(size)
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    return struct.pack("<Q", len(head)) + head + data
+
+
+@pytest.mark.parametrize("type_name", ["I8", "U8", "I64", "BOOL", "F8_E4M3", "F8_E5M2"])
+def test_quantized_weights_are_refused_and_nothing_assigned(tmp_path, weights, type_name):
+    """Read as numbers, without their scales, they would start a model of noise."""
+    _, theirs, google = make_tensors()
+    before = {name: variable.numpy() for name, variable in weights.items()}
+    foreign = write_hugging_face(tmp_path / "hf", theirs)
+    (foreign / "model.safetensors").write_bytes(quantized(theirs, type_name))
+    own = tmp_path / "own"
+    checkpoint.save_weights(own, weights, ONE_LAYER)
+    (own / checkpoint.WEIGHTS).write_bytes(quantized(before, type_name))
+    folders = [foreign, own]
+    if type_name == "I8":
+        integers = {name: values.astype(np.int8) for name, values in google.items()}
+        folders.append(write_google(tmp_path / "google", integers))
+    for folder in folders:
+        with pytest.raises(InputError, match=r"must hold \S+ in floats of .* Received: \w*8|I64|BOOL\."):
+            starting_weights.load(folder, weights, ONE_LAYER)
+    assert_loaded(weights, before)
 
 
 @pytest.mark.usefixtures("uncompiled")

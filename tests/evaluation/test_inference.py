@@ -47,6 +47,19 @@ def test_loading_leaves_the_random_numbers_of_the_caller_alone(model_folder):
     np.testing.assert_array_equal(found, np.asarray(keras.random.uniform((3,))))
 
 
+@pytest.mark.parametrize("unknown", ["", "bert/layer_0/attention/query/scale"])
+def test_what_a_file_has_and_no_such_model_is_named(model_folder, tmp_path, caplog, unknown):
+    """As in training; heads are no news, since vectors need none."""
+    path = shutil.copytree(model_folder, tmp_path / "model") / checkpoint.WEIGHTS
+    tensors = checkpoint.read_tensors(path)
+    assert "next_sentence/classifier/kernel" in tensors
+    checkpoint.write_tensors({**tensors, **({unknown: np.zeros(2, np.float32)} if unknown else {})}, path)
+    inference.load_encoder(path.parent)
+    assert [record.getMessage().partition("\n")[2] for record in caplog.records] == (
+        [f"  in the file only, not used: {unknown}"] if unknown else []
+    )
+
+
 @pytest.mark.parametrize(
     ("devices", "given", "expected"),
     [

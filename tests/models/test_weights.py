@@ -6,9 +6,19 @@ import numpy as np
 import pytest
 from keras import ops
 
-from bert_packed.config import CLASSIFICATION, PRETRAINING, QUESTION_ANSWERING, TOKEN_CLASSIFICATION
+from bert_packed.config import (
+    CLASSIFICATION,
+    FAMILIES,
+    MASKED_LM,
+    PRETRAINING,
+    QUESTION_ANSWERING,
+    TOKEN_CLASSIFICATION,
+    model_type,
+)
 from bert_packed.model_configs.bert import ModelConfig
 from bert_packed.model_configs.mamba import MambaConfig
+from bert_packed.model_configs.mamba2 import Mamba2Config
+from bert_packed.model_configs.modern_bert import ModernBertConfig
 from bert_packed.models.packed_model import build_model
 from bert_packed.schema import CAUSAL_LM
 from bert_packed.training.engines.engine import named_weights
@@ -18,8 +28,26 @@ pytestmark = pytest.mark.both_backends
 BERT = ModelConfig(
     vocab_size=500, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96
 )
-MAMBA = MambaConfig(vocab_size=500, hidden_size=128, num_hidden_layers=2, state_size=5, use_bias=True)
+DEPTH = 3
+STATES = {
+    "vocab_size": 500,
+    "hidden_size": 128,
+    "num_hidden_layers": DEPTH,
+    "state_size": 5,
+    "use_bias": True,
+}
+MAMBA = MambaConfig(**STATES)
+MAMBA2 = Mamba2Config(**STATES, head_dim=4, tie_word_embeddings=False)
 INNER, RANK = 256, 8
+MODERN_BERT = ModernBertConfig(
+    vocab_size=500,
+    hidden_size=64,
+    num_hidden_layers=DEPTH,
+    num_attention_heads=2,
+    intermediate_size=96,
+    mlp_bias=True,
+    norm_bias=True,
+)
 
 
 def values_of(head, config):
@@ -63,39 +91,107 @@ def test_weights_of_a_bert(head, initializer_range):
     assert np.any(found[f"{name}/query/kernel"] != found["bert/layer_1/attention/query/kernel"])
 
 
-def test_weights_of_a_mamba():
-    """Those of `state-spaces/mamba`: PyTorch's linear layers, and Section 3.6 of the paper."""
-    found = values_of(CAUSAL_LM, MAMBA)
-    embeddings = found.pop("backbone/embeddings")
-    assert_spread("embeddings", embeddings, 0.02)
-    assert np.abs(embeddings).max() > 0.06  # not cut off
-    assert np.all(found.pop("backbone/RMSNorm/scale") == 1)
-    ones, zeros = ("RMSNorm/scale", "mixer/D"), ("in_proj/bias", "out_proj/bias", "conv1d_bias")
-    uniform = {
-        "in_proj/kernel": 128**-0.5,
-        "conv1d_kernel": 4**-0.5,
-        "x_proj/kernel": INNER**-0.5,
-        "dt_proj/kernel": RANK**-0.5,
-        "out_proj/kernel": (INNER * 2) ** -0.5,  # residuals of two blocks add up
-    }
-    for name, values in found.items():
-        part = next(
-            part for part in (*ones, *zeros, *uniform, "A_log", "dt_proj/bias") if name.endswith(part)
-        )
-        if part in uniform:
-            assert_uniform(name, values, uniform[part])
-        elif part == "A_log":
-            np.testing.assert_allclose(np.exp(values), np.tile([1, 2, 3, 4, 5], (INNER, 1)), rtol=1e-6)
-        elif part == "dt_proj/bias":  # its softplus is log-uniform in [0.001, 0.1]
-            sizes = np.log10(np.log1p(np.exp(values)))
-            assert sizes.min() >= -3.001 and sizes.max() <= -0.999
-            np.testing.assert_allclose(np.quantile(sizes, [0.25, 0.5, 0.75]), [-2.5, -2, -1.5], atol=0.15)
-        else:
-            assert np.all(values == (part in ones)), name
-    assert len(found) == 2 * 12
+def assert_steps(name, values):
+    """Softplus of the biases is log-uniform in [0.001, 0.1]."""
+    sizes, error = np.log10(np.log1p(np.exp(values))), 4 / np.sqrt(values.size)
+    assert sizes.min() >= -3.001 and sizes.max() <= -0.999, name
+    np.testing.assert_allclose(np.quantile(sizes, [0.25, 0.5, 0.75]), [-2.5, -2, -1.5], atol=error)
+
+
+def constant(number):
+    def check(name, values):
+        assert np.all(values == number), name
+
+    return check
+
+
+def normal(stddev):
+    def check(name, values):
+        assert_spread(name, values, stddev)
+        assert np.abs(values).max() > 3 * stddev, name  # not cut off
+
+    return check
+
+
+def cut_off(stddev):
+    """Normal, without what is beyond two standard deviations."""
+    return lambda name, values: assert_spread(name, values, 0.8796 * stddev, 2 * stddev)
+
+
+def uniform(largest):
+    return lambda name, values: assert_uniform(name, values, largest)
+
+
+STATE_SPACE = {
+    "backbone/embeddings": normal(0.02),
+    **dict.fromkeys(("RMSNorm/scale", "mixer/D"), constant(1)),
+    **dict.fromkeys(("in_proj/bias", "out_proj/bias", "conv1d_bias"), constant(0)),
+    "in_proj/kernel": uniform(128**-0.5),
+    "conv1d_kernel": uniform(4**-0.5),
+    "out_proj/kernel": uniform((INNER * DEPTH) ** -0.5),  # residuals of the blocks add up
+}
+# The check of each part of a name of a weight
+INITIAL = {
+    # Those of `state-spaces/mamba`: PyTorch's linear layers, and Section 3.6 of the paper
+    "mamba": {
+        **STATE_SPACE,
+        "x_proj/kernel": uniform(INNER**-0.5),
+        "dt_proj/kernel": uniform(RANK**-0.5),
+        "A_log": lambda name, values: np.testing.assert_allclose(
+            np.exp(values), np.tile([1, 2, 3, 4, 5], (INNER, 1)), rtol=1e-6
+        ),
+        "dt_proj/bias": assert_steps,
+    },
+    "mamba2": {
+        **STATE_SPACE,
+        "lm_head": normal(0.02),
+        "A_log": lambda name, values: assert_uniform(name, np.exp(values) - 8.5, 7.5),  # from 1 to 16
+        "dt_bias": assert_steps,
+    },
+    # Those of transformers
+    "modernbert": {
+        **{"LayerNorm/gamma": constant(1), "LayerNorm/beta": constant(0), "bias": constant(0)},
+        **dict.fromkeys(("token_embeddings", "qkv/kernel", "intermediate/kernel"), cut_off(0.02)),
+        # Residuals of two layers a block add up
+        **dict.fromkeys(("output/kernel", "transform/kernel"), cut_off(0.02 * (2 * DEPTH) ** -0.5)),
+        "classifier/kernel": cut_off(64**-0.5),
+    },
+}
+
+
+def name_of(one):
+    return one if isinstance(one, str) else model_type(one)
+
+
+MODELS = [(MAMBA, CAUSAL_LM), (MAMBA2, CAUSAL_LM), (MODERN_BERT, MASKED_LM), (MODERN_BERT, CLASSIFICATION)]
+
+
+@pytest.mark.parametrize(("config", "head"), MODELS, ids=name_of)
+def test_initial_weights_by_width_and_depth(config, head):
+    """The fault that this alone finds: last layers that do not shrink with the number of blocks."""
+    checks, seen = INITIAL[model_type(config)], set()
+    for name, values in values_of(head, config).items():
+        part = max((part for part in checks if name.endswith(part)), key=len)
+        checks[part](name, values)
+        seen.add(part)
+    assert len(checks.keys() - seen) <= (head == MASKED_LM)  # there is no classifier
+
+
+def test_every_architecture_has_its_initial_weights():
+    assert INITIAL.keys() | {"bert"} == FAMILIES.keys()
+
+
+def test_no_initial_step_of_a_mamba_is_below_the_floor():
     low = dataclasses.replace(MAMBA, time_step_floor=0.05)
     bias = values_of(CAUSAL_LM, low)["backbone/layers_0/mixer/dt_proj/bias"]
     assert np.log1p(np.exp(bias)).min() == pytest.approx(0.05, rel=1e-3)
+
+
+@pytest.mark.parametrize(("config", "head"), [(BERT, PRETRAINING), *MODELS[:3]], ids=name_of)
+def test_weights_are_counted_before_they_are_made(config, head):
+    """By the memory that they need: never too many, and few are left out."""
+    found = 4 * sum(values.size for values in values_of(head, config).values())
+    assert 0.8 * found <= config.weight_bytes <= found
 
 
 def test_defaults():

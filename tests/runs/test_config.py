@@ -68,7 +68,7 @@ def test_config_file(tmp_path):
         (json.dumps({**SHAPE, "hidden_size": 9}), "`num_attention_heads` must divide `hidden_size`"),
         (json.dumps({**SHAPE, "hidden_size": "10"}), "`hidden_size` must be a whole number"),
         ('{"num_layers": 2, "hidden": 16}', "must have hidden_size, .* Received: no hidden_size"),
-        ('{"position_embedding_type": "relative_key"}', "absolute positions"),
+        ('{"position_embedding_type": "relative_key"}', "type must be absolute. Received: relative_key"),
     ],
 )
 def test_bad_config_files(tmp_path, content, message):

@@ -95,6 +95,16 @@ def test_other_tokenizers_are_refused(tmp_path, spoil, message):
     byte_bpe.load(str(tmp_path / "tokenizer.json"))  # next tokens need no mask
 
 
+def test_tokens_that_are_drawn_at_random_are_refused(tmp_path):
+    """BPE-dropout: the packs, and what is encoded later, would have other tokens each time."""
+    tokenizer = roberta()
+    tokenizer.model.dropout = 0.1
+    byte_bpe.save(tokenizer, tmp_path / "tokenizer.json")
+    for read in (load_maskable, byte_bpe.load):
+        with pytest.raises(InputError, match=r"`vocab_file` must have no dropout.* with dropout=0\.1\.$"):
+            read(str(tmp_path / "tokenizer.json"))
+
+
 def test_word_pieces_where_bytes_are_wanted_and_the_reverse(tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join([*tokenization.SPECIAL_TOKENS, "a"]))
     with pytest.raises(InputError, match=r"must be a tokenizer\.json, as `tokenizers` writes it"):

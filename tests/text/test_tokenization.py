@@ -8,6 +8,7 @@ import pytest
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.text import tokenization
+from bert_packed.text.vocabularies import ByteBpe, WordPieces
 
 SPECIAL = list(tokenization.SPECIAL_TOKENS)
 WORDS = ["un", "##aff", "##able", "runn", "##ing", "want", "##ed", ",", "cafe", "mask", "[", "]"]
@@ -101,6 +102,31 @@ def test_training_is_reproducible():
     assert len(first) == len(set(first.tokens)) == 300
     assert "[UNK]" not in to_tokens(first, " ".join(sentences))
     assert "##." not in first.ids  # punctuation never continues a word
+
+
+# Capitals, and accents in both forms; of each letter some that open a word and some that continue one
+LETTERS = (
+    "Été été ÉTÉ Naïve naïve cafe\u0301 Cafe\u0301 NASA nasa Ünder Ärger straße ŁÓDŹ łódź Ελλάδα ΕΛΛΆΔΑ."
+)
+
+
+@pytest.mark.parametrize("do_lower_case", [True, False])
+@pytest.mark.parametrize("make", [WordPieces, ByteBpe])
+def test_a_vocabulary_spells_the_text_it_was_trained_on(tmp_path, make, do_lower_case):
+    """The fault that this alone finds: letters, or words, of another case than those that are read later."""
+    kind = make(320, do_lower_case) if make is WordPieces else make(320, is_encoder=True)
+    path = str(tmp_path / kind.file_name)
+    kind.train([[LETTERS]] * 3, path)
+    tokenizer = kind.load(path).tokenizer
+    tokens = tokenizer.encode(LETTERS, add_special_tokens=False).tokens
+    assert tokens and tokenization.UNK not in tokens
+    if make is WordPieces:
+        spelt = "".join(tokens)
+        # Words that are repeated are whole, and so without the mark of what continues one
+        assert spelt == tokenizer.normalizer.normalize_str(LETTERS).replace(" ", "")
+        assert (spelt == LETTERS.replace(" ", "")) != do_lower_case
+        # Nothing else is spelt: the letters of the other case would be rows that no text uses
+        assert {*"".join(tokenization.load_vocab(path).tokens[5:])} - {"#"} == {*spelt}
 
 
 def test_training_uses_whole_words_where_the_text_repeats_them():

@@ -1,14 +1,21 @@
-"""A device out of memory is one line that names the setting to lower, wherever it runs out."""
+"""A device out of memory is one line, which names the setting to lower or the bytes of the model."""
 
 import keras
 import numpy as np
 import pytest
+from encoder_files import write_encoder
 from packs import packed_and_unpacked
-from tiny import make_engine
+from tiny import CONFIG, make_engine, write_data
 
+from bert_packed import PretrainingConfig, TrainConfig, load_encoder, pretrain
+from bert_packed.evaluation.checkpoint_audit import AuditConfig, audit_checkpoint
+from bert_packed.models import packed_model
 from bert_packed.runs import finetuning
+from bert_packed.runs.checkpoint_export import export_checkpoint
+from bert_packed.runs.export_config import ExportConfig
 from bert_packed.runs.finetuning_config import FinetuneConfig
-from bert_packed.training import loop
+from bert_packed.text_to_model import steps
+from bert_packed.training import backend, loop
 from bert_packed.training.backend import out_of_memory_names
 
 pytestmark = pytest.mark.both_backends
@@ -59,3 +66,48 @@ def test_other_errors_stay_what_they_are():
     error = backend_error("INTERNAL: not our business")
     with pytest.raises(type(error), match="not our business"), out_of_memory_names("x", "y"):
         raise error
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Packs, a model with its vocabulary, and a text."""
+    folder = write_encoder(tmp_path_factory.mktemp("files"))
+    write_data(folder)
+    (folder / "text.txt").write_text("w1 w2.")
+    return folder
+
+
+def model_of(files):
+    return {"init_checkpoint": str(files), "bert_config_file": f"{files}/bert_config.json"}
+
+
+# Each command that makes a model, and the copies of its weights that it holds at once
+COMMANDS = {
+    "pretrain": (3, lambda files, out: pretrain(PretrainingConfig(input_file=f"{files}/packed-*", **out))),
+    "train": (3, lambda files, out: steps.check(TrainConfig(input_file=f"{files}/text.txt", **out), 6)),
+    "fine-tune": (3, lambda files, out: finetuning._build_engine(FinetuneConfig(**out), CONFIG, None, None)),
+    "predict": (1, lambda files, out: finetuning._load_model(FinetuneConfig(**out), CONFIG, None)),
+    "audit": (1, lambda files, out: audit_checkpoint(AuditConfig(f"{files}/packed-*", **model_of(files)))),
+    "export": (1, lambda files, out: export_checkpoint(ExportConfig(**model_of(files), output_dir="new"))),
+    "encode": (1, lambda files, out: load_encoder(**model_of(files))),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_model_larger_than_memory_is_told_in_bytes(files, tmp_path, monkeypatch, name):
+    """Before a weight is made: the backend would fail in the middle, or the system kill the process."""
+    num_copies, call = COMMANDS[name]
+    needed = num_copies * CONFIG.weight_bytes
+    monkeypatch.setattr(packed_model, "build_seeded", lambda *_: pytest.fail("a model is made"))
+    monkeypatch.setattr(backend, "device_memory_bytes", lambda: needed - 1)
+    out = {"output_dir": str(tmp_path / "out"), "bert_config_file": f"{files}/bert_config.json"}
+    out |= {"vocab_file": f"{files}/vocab.txt"} if name == "train" else {}
+    out |= {"max_seq_length": 24} if name == "train" else {}
+    message = (
+        rf"a device's memory of {needed - 1:,} bytes\. Received: hidden_size=16, .* at least {needed:,} bytes"
+    )
+    with pytest.raises(MemoryError, match=message) as caught:
+        call(files, out)
+    assert "\n" not in str(caught.value)
+    monkeypatch.setattr(backend, "device_memory_bytes", lambda: needed)
+    backend.check_memory(CONFIG, num_copies)
