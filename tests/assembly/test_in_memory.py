@@ -55,6 +55,24 @@ def test_packs_hold_each_sequence_once(depth, algorithm):
     assert depth == 1 or num_packs < 200  # packs hold several
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("seed", (0, 1, 2**63 - 1)),
+        ("max_sequences_per_pack", ("max", 2, 1)),
+        ("algorithm", ("cghp", "spfhp")),
+    ],
+)
+def test_each_argument_of_packing_has_its_effect(name, values):
+    """An argument that is checked and then left out of the call it is for would change nothing."""
+    sequences, found = random_sequences(200), set()
+    for value in values:
+        index, again = (bert_packed.pack(sequences, LENGTH, **{name: value})["sequence_index"] for _ in "ab")
+        np.testing.assert_array_equal(index, again)
+        found.add(index.tobytes())
+    assert len(found) == len(values)
+
+
 def test_a_pack():
     packs = bert_packed.pack([[5, 6, 7], [8, 9]], max_seq_length=6)
     assert {name: values.tolist() for name, values in packs.items()} == {
