@@ -15,7 +15,7 @@ from bert_packed.data.batches import CheckedBatches
 from bert_packed.data.input_pipeline import train_batches
 from bert_packed.records.tfrecords import scan_file
 from bert_packed.runs.pretraining_config import PretrainingConfig
-from bert_packed.runs.pretraining_data import check_fits, read_data
+from bert_packed.runs.pretraining_data import check_fits, read_data, read_eval_data
 
 COUNTS = (9, 6)
 
@@ -166,12 +166,17 @@ def test_packs_are_compared_with_the_same_sequences_unpacked(place, root, tmp_pa
         read_data(config(**given))
 
 
-@pytest.mark.parametrize("entry", [{"sha256": "ab"}, {"num_records": 8}])
-def test_a_file_that_is_not_what_its_manifest_says_is_refused(place, root, entry):
-    pattern = place("a")
-    path = f"{root}/a/manifest.json"
+@pytest.mark.parametrize("entry", [{"sha256": "ab"}, {"num_records": 8}, {"num_records": 10}])
+@pytest.mark.parametrize("kind", ["trains", "held out", "evaluates alone"])
+def test_a_file_that_is_not_what_its_manifest_says_is_refused(place, root, kind, entry):
+    """Wherever a run reads it: with fewer packs than were made it would train, or score, on a part."""
+    files = {"input_file": place("a"), "eval_input_file": place("b")}
+    path = f"{root}/{'a' if kind == 'trains' else 'b'}/manifest.json"
     manifest = json.loads(storage.read_text(path))
     manifest["files"][0] |= entry
     storage.write_text(path, json.dumps(manifest))
+    read, settings = read_data, config(**files)
+    if kind == "evaluates alone":
+        read, settings = read_eval_data, dataclasses.replace(settings, do_train=False)
     with pytest.raises(InputError, match=r"packed-0\.tfrecord must .*, as the manifest\.json beside it says"):
-        read_data(config(input_file=pattern))
+        read(settings)
