@@ -9,12 +9,12 @@ Legend: B packs, S pack length, K sequences per pack, X what a pack may show, C 
 import numpy as np
 
 from bert_packed.data.read_order import PackIndex
+from bert_packed.models.kernels import TILE
 from bert_packed.records.examples import parse_examples
 from bert_packed.records.tfrecords import FRAME_BYTES, read_batches
 from bert_packed.schema import INPUT_MASK
 
-# Tokens: tiles of the kernels for TPUs, and for GPUs in float32; other tiles and chunks are multiples of 32
-TILES = (128, 32)
+TILES = (TILE, 32)  # tokens; 32 is the GPU's in float32, of which other tiles and chunks are multiples
 
 
 def choose_packs(files, spec, num_packs):

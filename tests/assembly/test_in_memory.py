@@ -11,6 +11,7 @@ import pytest
 import bert_packed
 from bert_packed.core.settings import InputError
 from bert_packed.packing.histogram import load_known_histogram
+from bert_packed.packing.plan import make_plan
 
 LENGTH = 16
 WHOLE = "`packs`: pack {} must be a list of whole numbers. Received: {}."
@@ -160,6 +161,15 @@ def test_packs_of_others_are_verified():
     assert found.certificate.gap >= plan.certificate.gap
     made = bert_packed.pack([[1] * length for length in lengths], 512)
     assert bert_packed.verify_plan(made, lengths, 512).strategies == plan.strategies
+
+
+def test_packs_of_others_are_proven_by_our_own_plan():
+    """Bounds that cost nothing say 5 packs here; the dual values of our plan say 6."""
+    lengths = [2, 3, 4, 4, 6, 8, 11, 13, 13]
+    given = bert_packed.pack([[1] * length for length in lengths], 14, 2)
+    certificate = bert_packed.verify_plan(given, lengths, 14, 2).certificate
+    assert (certificate.lower_bound, certificate.gap) == (6, 0)
+    assert make_plan("given", 14, 2, [((length,), 1) for length in lengths]).certificate.lower_bound == 5
 
 
 def load_lengths():
