@@ -7,6 +7,7 @@ Legend: B packs, S pack length, K sequences per pack, X what a pack may show, C 
 """
 
 import numpy as np
+from tqdm import tqdm
 
 from bert_packed.data.read_order import PackIndex
 from bert_packed.models.kernels import TILE
@@ -101,20 +102,23 @@ def _find_candidates(files, spec):
     lengths, depth = {INPUT_MASK: spec.max_seq_length}, spec.max_sequences_per_pack
     seen_KX = show_boundaries(np.zeros((depth, spec.max_seq_length), np.int64), depth)  # nothing
     starts, offsets, numbers, shown = [0], [], [], [seen_KX[:0]]
-    for path in files:
-        sizes = [np.zeros(1, np.int64)]
-        for records in read_batches(path):
-            shown_BX = show_boundaries(parse_examples(records, lengths, narrow=lengths)[INPUT_MASK], depth)
-            depths_B = np.argmax(shown_BX[:, :depth], axis=1)
-            for row in np.flatnonzero((shown_BX & ~seen_KX[depths_B]).any(axis=1)):
-                seen_X = seen_KX[depths_B[row]]
-                if (shown_BX[row] & ~seen_X).any():  # nor the packs of this batch
-                    seen_X |= shown_BX[row]
-                    numbers.append(starts[-1] + records.number - 1 + row)
-                    shown.append(shown_BX[row : row + 1])
-            sizes.append(records.ends - records.starts + FRAME_BYTES)
-        offsets.append(np.cumsum(np.concatenate(sizes)))
-        starts.append(starts[-1] + len(offsets[-1]) - 1)
+    with tqdm(desc="choosing packs", unit=" packs", disable=None) as bar:
+        for path in files:
+            sizes = [np.zeros(1, np.int64)]
+            for records in read_batches(path):
+                ids_BS = parse_examples(records, lengths, narrow=lengths)[INPUT_MASK]
+                shown_BX = show_boundaries(ids_BS, depth)
+                depths_B = np.argmax(shown_BX[:, :depth], axis=1)
+                for row in np.flatnonzero((shown_BX & ~seen_KX[depths_B]).any(axis=1)):
+                    seen_X = seen_KX[depths_B[row]]
+                    if (shown_BX[row] & ~seen_X).any():  # nor the packs of this batch
+                        seen_X |= shown_BX[row]
+                        numbers.append(starts[-1] + records.number - 1 + row)
+                        shown.append(shown_BX[row : row + 1])
+                sizes.append(records.ends - records.starts + FRAME_BYTES)
+                bar.update(len(records))
+            offsets.append(np.cumsum(np.concatenate(sizes)))
+            starts.append(starts[-1] + len(offsets[-1]) - 1)
     index = PackIndex([str(path) for path in files], np.array(starts), offsets)
     return index, np.array(numbers, np.int64), np.concatenate(shown)
 
