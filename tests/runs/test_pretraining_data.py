@@ -100,10 +100,28 @@ def test_two_vocabularies_are_refused(place):
         read_data(config(**names))
 
 
-def test_the_packing_factor_is_that_of_all_folders(place):
-    names = ",".join([place("a"), place("b", num_packs=5, num_sequences=30)])
+def test_facts_are_those_of_all_folders(place):
+    more = {
+        "num_packs": 5,
+        "num_sequences": 30,
+        "vocab_size": 40,
+        "histogram": {"lengths": [9], "counts": [30]},
+    }
+    names = ",".join([place("a"), place("b", **more)])
+    train = read_data(config(input_file=names, packing_correction="betas")).train
     # Not the mean of the two folders' factors, 2.4 and 6
-    assert read_data(config(input_file=names, packing_correction="betas")).train.packing_factor == 66 / 20
+    assert train.packing_factor == 66 / 20
+    assert (train.vocab_size, train.longest) == (40, 9)  # the largest, in the second folder
+
+
+@pytest.mark.parametrize("name", ["input_file", "eval_input_file"])
+def test_a_length_that_is_claimed_is_that_of_all_packs(place, tmp_path, name):
+    short = str(tmp_path / "short.tfrecord")
+    write_packs(short, random_packs(np.random.default_rng(0), 3, 12), 12)
+    files = {"input_file": place("a"), "eval_input_file": place("b"), "max_seq_length": MAX_SEQ_LENGTH}
+    read_data(config(**files))
+    with pytest.raises(InputError, match=f"`max_seq_length` must be that of the packs of `{name}`, 12."):
+        read_data(config(**files | {name: short}))
 
 
 @pytest.mark.parametrize("kind", ["none", "unpacked"])
