@@ -37,7 +37,7 @@ ORDER = {
     },
     "bert_packed.checkpoints": {"keras", "numpy", "safetensors", "tensorflow", "tokenizers"},
     "bert_packed.runs": {"keras", "numpy"},
-    "bert_packed.evaluation": {"keras", "numpy", "scipy", "torch"},
+    "bert_packed.evaluation": {"keras", "numpy", "scipy", "torch", "tqdm"},
     "bert_packed.finetuning": {"numpy"},
     "data_gen.jobs": {"apache_beam", "tqdm"},
     "data_gen.text": {"numpy", "pyarrow", "sentencex", "tokenizers", "tqdm"},

@@ -80,6 +80,15 @@ def eval_batches(files, spec, batch_size, features=RECORDED, shard=WHOLE, index=
     return batches.map(decode, 2).map(lambda batch, sources: (fill(batch), sources)).prefetch(2)
 
 
+def chosen_packs(index, spec, packs, features=RECORDED):
+    """One batch of chosen packs: a `tf.data.Dataset` of (batch, sources), as from `eval_batches`.
+
+    `packs` has their numbers over all files of the `PackIndex`, int64 `[B]`; the others are as there.
+    """
+    decode = functools.partial(_decode, spec=spec, features=features)
+    return _read_packs(index, lambda: [packs]).batch(len(packs)).map(decode)
+
+
 def online_batches(
     files, spec, batch_size, num_epochs=None, buffer_size=10_000, max_age=None, policy="best_fit"
 ):

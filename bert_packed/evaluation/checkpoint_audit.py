@@ -19,7 +19,9 @@ class AuditConfig:
     init_checkpoint: str = setting("", "model to audit: as in run_pretraining.py", required=True)
     bert_config_file: str = setting("", "the model's shape; empty = as stored with the checkpoint")
     num_packs: int = setting(
-        8, "packs to audit at once: the first of the files among which some hold several sequences", minimum=1
+        8,
+        "packs to audit, chosen from all of the files: of every depth, with boundaries in all tiles",
+        minimum=1,
     )
     mlm_loss: str = setting("per_sequence", "weight of a prediction, as in training", choices=WEIGHTINGS)
     lm_loss: str = setting("per_token", "as mlm_loss, of a Mamba", choices=WEIGHTINGS)
@@ -50,7 +52,7 @@ def audit_checkpoint(config):
     from bert_packed.checkpoints import starting_weights
     from bert_packed.data import input_pipeline
     from bert_packed.data.batches import CheckedBatches
-    from bert_packed.evaluation import carried_states, contamination
+    from bert_packed.evaluation import carried_states, contamination, pack_coverage
     from bert_packed.models.kernels import TILE, choose_kernels
     from bert_packed.parallel.targets import devices_here
     from bert_packed.records import first_records
@@ -68,11 +70,13 @@ def audit_checkpoint(config):
         learnt = MLM
     num_rows = find_num_rows(files)
     objective = choose_objective(learnt, model_config, config, num_rows)
-    dataset = input_pipeline.eval_batches(files, spec, config.num_packs, objective.features)
-    for batch in CheckedBatches(dataset, files, spec, model_config, objective.features):
-        # Rows are taken from their beginning
-        if num_rows or contamination.num_neighbours(batch):
-            break
+    missing = None
+    if num_rows:  # which are taken from their beginning
+        dataset = input_pipeline.eval_batches(files, spec, config.num_packs, objective.features)
+    else:
+        index, numbers, missing = pack_coverage.choose_packs(files, spec, config.num_packs)
+        dataset = input_pipeline.chosen_packs(index, spec, numbers, objective.features)
+    batch = next(CheckedBatches(dataset, files, spec, model_config, objective.features))
     num_sequences = int(batch["slot_weights"].sum())
     # Without neighbours every check would pass, and prove nothing
     if not contamination.num_neighbours(batch):
@@ -95,13 +99,14 @@ def audit_checkpoint(config):
         f"audits {count_of(num_sequences, 'sequence')}; packs of more than one: "
         f"{contamination.num_neighbours(batch)}; attention: {kernels.description}"
     )
-    length = spec.max_seq_length
+    num_slots, length = spec.max_sequences_per_pack, spec.max_seq_length
+    print(pack_coverage.describe_boundaries(batch["sequence_ids"], num_slots, missing))
     if model_config.chunk_size:
         is_fused = {"scan", "duality"} & kernels.options.keys()
         chunk_length = min(TILE if is_fused else model_config.chunk_size, length)
-        print(contamination.describe_places(batch, chunk_length, "the scan's chunks"))
+        print(pack_coverage.describe_places(batch, chunk_length, "the scan's chunks"))
     elif kernels.options:
-        print(contamination.describe_places(batch, TILE, "the kernel's tiles"))
+        print(pack_coverage.describe_places(batch, TILE, "the kernel's tiles"))
     with out_of_memory_names("the audit", "num_packs"):
         checks = contamination.audit(engine, batch, config.tolerance)
         if num_rows:

@@ -100,26 +100,6 @@ def num_neighbours(batch):
     return int(np.sum(np.sum(np.asarray(batch["slot_weights"]) > 0, axis=1) > 1))
 
 
-def describe_places(batch, length, name):
-    """A line on the places, modulo `length`, at which sequences of a batch begin behind others of a pack.
-
-    A fault may show at some places alone: "sequences begin at 3 of 4 places of the scan's chunks of 4 tokens;
-    not covered: 2". `name` is what computes `length` tokens at once.
-    """
-    begins_BS = (np.asarray(batch["position_ids"]) == 0) & (np.asarray(batch["sequence_ids"]) > 0)
-    found = {int(place) % length for place in np.flatnonzero(begins_BS[:, 1:].any(axis=0)) + 1}
-    runs = []
-    for place in sorted(set(range(length)) - found):
-        if runs and runs[-1][-1] == place - 1:
-            runs[-1].append(place)
-        else:
-            runs.append([place])
-    missing = ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
-    return f"sequences begin at {len(found)} of {length} places of {name} of {length} tokens" + (
-        f"; not covered: {missing}" if missing else ""
-    )
-
-
 def _forward(model, batch):
     hidden_BSD = model.encode(batch, training=False)
     return {HIDDEN: hidden_BSD, **model.apply_heads(hidden_BSD, batch, training=False)}

@@ -11,6 +11,7 @@ import pytest
 import bert_packed
 from bert_packed.core.settings import InputError
 from bert_packed.packing.histogram import load_known_histogram
+from bert_packed.packing.plan import make_plan
 
 LENGTH = 16
 ONES = (
@@ -57,6 +58,24 @@ def test_packs_hold_each_sequence_once(depth, algorithm):
     plan = bert_packed.plan(list(map(len, sequences)), LENGTH, depth, algorithm)
     assert num_packs == plan.num_packs and packs["sequence_index"].shape == (num_packs, plan.depth)
     assert depth == 1 or num_packs < 200  # packs hold several
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("seed", (0, 1, 2**63 - 1)),
+        ("max_sequences_per_pack", ("max", 2, 1)),
+        ("algorithm", ("cghp", "spfhp")),
+    ],
+)
+def test_each_argument_of_packing_has_its_effect(name, values):
+    """An argument that is checked and then left out of the call it is for would change nothing."""
+    sequences, found = random_sequences(200), set()
+    for value in values:
+        index, again = (bert_packed.pack(sequences, LENGTH, **{name: value})["sequence_index"] for _ in "ab")
+        np.testing.assert_array_equal(index, again)
+        found.add(index.tobytes())
+    assert len(found) == len(values)
 
 
 def test_a_pack():
@@ -146,6 +165,15 @@ def test_packs_of_others_are_verified():
     assert found.certificate.gap >= plan.certificate.gap
     made = bert_packed.pack([[1] * length for length in lengths], 512)
     assert bert_packed.verify_plan(made, lengths, 512).strategies == plan.strategies
+
+
+def test_packs_of_others_are_proven_by_our_own_plan():
+    """Bounds that cost nothing say 5 packs here; the dual values of our plan say 6."""
+    lengths = [2, 3, 4, 4, 6, 8, 11, 13, 13]
+    given = bert_packed.pack([[1] * length for length in lengths], 14, 2)
+    certificate = bert_packed.verify_plan(given, lengths, 14, 2).certificate
+    assert (certificate.lower_bound, certificate.gap) == (6, 0)
+    assert make_plan("given", 14, 2, [((length,), 1) for length in lengths]).certificate.lower_bound == 5
 
 
 def load_lengths():
@@ -333,8 +361,9 @@ def test_packs_as_deep_as_they_are_long_are_unpacked(num):
     assert [one.tolist() for one in again["input_ids"]] == columns["input_ids"]
     assert [int(one) for one in again["kind"]] == columns["kind"]
     stream = ({"input_ids": [1, 2], "kind": number} for number in range(5))
-    parts = [bert_packed.unpack(packs)["kind"] for packs in bert_packed.pack_stream(stream, 8, 100)]
-    assert sorted(int(one) for part in parts for one in part) == list(range(5))
+    (packs,) = bert_packed.pack_stream(stream, 8, 100)
+    assert packs["sequence_index"].shape[1] == 9  # not 100: a pack holds 8 at most
+    assert sorted(map(int, bert_packed.unpack(packs)["kind"])) == list(range(5))
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int32", "uint64", "float16", "float64"])

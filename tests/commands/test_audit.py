@@ -186,16 +186,19 @@ def test_flags_arrive(on_disk, capsys, monkeypatch):
     given = []
     checks = [contamination.Check("small", 0.25, 0.5), contamination.Check("large", 1.0, 0.5)]
     monkeypatch.setattr(contamination, "audit", lambda *of: given.append(of) or checks)
-    assert run_audit(on_disk, num_packs=3, mlm_loss="per_token", tolerance=0.5) == audit.STATUS_FAILED
+    assert run_audit(on_disk, num_packs=2, mlm_loss="per_token", tolerance=0.5) == audit.STATUS_FAILED
     ((engine, batch, tolerance),) = given
-    assert tolerance == 0.5 and len(batch["token_ids"]) == 3
+    assert tolerance == 0.5
+    assert batch["slot_weights"].sum(axis=1).tolist() == [4, 3]  # chosen: the first two packs have 4 and 2
     assert engine.objective.losses["mlm_loss"] == "num_predictions"
     assert engine.model.config == WITH_DROPOUT
     for name, weight in make_engine().weights().items():  # those of the checkpoint
         np.testing.assert_array_equal(engine.weights()[name].numpy(), weight.numpy())
     rows = json.loads((on_disk / "audit.json").read_text())
     assert [(row["name"], row["result"]) for row in rows[:2]] == [("small", "pass"), ("large", "FAIL")]
-    assert f"1 of {len(rows)} checks failed" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"1 of {len(rows)} checks failed" in printed
+    assert "packs of 3 to 4 sequences, of at most 4" in printed and "a larger num_packs would" in printed
 
 
 def test_a_fine_tuned_checkpoint_passes(on_disk, tmp_path, capsys, monkeypatch):
@@ -217,18 +220,6 @@ def test_a_checkpoint_of_an_ablation_fails(on_disk, tmp_path, capsys):
     assert run_audit(on_disk, init_checkpoint=tmp_path / "model") == audit.STATUS_FAILED
     failed = [line for line in capsys.readouterr().out.splitlines() if "FAIL" in line]
     assert len(failed) == 1 and failed[0].startswith("settings: ablations of the checkpoint")
-
-
-def test_places_that_no_pack_covers_are_told():
-    """Sequences begin behind others at 3, 5 and 9, so at 1 and 3 of 4; of those at 0 nothing is proven."""
-    ids = [[1, 1, 1, 2, 2, 3, 3, 3, 3, 4, 0, 0], [1] * 12]
-    positions = [[0, 1, 2, 0, 1, 0, 1, 2, 3, 0, 0, 0], [*range(12)]]
-    batch = {"sequence_ids": ids, "position_ids": positions}
-    line = "sequences begin at 2 of 4 places of the scan's chunks of 4 tokens; not covered: 0, 2"
-    assert contamination.describe_places(batch, 4, "the scan's chunks") == line
-    assert contamination.describe_places(batch, 8, "tiles").endswith("not covered: 0, 2, 4, 6 to 7")
-    batch = {"sequence_ids": [[1, 2, 3]], "position_ids": [[0, 0, 0]]}
-    assert contamination.describe_places(batch, 2, "x") == "sequences begin at 2 of 2 places of x of 2 tokens"
 
 
 def test_packs_of_one_are_refused(on_disk, tmp_path, capsys):

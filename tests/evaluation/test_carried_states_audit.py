@@ -1,6 +1,7 @@
 """Rows of sound Mambas pass; states of another row, of an ended sequence, or never carried are caught."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import keras
 import next_tokens
@@ -124,6 +125,40 @@ def test_states_that_are_never_carried_are_caught():
 
 def test_states_of_an_ended_sequence_are_caught():
     assert LEAKS in failed(make_model(ablation_no_position_reset=True), batch_of())
+
+
+def own_sums(packs):
+    """States of a model in NumPy: of each token, the sum of its sequence up to it, across packs."""
+    states_NRS = np.cumsum(packs["token_ids"].transpose(1, 0, 2).reshape(3, -1), axis=1)
+    starts = np.maximum(np.arange(states_NRS.shape[1]) - flat(packs["position_ids"]), 0)
+    before = np.take_along_axis(np.pad(states_NRS, ((0, 0), (1, 0))), starts, axis=1)
+    return (states_NRS - before).reshape(3, -1, LENGTH).transpose(1, 0, 2)[..., None].astype(np.float32)
+
+
+def flat(values_NRS):
+    return values_NRS.transpose(1, 0, 2).reshape(values_NRS.shape[1], -1)
+
+
+def test_a_leak_into_one_place_is_seen_wherever_it_is(monkeypatch):
+    """The first place of a row and the last one too, which a check that is off by one would leave out."""
+    packs = carried_states.take_rows(batch_of(), 3)
+    model = SimpleNamespace(config=next_tokens.CONFIG)
+    monkeypatch.setattr(carried_states, "_uncut", lambda _, packs: own_sums(packs))
+
+    def found(place=None):
+        def run(model, step, packs):
+            states_NRSD = own_sums(packs)
+            if place:
+                states_NRSD[place] += packs["token_ids"].sum()
+            return states_NRSD
+
+        monkeypatch.setattr(carried_states, "_run", run)
+        checks = carried_states.audit(model, packs, compile=lambda function, _: function)
+        return {check.name for check in checks if not check.passed}
+
+    assert found() == set()
+    for place in np.ndindex(packs["token_ids"].shape):
+        assert found(place) == {LEAKS, UNCUT}, place
 
 
 def test_packs_that_show_nothing_are_refused():

@@ -27,7 +27,7 @@ def packs():
 
 def owners_of(batch, kind):
     if kind == "K":
-        return batch["slot_weights"] * [1, 2, 3]
+        return batch["slot_weights"] * np.arange(1, batch["slot_weights"].shape[1] + 1)
     return batch[{"S": "sequence_ids", "P": "prediction_sequences"}[kind]]
 
 
@@ -91,6 +91,37 @@ def test_not_a_number_is_no_pass(packs):
     assert not contamination.Check("", 1.1e-5, 1e-5).passed
 
 
+# A full pack: the last place, prediction and slot are used
+FULL = batch_of([[random_sequence(np.random.default_rng(1), n, n) for n in (3, 4)]], 7, 2, 7)
+SIZES = {"S": 7, "P": 7, "K": 2}
+CHECKS = {
+    "changed": lambda forward: contamination._neighbours_outputs(forward, OUTPUTS, VOCAB_SIZE, FULL),
+    "alone": lambda forward: contamination._outputs_alone(
+        forward, OUTPUTS, FULL, *contamination.unpack_batch(FULL, 2), 1e-5
+    ),
+}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_a_leak_into_one_place_is_seen_wherever_it_is(output, check):
+    """The first place and the last one too, which a check that is off by one would leave out."""
+    assert all(owners_of(FULL, kind)[0].all() for kind in SIZES)
+
+    def forward_of(place):
+        def forward(batch):
+            found, owners = make_forward()(batch), owners_of(batch, OUTPUTS[output])[:, place]
+            others_BS = (batch["sequence_ids"] > 0) & (batch["sequence_ids"] != owners[:, None])
+            found[output][:, place, 0] += np.sum(batch["token_ids"] * others_BS, axis=1) * (owners > 0)
+            return found
+
+        return forward
+
+    for place in range(SIZES[OUTPUTS[output]]):
+        found = CHECKS[check](forward_of(place))
+        assert [one.name.split()[-1] for one in found if not one.passed] == [output], place
+
+
 @pytest.mark.parametrize(("sequence", "num_tokens"), [(1, 13), (2, 7), (3, 7)])
 def test_tokens_that_do_nothing_are_counted(packs, sequence, num_tokens):
     found = changes(make_forward(frozen=[sequence]), packs)
@@ -99,21 +130,22 @@ def test_tokens_that_do_nothing_are_counted(packs, sequence, num_tokens):
 
 @pytest.mark.parametrize("slot", [1, 2, 3])
 def test_gradients_on_neighbours_and_of_ones_own(packs, slot):
-    """One slot's gradient reaches one token beside it, and one token of the slot has none."""
+    """One slot's gradient reaches one place beside it, padding too, or one token of the slot has none."""
     mine = packs["sequence_ids"] == slot
 
-    def check(leak=0.0, missing=0):
+    def check(place=None, size=0.0):
         def size_of(number):
             size_BS = (packs["sequence_ids"] == number).astype(float)
-            if number == slot:
-                size_BS[tuple(np.argwhere(~mine)[-1])] = leak
-                size_BS[tuple(np.argwhere(mine)[0])] *= 1 - missing
+            if number == slot and place is not None:
+                size_BS[place] = size
             return size_BS
 
         return [found.largest for found in check_gradients(size_of, packs["sequence_ids"])]
 
     assert check() == [0, 0]
-    assert check(leak=0.5) == [0.5, 0] and check(missing=1) == [0, 1]
+    for place in np.ndindex(mine.shape):
+        assert check(place, 0.5) == [0 if mine[place] else 0.5, 0]
+        assert check(place, 0.0) == [0, int(mine[place])]
 
 
 @pytest.mark.parametrize("output", OUTPUTS)

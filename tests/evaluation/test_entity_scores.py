@@ -43,7 +43,9 @@ def test_scores_by_hand():
     )
     # An entity does not go on into the next sentence
     assert score([["B-X"], ["I-X"]], [["B-X"], ["O"]])["f1"] == pytest.approx(2 / 3)
-    assert score([["B-X"]], [["O"]]) == {"accuracy": 0, "precision": 0, "recall": 0, "f1": 0, "f1_X": 0}
+    nothing = {"accuracy": 0, "precision": 0, "recall": 0, "f1": 0, "f1_X": 0}
+    assert score([["B-X"]], [["O"]]) == nothing
+    assert score([["B-X"]], [["B-Y"]]) == {**nothing, "f1_Y": 0}  # a type that is predicted alone
 
 
 def test_tags_that_mark_no_entities_have_an_accuracy_alone():

@@ -74,6 +74,21 @@ def test_leaks_are_found(packs, leak, found):
     assert "FAIL" in str(report)
 
 
+def test_a_leak_into_one_place_is_found_wherever_it_is():
+    """The first place and the last one too, which a check that is off by one would leave out."""
+    full = bert_packed.pack([[7, 8, 9, 6, 5], [11, 12, 13, 14, 15, 16, 17]], LENGTH)
+    assert full["sequence_ids"].all()
+    for place in range(LENGTH):
+
+        def leaks(batch, place=place):
+            ids, hidden = batch["sequence_ids"], model()(batch)
+            others = (ids > 0) & (ids != ids[:, [place]]) & (ids[:, [place]] > 0)
+            hidden[:, place] += (batch["input_ids"] * others).sum(axis=1, keepdims=True)
+            return hidden
+
+        assert failed(bert_packed.audit_model(leaks, full)) == [NAMES[0], NAMES[2]], place
+
+
 def test_positions_are_counted_where_they_are_missing(packs):
     given = []
     bert_packed.audit_model(

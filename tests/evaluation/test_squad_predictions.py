@@ -82,7 +82,8 @@ def test_equal_texts_are_one_answer(tmp_path):
     questions, windows = read(tmp_path, "1843 in 1843", entry("1", "who"))
     logits = blank(windows)
     logits[0][:, 3], logits[0][:, 5] = 3, 2
-    found = extract(questions, windows, logits, max_answer_length=1)
+    # Both spans that read 1843 are better than the second answer
+    found = extract(questions, windows, logits, n_best_size=2, max_answer_length=1)
     assert [answer["text"] for answer in found.nbest["1"]] == ["1843", "in"]
     assert found.nbest["1"][0]["start_logit"] == 3
 
@@ -105,8 +106,10 @@ def test_no_answer_takes_the_window_that_doubts_it_most(tmp_path):
     questions, windows = read(tmp_path, context, entry("1", "who"), length=10, stride=4)
     logits = blank(windows)
     logits[0][:, 0], logits[1][:, 0] = 3, -1
-    found = extract(questions, windows, logits, version_2_with_negative=True)
+    found = extract(questions, windows, logits, n_best_size=2, version_2_with_negative=True)
     assert found.null_odds == {"1": -2.0}
+    texts = [answer["text"] for answer in found.nbest["1"]]
+    assert len(texts) == 3 and texts[-1] == ""  # listed beside the best two, though worse than a third
 
 
 def test_context_without_a_word(tmp_path):

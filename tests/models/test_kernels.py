@@ -16,6 +16,7 @@ from bert_packed import audit
 from bert_packed.checkpoints import checkpoint
 from bert_packed.core import command_line
 from bert_packed.core.settings import InputError
+from bert_packed.evaluation import pack_coverage
 from bert_packed.models import kernels
 from bert_packed.models.context import PackContext
 from bert_packed.models.layers import SelfAttention
@@ -25,7 +26,7 @@ from bert_packed.parallel import targets
 jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 from jax.experimental import pallas  # noqa: E402
 
-from bert_packed.models import gpu_scan, tpu_duality, tpu_scan  # noqa: E402
+from bert_packed.models import gpu_attention, gpu_scan, tpu_duality, tpu_scan  # noqa: E402
 
 needs_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
 
@@ -240,8 +241,9 @@ def test_a_mamba_gets_the_kernels_of_its_operators(monkeypatch, platform, config
     assert kernels.choose_kernels("auto", config, 512, platform) == plain
 
 
-def test_the_scan_has_the_chunks_that_the_audit_describes():
+def test_kernels_have_the_tiles_that_the_audit_covers():
     assert {gpu_scan.CHUNK_LENGTH, tpu_scan.CHUNK_LENGTH, tpu_duality.CHUNK_LENGTH} == {kernels.TILE}
+    assert {kernels.TILE, min(gpu_attention.TILES.values())} == {*pack_coverage.TILES}
 
 
 @pytest.mark.both_backends

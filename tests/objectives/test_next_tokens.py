@@ -8,10 +8,8 @@ import math
 import numpy as np
 import pytest
 from keras import ops
-from next_tokens import CONFIG, VOCAB_SIZE, batch_of, packed_and_unpacked, random_packs
+from next_tokens import CONFIG, MAMBA2, VOCAB_SIZE, batch_of, packed_and_unpacked, random_packs
 
-from bert_packed.model_configs.mamba import MambaConfig
-from bert_packed.models.mamba import count_flops
 from bert_packed.models.packed_model import build_model
 from bert_packed.objectives.next_tokens import next_token_counts, next_token_objective
 from bert_packed.schema import CAUSAL_LM
@@ -157,10 +155,9 @@ class Counted(float):
         return Counted(math.exp(float(self)))
 
 
-def operations_of_a_state():
+def mamba_state():
     """Of one state for one token, in a plain scan forward and back; sums go on from what was there before."""
     size, a, x, b, c, state, y, dy, later, dx, dsize, da, db, dc = map(Counted, range(14))
-    Counted.done = 0
     decay = (size * a).exp()
     kept = decay * state
     state = kept + x * b
@@ -169,20 +166,32 @@ def operations_of_a_state():
     exponent = gradient * kept
     dx, dsize, da = dx + gradient * b, dsize + exponent * a, da + exponent * size
     db, dc = db + gradient * x, dc + dy * state
-    later = gradient * decay
-    assert all(isinstance(one, Counted) for one in (y, dx, dsize, da, db, dc, later))
-    return Counted.done
+    return state, y, dx, dsize, da, db, dc, gradient * decay
 
 
-def test_operations_are_counted_weight_by_weight():
-    config = MambaConfig(vocab_size=50, hidden_size=8, num_hidden_layers=3, state_size=4, time_step_rank=2)
+def mamba2_state():
+    """As of a Mamba; but all states of a head share the decay."""
+    decay, x, b, c, state, y, dy, later, dx, ddecay, db, dc = map(Counted, range(12))
+    before, state = state, decay * state + x * b
+    y += c * state
+    gradient = later + dy * c
+    dx, ddecay = dx + gradient * b, ddecay + gradient * before
+    db, dc = db + gradient * x, dc + dy * state
+    return state, y, dx, ddecay, db, dc, gradient * decay
+
+
+@pytest.mark.parametrize("config", [CONFIG, MAMBA2], ids=["mamba", "mamba2"])
+def test_operations_are_counted_weight_by_weight(config):
     weights = build_model(CAUSAL_LM, config, 0).trainable_weights
     sizes = {weight.path.split("/", 1)[1]: math.prod(weight.shape) for weight in weights}
     kernels = sum(size for name, size in sizes.items() if name.endswith("kernel"))  # the convolution's too
-    states = 3 * 16 * 4
-    a_token = 6 * kernels + operations_of_a_state() * states
-    assert count_flops(CAUSAL_LM, config, {"num_tokens": 1, "num_predictions": 0}) == a_token
-    a_prediction = count_flops(CAUSAL_LM, config, {"num_tokens": 0, "num_predictions": 1})
+    Counted.done = 0
+    assert all(isinstance(one, Counted) for one in (mamba_state if config == CONFIG else mamba2_state)())
+    states = config.num_hidden_layers * config.inner_size * config.state_size
+    a_token = 6 * kernels + Counted.done * states
+    count_flops = next_token_objective("per_token").model_flops
+    assert count_flops(config, {"num_tokens": 1, "num_predictions": 0}) == a_token
+    a_prediction = count_flops(config, {"num_tokens": 0, "num_predictions": 1})
     assert a_prediction == 6 * sizes["backbone/embeddings"]
 
 

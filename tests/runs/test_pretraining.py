@@ -207,7 +207,9 @@ def test_each_process_notes_the_packs_that_it_had_read_of_a_step_left_out(make_p
         process = make_process(OneOfTwo(index), tmp_path / f"{index}")
         next(iter(process.hooks.batches(0)))
         process.hooks.tell_skipped(1, "nsp_loss inf")
-        (line,) = (process.folder / f"skipped_steps.{index}.jsonl").read_text().splitlines()
+        process.hooks.tell_skipped(2, "nsp_loss nan")
+        line, later = (process.folder / f"skipped_steps.{index}.jsonl").read_text().splitlines()
+        assert [json.loads(one)["step"] for one in (line, later)] == [1, 2]
         noted.append({(file, n) for file, numbers in json.loads(line)["packs"].items() for n in numbers})
         assert "step 1 is left out, the weights stay: nsp_loss inf" in capsys.readouterr().err
     assert [len(packs) for packs in noted] == [4, 4] and not noted[0] & noted[1]

@@ -15,7 +15,7 @@ from bert_packed.data.batches import CheckedBatches
 from bert_packed.data.input_pipeline import train_batches
 from bert_packed.records.tfrecords import scan_file
 from bert_packed.runs.pretraining_config import PretrainingConfig
-from bert_packed.runs.pretraining_data import check_fits, read_data
+from bert_packed.runs.pretraining_data import check_fits, read_data, read_eval_data
 
 COUNTS = (9, 6)
 
@@ -100,10 +100,28 @@ def test_two_vocabularies_are_refused(place):
         read_data(config(**names))
 
 
-def test_the_packing_factor_is_that_of_all_folders(place):
-    names = ",".join([place("a"), place("b", num_packs=5, num_sequences=30)])
+def test_facts_are_those_of_all_folders(place):
+    more = {
+        "num_packs": 5,
+        "num_sequences": 30,
+        "vocab_size": 40,
+        "histogram": {"lengths": [9], "counts": [30]},
+    }
+    names = ",".join([place("a"), place("b", **more)])
+    train = read_data(config(input_file=names, packing_correction="betas")).train
     # Not the mean of the two folders' factors, 2.4 and 6
-    assert read_data(config(input_file=names, packing_correction="betas")).train.packing_factor == 66 / 20
+    assert train.packing_factor == 66 / 20
+    assert (train.vocab_size, train.longest) == (40, 9)  # the largest, in the second folder
+
+
+@pytest.mark.parametrize("name", ["input_file", "eval_input_file"])
+def test_a_length_that_is_claimed_is_that_of_all_packs(place, tmp_path, name):
+    short = str(tmp_path / "short.tfrecord")
+    write_packs(short, random_packs(np.random.default_rng(0), 3, 12), 12)
+    files = {"input_file": place("a"), "eval_input_file": place("b"), "max_seq_length": MAX_SEQ_LENGTH}
+    read_data(config(**files))
+    with pytest.raises(InputError, match=f"`max_seq_length` must be that of the packs of `{name}`, 12."):
+        read_data(config(**files | {name: short}))
 
 
 @pytest.mark.parametrize("kind", ["none", "unpacked"])
@@ -166,12 +184,23 @@ def test_packs_are_compared_with_the_same_sequences_unpacked(place, root, tmp_pa
         read_data(config(**given))
 
 
-@pytest.mark.parametrize("entry", [{"sha256": "ab"}, {"num_records": 8}])
-def test_a_file_that_is_not_what_its_manifest_says_is_refused(place, root, entry):
-    pattern = place("a")
-    path = f"{root}/a/manifest.json"
+@pytest.mark.parametrize("entry", [{"sha256": "ab"}, {"num_records": 8}, {"num_records": 10}])
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("kind", ["trains", "held out", "evaluates alone"])
+def test_a_file_that_is_not_what_its_manifest_says_is_refused(place, root, kind, is_known, entry):
+    """Wherever a run reads it: with fewer packs than were made it would train, or score, on a part.
+
+    Files that are known were scanned by an earlier start, when the manifest was right.
+    """
+    files = {"input_file": place("a"), "eval_input_file": place("b")}
+    if is_known:
+        read_data(config(**files))
+    path = f"{root}/{'a' if kind == 'trains' else 'b'}/manifest.json"
     manifest = json.loads(storage.read_text(path))
     manifest["files"][0] |= entry
     storage.write_text(path, json.dumps(manifest))
+    read, settings = read_data, config(**files)
+    if kind == "evaluates alone":
+        read, settings = read_eval_data, dataclasses.replace(settings, do_train=False)
     with pytest.raises(InputError, match=r"packed-0\.tfrecord must .*, as the manifest\.json beside it says"):
-        read_data(config(input_file=pattern))
+        read(settings)

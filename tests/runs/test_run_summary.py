@@ -14,6 +14,7 @@ from bert_packed.model_configs.bert import ModelConfig
 from bert_packed.models.heads import count_flops
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.runs import run_summary, step_cost
+from bert_packed.runs.pretraining import make_scale
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.runs.step_cost import estimate_step_seconds, step_flops
 from bert_packed.schema import PackSpec
@@ -62,6 +63,20 @@ def test_a_machine_that_is_too_fast_for_a_small_product_gets_a_larger_one(monkey
     assert rate == pytest.approx(2 * 2048**3 / 3e-3)
     assert [side for side, _ in sides] == [1024] * 3 + [2048] * 3
     assert {str(dtype) for _, dtype in sides} == {"bfloat16"}
+
+
+@pytest.mark.parametrize(("replicas", "rate", "peak"), [(None, 2e9, 2e9), (4, 2e9, 8e9), (4, None, None)])
+def test_the_peak_of_a_run_is_of_all_its_devices(replicas, rate, peak):
+    """A rate of one device alone would let four look four times as busy."""
+    config = PretrainingConfig(input_file="-", output_dir="-", train_batch_size=6, micro_batch_size=2)
+    engine = SimpleNamespace(
+        replicas=replicas and SimpleNamespace(num_whole=replicas),
+        objective=pretraining_objective("per_token"),
+    )
+    scale = make_scale(config, CONFIG, data_of(1.5), engine, rate)
+    assert (scale.peak_flops, scale.positions_per_step) == (peak, 6 * 16)
+    sums = {"num_tokens": 3.0, "num_pairs": 9.0, "num_predictions": 1.0, "num_sequences": 1.0}
+    assert scale.model_flops(sums) == FLOPS(sums)
 
 
 @pytest.mark.both_backends

@@ -78,7 +78,7 @@ def test_what_is_given_is_taken():
     training, why = choose(
         train_batch_size=16, learning_rate=0.5, bert_config_file="bert-tiny", random_seed=7
     )
-    assert (training.train_batch_size, training.learning_rate) == (16, 0.5)
+    assert (training.train_batch_size, training.learning_rate, training.random_seed) == (16, 0.5, 7)
     assert training.bert_config_file == "bert-tiny"
     assert {why[name] for name in ("bert_config_file", "learning_rate")} == {"given"}
     assert steps_of(training, train_batch_size=16)[1][0].why == "given"
@@ -123,6 +123,18 @@ def test_steps_are_of_epochs_or_hours():
     assert of_hours.num_train_steps == 1000
     assert chosen[1].why == "0.5 h of steps of 1.8 s"
     assert steps_of(training, 10**6, train_hours=0.5)[0].num_train_steps == 1
+
+
+@pytest.mark.parametrize(
+    ("hours", "steps", "save_and_eval", "log"),
+    [(0.01, 20, (50, 50), 2), (0.5, 1000, (100, 100), 10), (25.0, 50_000, (1000, 5000), 10)],
+)
+def test_intervals_of_saving_evaluating_and_logging(hours, steps, save_and_eval, log):
+    """A tenth of the run, but none so long that a kill costs hours, and rows that a person can wait for."""
+    training, _ = choose(train_batch_size=100)
+    made, _ = steps_of(training, 1.8, train_hours=hours, train_batch_size=100)
+    assert (made.num_train_steps, made.log_steps) == (steps, log)
+    assert (made.save_checkpoints_steps, made.eval_steps) == save_and_eval
 
 
 def test_a_vocabulary_grows_with_the_text():

@@ -13,6 +13,7 @@ torch, transformers = import_reference()
 pytest.importorskip("accelerate", reason="pip install -e '.[torch]'")
 datasets = pytest.importorskip("datasets", reason="pip install -e '.[torch]'")
 
+import bert_packed  # noqa: E402
 from bert_packed.core.settings import InputError  # noqa: E402  after the skips where a package is missing
 from bert_packed.torch import PackingCollator, pack_dataset, per_sequence_loss  # noqa: E402
 from bert_packed.torch.collator import labels_by_sequence  # noqa: E402
@@ -361,6 +362,18 @@ def test_a_whole_data_set_is_packed_by_one_plan(tokenizer, rows, tmp_path):
     assert len(collator([packed[0], deeper[0]])["input_ids"]) == 2  # rows of plans of other depths
     run = train(build("bert"), packed, collator, tmp_path, len(packed))
     assert not differences(run, train_alone(build("bert"), sequences_of(collator(rows))))
+
+
+def test_arguments_of_packing_a_data_set_are_those_of_pack(rows):
+    """The seed and the depth that it is given, not the defaults."""
+    dataset, found = datasets.Dataset.from_list(rows), set()
+    columns = {name: dataset[name][:] for name in dataset.column_names}
+    for depth, seed in (("max", 0), ("max", 1), (2, 0)):
+        index = np.array(pack_dataset(dataset, LENGTH, depth, seed=seed)["sequence_index"])
+        wanted = bert_packed.pack(columns, LENGTH, depth, seed=seed)["sequence_index"]
+        np.testing.assert_array_equal(index, wanted)
+        found.add(index.tobytes())
+    assert len(found) == 3
 
 
 def test_labels_of_causal_models(tokenizer):

@@ -131,6 +131,18 @@ def sequences_of(path):
             )
 
 
+def test_packs_of_masked_tokens_alone_have_no_next_sentences(tmp_path):
+    """By the manifest beside each file: packs for both objectives, read together with them, keep theirs."""
+    for name, manifest in (("both", {}), ("mlm", {"objective": "mlm"})):
+        (tmp_path / name).mkdir()
+        write_data(tmp_path / name)
+        (tmp_path / name / MANIFEST_NAME).write_text(json.dumps(manifest))
+    items = list(PackedDataset(f"{tmp_path}/*/packed-*.tfrecord", shuffle_buffer_size=1))
+    ignored = [bool((item["next_sentence_labels"] == -100).all()) for item in items]
+    assert ignored == [False] * NUM_PACKS + [True] * NUM_PACKS
+    assert {label for item in items[:NUM_PACKS] for label in item["next_sentence_labels"].tolist()} == {0, 1}
+
+
 def test_the_mask_is_of_each_sequence_alone(packs):
     for item in itertools.islice(PackedDataset(packs), 4):
         owners, mask = item["sequence_ids"].tolist(), item["attention_mask"]

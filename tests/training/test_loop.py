@@ -137,29 +137,31 @@ def test_a_row_is_of_the_steps_since_the_last_and_the_rate_of_its_own(whole):
     ]
 
 
-def train_on_a_clock(monkeypatch, recorder, hooks, seconds, **steps):
-    """Train where each step takes the same time, the first ten times as long."""
+def train_on_a_clock(monkeypatch, recorder, hooks, seconds, first_step=0, **steps):
+    """Train where each step takes the same time, the first of the process ten times as long."""
     clock = Clock()
     monkeypatch.setattr(loop, "time", clock)
     own = recorder.train_step
 
     def train_step(batch, wants_stop):
-        clock.sleep(seconds * (10 if batch == 1 else 1))
+        clock.sleep(seconds * (10 if batch == first_step + 1 else 1))
         return own(batch, wants_stop)
 
     monkeypatch.setattr(recorder, "train_step", train_step)
-    loop.train(recorder, Steps(**steps), hooks)
+    loop.train(recorder, Steps(**steps), hooks, first_step)
 
 
-def test_a_line_of_each_row_says_where_the_run_is(monkeypatch):
+@pytest.mark.parametrize("first_step", [0, 150, 300, 599])
+def test_a_line_of_each_row_says_where_the_run_is(monkeypatch, first_step):
+    """Also of a run that goes on: neither the compiling step nor those before it say how long others take."""
     shown, recorder = [], Recorder()
     hooks = dataclasses.replace(recorder.hooks(), show=shown.append)
-    train_on_a_clock(monkeypatch, recorder, hooks, 30.0, num_train_steps=900, log_steps=300)
-    assert [line.partition(", ")[0] for line in shown] == [
-        *("step 300/900: loss 75.25", "step 600/900: loss 225.2", "step 900/900: loss 375.2")
-    ]
-    # The compiling step tells nothing about those that are left
-    assert [line.partition("tokens/s")[2] for line in shown] == [", 5 h left", ", 2.5 h left", ""]
+    train_on_a_clock(monkeypatch, recorder, hooks, 30.0, first_step, num_train_steps=900, log_steps=300)
+    # A row of one step alone has no timed one
+    lines = {300: ", 5 h left", 600: ", 2.5 h left" if first_step < 599 else "", 900: ""}
+    assert [line.partition(": ")[0] for line in shown] == [f"step {n}/900" for n in lines if n > first_step]
+    assert [line.partition("tokens/s")[2] for line in shown] == [lines[n] for n in lines if n > first_step]
+    assert shown[-1].startswith("step 900/900: loss 375.2, ")
 
 
 def test_the_bar_of_a_terminal_fits_it(monkeypatch):

@@ -16,6 +16,7 @@ from bert_packed.training.step_report import (
     compiled_program,
     describe_step,
     is_static,
+    search_largest,
 )
 
 PLAIN = """
@@ -334,3 +335,11 @@ def test_the_memory_of_the_training_step(step):
     # XLA's count has element-wise work too, and the body of the loop once
     assert (report["flops"] is None) == (report["bytes_accessed"] is None) == (not is_jax)
     assert not is_jax or report["flops"] > report["matmul_flops"] / 3
+
+
+def test_a_search_goes_on_by_sixteen_times_at_most():
+    """An estimate that is far too high would compile, for minutes, what no device holds."""
+    tried = []
+    found = search_largest(lambda size: tried.append(size) or size <= 1000, lambda size: 10**9, 1)
+    assert tried[:4] == [1, 16, 256, 4096]
+    assert 1000 - 1000 // 16 <= found <= 1000

@@ -1,14 +1,19 @@
 """Figures of a row of the log: by hand, over a resumed interval; operations by a plain count."""
 
+import dataclasses
+import math
+
 import numpy as np
 import pytest
 from packs import packed_and_unpacked
 from tiny import CONFIG
 
-from bert_packed.config import CLASSIFICATION, PRETRAINING
+from bert_packed.config import CLASSIFICATION, FAMILIES, PRETRAINING
 from bert_packed.models.heads import count_flops
+from bert_packed.models.packed_model import build_model
 from bert_packed.objectives.objective import count_sequences
 from bert_packed.objectives.pretraining import pretraining_counts
+from bert_packed.training.engines.engine import named_weights
 from bert_packed.training.training_metrics import (
     STEP_FIGURES,
     TIMED_FIGURES,
@@ -143,3 +148,30 @@ def test_model_flops_are_those_of_the_sequences_alone():
     num_weights = CONFIG.num_hidden_layers * (4 * width**2 + 2 * width * wide)
     assert count_flops(PRETRAINING, CONFIG, blocks) == 6 * num_weights
     assert count_flops(CLASSIFICATION, CONFIG, sums) == pytest.approx(3 * 2 * want_of_blocks)
+
+
+# A token's states in a block; tests/objectives/test_next_tokens.py has them one by one
+STATES = {
+    "mamba": lambda config: 21 * config.inner_size * config.state_size,
+    "mamba2": lambda config: 16 * config.inner_size * config.state_size,
+}
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_block_counts_its_weights_and_pairs(kind):
+    """Of any architecture: by the kernels of a model with one block more, not by a formula of its own."""
+    family = FAMILIES[kind]
+    config = dataclasses.replace(next(iter(family.sizes.values())), vocab_size=50)
+    head, sums = (
+        family.heads[0],
+        {"num_tokens": 4.0, "num_pairs": 16.0, "num_predictions": 0.0, "num_sequences": 0.0},
+    )
+    kernels, flops = [], []
+    for num_layers in (config.num_hidden_layers, config.num_hidden_layers + 1):
+        one = dataclasses.replace(config, num_hidden_layers=num_layers)
+        weights = named_weights(build_model(head, one, 0))
+        kernels.append(sum(math.prod(w.shape) for name, w in weights.items() if name.endswith("kernel")))
+        flops.append(family.load_models().count_flops(head, one, sums))
+    pairs = 0 if config.without_attention else 12 * config.hidden_size * 16
+    states = STATES[kind](config) if kind in STATES else 0
+    assert flops[1] - flops[0] == 6 * (kernels[1] - kernels[0]) * 4 + pairs + 4 * states
