@@ -10,6 +10,7 @@ import pytest
 from keras import ops
 
 from bert_packed.core.settings import InputError
+from bert_packed.model_configs.bert import ModelConfig
 from bert_packed.records.sequences import BERT_LAYOUT
 from bert_packed.records.sequences import make_sequences as make_columns
 from bert_packed.runs import finetuning
@@ -71,7 +72,8 @@ def test_without_training_the_checkpoint_must_have_the_head_of_the_task(monkeypa
     found = SimpleNamespace(missing=[], lines=list)
     monkeypatch.setattr(finetuning.starting_weights, "load", lambda *_: found)
     predicted = []
-    arguments = config, SimpleNamespace(config=None), objective, None, lambda *of: predicted.append(of)
+    inputs = SimpleNamespace(config=ModelConfig())
+    arguments = config, inputs, objective, None, lambda *of: predicted.append(of)
     assert finetuning.run_task(*arguments).exit_status == 0 and predicted.pop()[0] is model
     found.missing.append("classification/pooler/kernel")
     with pytest.raises(InputError, match=r"must be fine-tuned for this task.* lacks classification/pooler"):

@@ -6,6 +6,7 @@ steps themselves are left out; what they would be called with is compared.
 
 import dataclasses
 import json
+import os
 import shutil
 
 import pytest
@@ -13,7 +14,7 @@ from tiny import CONFIG
 
 from bert_packed.runs import pretraining
 from bert_packed.text.tokenization import SPECIAL_TOKENS
-from bert_packed.text_to_model import steps
+from bert_packed.text_to_model import output_folder, steps
 from bert_packed.text_to_model.config import TrainConfig
 from bert_packed.text_to_model.output_folder import OutputFolder
 from bert_packed.training import backend
@@ -94,7 +95,7 @@ def settings_of(tmp_path, monkeypatch):
         (steps, "pretrain", take("pretrain", stopped)),
         (steps, "audit_checkpoint", take("audit", AUDIT)),
         (steps, "export_checkpoint", take("export")),
-        (steps, "read_manifest", manifests.get),
+        (output_folder, "read_own_manifest", lambda folder, kind: manifests.get(folder)),
         (pretraining, "time_step", lambda _: 1.0),
         (backend, "device_memory_bytes", lambda: None),
     ):
@@ -105,6 +106,7 @@ def settings_of(tmp_path, monkeypatch):
         manifests.clear()
         config = TrainConfig(**{"input_file": "text.txt", "output_dir": "my", **settings})
         shutil.rmtree(config.output_dir, ignore_errors=True)
+        os.mkdir(config.output_dir)  # as `output_folder.begin` does
         result = steps._run_steps(config, OutputFolder(config.output_dir), 1000)
         assert result.model_dir == f"{config.output_dir}/model"
         return dict(taken)
