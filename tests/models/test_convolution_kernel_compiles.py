@@ -30,16 +30,15 @@ def compiled(
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    ("kind", "packs", "length", "width", "taps", "has_positions"),
+    ("kind", "packs", "length", "width", "taps", "has_positions", "dtype"),
     [
-        ("v5e", 1, 4096, 2048, 4, True),
-        ("v6e", 8, 4096, 5120, 4, True),  # mamba-2.8b's width
-        ("v5e", 2, 1024, 256, 4, False),  # B and C of a Mamba-2
-        ("v6e", 2, 300, 200, 4, True),  # tokens and channels after padding
-        ("v5e", 2, 20, 96, 2, True),  # less than a piece and a vector
-        ("v6e", 1, 512, 1536, 10, True),  # an edge of more than a vector
+        ("v5e", 1, 4096, 2048, 4, True, "float32"),
+        ("v6e", 8, 4096, 5120, 4, True, "bfloat16"),  # mamba-2.8b's width
+        ("v5e", 2, 1024, 256, 4, False, "float32"),  # B and C of a Mamba-2
+        ("v6e", 2, 300, 200, 4, True, "bfloat16"),  # tokens and channels after padding
+        ("v5e", 2, 20, 96, 2, True, "float32"),  # less than a piece and a vector
+        ("v6e", 1, 512, 1536, 10, True, "bfloat16"),  # an edge of more than a vector
     ],
 )
 def test_two_kernels_compute_a_convolution(kind, packs, length, width, taps, has_positions, dtype):
