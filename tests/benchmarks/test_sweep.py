@@ -7,10 +7,8 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from benchmark_command import is_png, run_benchmark, tables_of, write_config
-from safetensors.numpy import load_file
 from squad_files import QUESTIONS, write
 from test_run_curves import write_run
 from tiny import CONFIG
@@ -267,26 +265,3 @@ def test_full_pretraining_in_a_table(monkeypatch, tmp_path, capsys):
     assert list(phases) == ["phase1-packed", "phase2-packed", "phase1-unpacked", "phase2-unpacked"]
     assert phases["phase2-packed"]["held out mlm_accuracy"] == 0.2
     assert phases["phase1-packed"]["complete"] == 1
-
-
-@pytest.mark.slow
-def test_phase_2_starts_from_phase_1_and_answers_come_from_phase_2(tmp_path):
-    """Real runs, whose second phase and fine-tuning learn nothing: their encoders are those of phase 1."""
-    flags = full_flags(tmp_path) | {"phase2_learning_rate": 0, "seeds": "2"}
-    rows = tables_of("full_pretraining", tmp_path, **flags)["fine-tunings"]
-    names = "phase1-packed-seed1", "phase2-packed-seed1", "squad-packed1-seed2", "squad-random-seed2"
-    files = [sorted((tmp_path / "all" / name).glob("checkpoint-*/model.safetensors"))[-1] for name in names]
-    first, second, answers, random = map(load_file, files)
-    assert all(np.array_equal(second[name], first[name]) for name in first)
-    encoder = [name for name in first if name in answers and name.startswith("bert/")]
-    assert len(encoder) > 10
-    for name in encoder:
-        np.testing.assert_allclose(answers[name], first[name], rtol=0, atol=1e-9)
-    kernels = [name for name in encoder if name.endswith("kernel")]
-    assert kernels and all(np.abs(random[name] - first[name]).max() > 0.1 for name in kernels)
-    for row, name in ((rows[0], names[2]), (rows[2], names[3])):
-        assert row["F1, median"] == read_json(tmp_path / "all" / name / "eval_results.json")["f1"]
-    # complete: the same command takes no step, and no run is from older weights than its start's
-    logs = {path: path.read_bytes() for path in (tmp_path / "all").glob("*/metrics.csv")}
-    assert tables_of("full_pretraining", tmp_path, **flags)["fine-tunings"] == rows
-    assert {path: path.read_bytes() for path in logs} == logs
