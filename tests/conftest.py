@@ -38,6 +38,7 @@ multiprocessing.get_context = lambda method=None: get_context("forkserver" if me
 # A minute and more each: begun last, one would run when all others are done
 DEAR_FILES = [
     "test_several_processes",
+    "test_documented_commands",
     "test_sweep",
     "test_layouts",
     "test_layout_runs",
