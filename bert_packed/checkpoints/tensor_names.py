@@ -7,7 +7,7 @@ from typing import Any
 from bert_packed.config import model_type
 from bert_packed.core.settings import InputError
 
-# By the names of safetensors and of TensorFlow
+# Names of types in safetensors, then in TensorFlow
 FLOAT_TYPES = ("F16", "BF16", "F32", "F64", "float16", "bfloat16", "float32", "float64")
 
 

@@ -36,7 +36,7 @@ def choose_packs(files, spec, num_packs):
     depths_C = np.argmax(shown_CX[:, : spec.max_sequences_per_pack], axis=1)
     missing_X, chosen = shown_CX.any(axis=0), []
     while missing_X.any() and len(chosen) < num_packs:
-        # Of those that show most, the deepest: a fault may begin at the last sequence
+        # The deepest of those that show most: a fault may begin at the last sequence
         best = np.lexsort((depths_C, (shown_CX & missing_X).sum(axis=1)))[-1]
         missing_X &= ~shown_CX[best]
         chosen.append(best)

@@ -45,7 +45,7 @@ BASES = {
         initializer_range=0.3,
     ),
 }
-# Of a field that twice its value, or another choice, would not show
+# Values for fields whose effect twice the value, or another choice, would not show
 CHANGES = {
     "global_attn_every_n_layers": 2,
     "layer_norm_eps": 0.5,

@@ -33,7 +33,7 @@ STEPS = {
     f"pretrain.{name}"
     for name in ("num_train_steps", "num_warmup_steps", "eval_steps", "save_checkpoints_steps")
 }
-# Of each setting: another value, and the settings of steps that take it or follow from it
+# Each setting has another value here, and the settings of steps that take it or follow from it
 REACHES = {
     "input_file": ("other.txt", {"create.input_file"}),
     "output_dir": ("other", PLACES),
