@@ -5,7 +5,7 @@ import numpy as np
 from bert_packed.core.settings import InputError
 from bert_packed.packing.arguments import as_array, shown
 
-RULE = "be whole numbers [..., S]"
+IDS_RULE = "be whole numbers [..., S]"
 
 
 def attention_mask(sequence_ids, dtype=None):
@@ -31,9 +31,9 @@ def attention_mask(sequence_ids, dtype=None):
     """
     ids = sequence_ids
     if isinstance(ids, np.ndarray) or not hasattr(ids, "shape"):
-        ids = as_array(ids, "`sequence_ids`", RULE, kinds="biu")
+        ids = as_array(ids, "`sequence_ids`", IDS_RULE, kinds="biu")
     if ids.shape == ():
-        raise InputError(f"`sequence_ids` must {RULE}. Received: {shown(ids)}.")
+        raise InputError(f"`sequence_ids` must {IDS_RULE}. Received: {shown(ids)}.")
     # Padding sees padding: a softmax over nothing would be NaN
     is_own = ids[..., None, :, None] == ids[..., None, None, :]
     if dtype is None:

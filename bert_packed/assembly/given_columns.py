@@ -168,7 +168,7 @@ def _read_rows(name, rows, max_seq_length):
         if array.dtype.kind not in WHOLE:
             place = int(np.argmax([not is_whole(one, floats=True) for one in array.tolist()]))
             where, received = f"row {number}, token {place}", array[place]
-            raise InputError(f"{where}: {name} must be a whole number. Received: {received}.")
+            raise InputError(f"{where}: {name} must be an integer. Received: {received}.")
         arrays.append(array)
     return np.stack(arrays)
 

@@ -209,7 +209,10 @@ def verify_plan(packs, lengths, max_seq_length, max_sequences_per_pack="max"):
         packs = _members_of(packs, lengths)
     seen, strategies = np.zeros(len(lengths), np.int64), []
     for number, indices in enumerate(iterate(packs, "`packs`", "hold a list of indices for each pack")):
-        members = as_array(indices, f"`packs`: pack {number}", "be a list of whole numbers", WHOLE, (None,))
+        name, rule = f"`packs`: pack {number}", "be a list of whole numbers"
+        if not hasattr(indices, "shape"):
+            indices = list(iterate(indices, name, rule))
+        members = as_array(indices, name, rule, WHOLE, (None,))
         where = f"`packs`: pack {number} must hold"
         if not 1 <= len(members) <= depth:
             raise InputError(f"{where} 1 sequence, and at most {depth}. Received: {len(members)}.")

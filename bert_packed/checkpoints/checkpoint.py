@@ -205,19 +205,18 @@ def find_checkpoint(path):
 
 def read_weights(folder):
     """The weights of a checkpoint folder by name; `InputError` where they are damaged or quantized."""
-    path = Path(folder) / WEIGHTS
-    with opened(path) as file:
-        check_floats(path, {name: file.get_slice(name).get_dtype() for name in names_in(file)})
-    return read_tensors(path)
+    return read_tensors(Path(folder) / WEIGHTS, floats_only=True)
 
 
 def step_of(path):
     return int(NAME.fullmatch(path.name)[1])
 
 
-def read_tensors(path):
-    """The finite arrays of a safetensors file by name; `InputError` for a damaged one."""
+def read_tensors(path, floats_only=False):
+    """The finite arrays of a safetensors file by name; `InputError` for a damaged or unwanted one."""
     with opened(path) as file:
+        if floats_only:
+            check_floats(path, {name: file.get_slice(name).get_dtype() for name in names_in(file)})
         tensors = {name: file.get_tensor(name) for name in names_in(file)}
     check_arrays(tensors, f"of {path}")
     return tensors

@@ -223,6 +223,12 @@ def read_text(path):
             raise InputError(f"{path} must be UTF-8. Received: {error}.") from error
 
 
+def check_local(path, name):
+    """Raise `InputError` where the folder of a setting `name` is a URL."""
+    if is_remote(path):
+        raise InputError(f"`{name}` must be a local folder. Received: {path}, a URL.")
+
+
 def read_json(path, kind=dict, default=_NO_DEFAULT):
     """The content of a JSON file.
 

@@ -111,7 +111,7 @@ def _find_candidates(files, spec):
                 depths_B = np.argmax(shown_BX[:, :depth], axis=1)
                 for row in np.flatnonzero((shown_BX & ~seen_KX[depths_B]).any(axis=1)):
                     seen_X = seen_KX[depths_B[row]]
-                    if (shown_BX[row] & ~seen_X).any():  # nor the packs of this batch
+                    if (shown_BX[row] & ~seen_X).any():  # an earlier pack of the batch may have shown it
                         seen_X |= shown_BX[row]
                         numbers.append(starts[-1] + records.number - 1 + row)
                         shown.append(shown_BX[row : row + 1])

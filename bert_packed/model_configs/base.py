@@ -27,8 +27,8 @@ class BaseConfig:
 
     Attributes:
         shape_fields: Fields that a JSON file must have. Without them any JSON object would be a model.
-        fixed: Pairs of a name in a JSON file and the only value that this model computes, which may also be
-            missing or null.
+        fixed: Pairs of a name in a JSON file and the only value that this model computes. It may be missing;
+            false, [] and None may be null, too.
         training_fields: Fields that may differ from those of the checkpoint that a model starts from.
         reported_fields: Those of them that a start names where they differ.
         max_position_embeddings: Longest sequence; None for any length.
@@ -61,7 +61,8 @@ class BaseConfig:
     def from_json(cls, path, content):
         """The config of a JSON object; `InputError` for what this model cannot compute."""
         for name, value in cls.fixed:
-            if content.get(name) not in (None, value):
+            found = content.get(name, value)
+            if found != value and (found is not None or value):
                 raise InputError(f"{path}: {name} must be {value}. Received: {content[name]!s:.100}.")
         missing = [name for name in cls.shape_fields if name not in content]
         if missing:

@@ -28,7 +28,9 @@ class Mamba2Config(StateSpaceConfig):
     # A Mamba-2 of `mamba_ssm` may have no norm behind its scan, one before the gate, or blocks that attend
     fixed = (
         *StateSpaceConfig.fixed,
-        *(("rms_norm", True), ("norm_before_gate", False), ("attn_layer_idx", [])),
+        ("rms_norm", True),
+        ("norm_before_gate", False),
+        ("attn_layer_idx", []),
     )
 
     def __post_init__(self):

@@ -15,11 +15,12 @@ MAX_SEED = 2**63 - 1
 def as_array(values, name, rule, kinds=NUMBERS, shape=None):
     """The NumPy array of an argument: a number, nested lists, or an array or tensor of any library.
 
-    What NumPy has no type for, such as bfloat16, becomes float32, which holds each of its values.
+    What NumPy has no type for, such as bfloat16, becomes float32, which holds each of its values, unless all
+    kinds will do.
 
     Args:
         values: The argument.
-        name, rule: Begin the message: "`lengths`", "be a list of whole numbers".
+        name, rule: Beginning of the message: "`lengths`", "be a list of whole numbers".
         kinds: Kinds of NumPy's types; None for all. An empty array of another kind becomes int64.
         shape: Sizes of the dimensions, None where any will do; None for any shape.
 
@@ -27,7 +28,7 @@ def as_array(values, name, rule, kinds=NUMBERS, shape=None):
         ValueError: values are masked, lists are ragged, or kind or shape differ.
     """
     try:
-        array = _to_numpy(values)
+        array = _to_numpy(values, kinds)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{name} must {rule}. Received: {shown(values)}.") from error
     # `np.asarray` takes what is behind a mask, in a list of rows too
@@ -47,13 +48,14 @@ def _has_shape(array, shape):
     return array.ndim == len(shape) and all(wanted in (None, size) for wanted, size in sizes)
 
 
-def _to_numpy(values):
+def _to_numpy(values, kinds):
     if hasattr(values, "detach"):  # a tensor of torch, which may have a gradient or be on a device
         values = values.detach().cpu()
         if values.is_floating_point() and not hasattr(np, str(values.dtype).rpartition(".")[2]):
             values = values.float()
     array = np.asarray(values)
-    return array.astype(np.float32) if array.dtype.kind == "V" else array  # bfloat16 of JAX and TensorFlow
+    is_bfloat16 = array.dtype.kind == "V"  # of JAX and TensorFlow
+    return array.astype(np.float32) if is_bfloat16 and kinds is not None else array
 
 
 def iterate(values, name, rule):

@@ -52,12 +52,14 @@ class Cluster:
             use: Phrase that says what it is for.
         """
         own = host_of(self.addresses[self.index])
+        if self.index and _is_loopback(own):  # all are on one machine
+            return
         if all(host == own or _is_loopback(host) for host in map(host_of, self.addresses)):
             return
         try:
             received = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]
-        except socket.gaierror as error:
-            received = error.strerror
+        except (socket.gaierror, UnicodeError) as error:
+            received = _reason(error)
         else:
             if not _is_loopback(received):
                 return
@@ -109,9 +111,10 @@ def _hear_all(cluster, address, deadline):
     cluster.check_reachable(address[0], f"the first worker of {VARIABLE}")
     try:
         family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
-        server = socket.create_server(address, family=family)  # not at others: it does not ask who calls
-    except OSError as error:
-        return f"process 0 cannot listen there: {error.strerror}."
+        # Other addresses must not reach it, since it does not ask who calls
+        server = socket.create_server(address, family=family)
+    except (OSError, UnicodeError) as error:
+        return f"process 0 cannot listen there: {_reason(error)}."
     there = {}
     with server, contextlib.ExitStack() as connections:
         while missing := set(range(1, len(cluster.addresses))) - there.keys():
@@ -169,6 +172,11 @@ def read_cluster(text):
 def host_of(address):
     """Host of an address `HOST:PORT`, an IPv6 one without its brackets."""
     return address.rpartition(":")[0].strip("[]")
+
+
+def _reason(error):
+    """What an error of the system or of a host's name says."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _is_loopback(host):

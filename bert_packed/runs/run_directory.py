@@ -21,7 +21,7 @@ from bert_packed.core.command_line import to_flagfile
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import (
     PARTIAL_SUFFIX,
-    is_remote,
+    check_local,
     lock,
     naming_file,
     read_json,
@@ -358,8 +358,7 @@ def _is_ours(path):
 
 
 def _check_folder(output_dir):
-    if is_remote(output_dir):  # a `Path` would make a local folder of it
-        raise InputError(f"`output_dir` must be a local folder. Received: {output_dir}, a URL.")
+    check_local(output_dir, "output_dir")  # a `Path` would make a local folder of a URL
     folder = Path(output_dir)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"`output_dir` must be a directory. Received: {output_dir}, which is a file.")

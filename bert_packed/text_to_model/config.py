@@ -5,7 +5,7 @@ import os
 
 from bert_packed.config import ENCODER_SIZES, MODEL_SIZES
 from bert_packed.core.settings import InputError, check_settings, result_settings, setting
-from bert_packed.core.storage import is_remote
+from bert_packed.core.storage import check_local
 from bert_packed.packing.histogram import MAX_LENGTH
 from data_gen.jobs.runners import MAX_WORKERS, TEXT_WORKERS_HELP
 
@@ -99,8 +99,7 @@ class TrainConfig:
 
     def __post_init__(self):
         check_settings(self)
-        if is_remote(self.output_dir):
-            raise InputError(f"`output_dir` must be a local folder. Received: {self.output_dir}, a URL.")
+        check_local(self.output_dir, "output_dir")
         if not 0 < self.masked_lm_prob < 1:
             raise InputError(f"`masked_lm_prob` must be between 0 and 1. Received: {self.masked_lm_prob}.")
         if self.num_train_epochs and self.train_hours:

@@ -119,13 +119,17 @@ def _is_out_of_memory(error):
 
 
 def device_memory_bytes():
-    """Memory of the device that steps run on, of a CPU that of the machine; None where it is not told."""
+    """Memory of the device that steps run on, of a CPU that of the machine; None where it is not told.
+
+    The limit of a container is not seen.
+    """
     if devices_here().platform == "cpu":
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if keras.backend.backend() == "jax":
         import jax
 
-        return (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
+        # Of another process's device nothing is told, but an error
+        return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     import tensorflow as tf
 
     kinds = [

@@ -82,7 +82,9 @@ class StopRequest:
                 continue
             now = time.monotonic()
             if self.costs_nothing and numbers[0] in fatal:
-                _end(numbers[0], "stopped in the first step, which loses nothing; the same command goes on")
+                _end(
+                    numbers[0], "stopped in the first step, where nothing is lost; the same command continues"
+                )
             elif first is None:
                 first = now
                 _say("stops as soon as a step is over and saved; a second signal stops at once")

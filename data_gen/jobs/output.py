@@ -95,8 +95,11 @@ def open_output_dir(path, overwrite, identity):
             raise InputError(
                 f"`output_dir` must be empty unless --overwrite. Received: {final}, which holds {in_use[0]}."
             )
-        if is_publishing:
-            _check_plan(folder, final)
+        if is_publishing and (wrong := _wrong_in_plan(folder, final)):
+            if not overwrite:
+                raise InputError(f"{wrong}; --overwrite starts over.")
+            is_publishing = False
+            _discard(folder)
         if not is_same:
             _say_what_differs(folder, identity)
             _discard(folder)
@@ -169,19 +172,20 @@ def _finished(folder):
     return sorted(names, key=_manifest_last)
 
 
-def _check_plan(folder, final):
-    """Raise `InputError` unless the names that a killed run was publishing are those of its files."""
+def _wrong_in_plan(folder, final):
+    """The rule that the names which a killed run was publishing break, as a sentence; "" for none."""
     plan, left = os.path.join(folder, WORK_NAME, PUBLISH_NAME), _finished(folder)
     names = storage.read_json(plan, list)
     # Only names that a listing gives are ours: "../a" would lead out of the folder
     there = [*left, *storage.list_names(final)]
     wrong = [name for name in names if name not in there]
     wrong += [name for name in (MANIFEST_NAME, *left) if name not in names]
-    if wrong:
-        raise InputError(
-            f"{plan} must name the files of the run, which are in {folder} or published. "
-            f"Received: {wrong[0]!r}, which is {'not there' if wrong[0] in names else 'left out'}."
-        )
+    if not wrong:
+        return ""
+    return (
+        f"{plan} must name the files of the run, which are in {folder} or published. "
+        f"Received: {wrong[0]!r}, which is {'not there' if wrong[0] in names else 'left out'}"
+    )
 
 
 def _publish(folder, final):

@@ -158,7 +158,7 @@ def test_packs_of_others_are_verified():
         else:
             packs.append([index])
             rooms.append(512 - lengths[index])
-    found = bert_packed.verify_plan(packs, lengths, 512)
+    found = bert_packed.verify_plan([set(packs[0]), *packs[1:]], lengths, 512)
     assert found.num_packs == len(packs) and found.efficiency == lengths.sum() / (512 * len(packs))
     # The bound is the best that is known, not that of the plan that is verified
     assert found.certificate.lower_bound == plan.certificate.lower_bound

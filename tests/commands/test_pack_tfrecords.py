@@ -232,10 +232,15 @@ def test_only_files_of_the_run_are_published(tmp_path, names, received):
     }.items():
         (folder / name).write_text(content)
     before = all_bytes(tmp_path)
-    message = rf"publish\.json must name .* Received: {received}\."
+    message = rf"publish\.json must name .* Received: {received}; --overwrite starts over\."
     with pytest.raises(InputError, match=message), open_output_dir(out, False, {}):
         pass
     assert all_bytes(tmp_path) == before
+    with open_output_dir(out, True, {}) as given:  # starts over
+        assert storage.list_names(folder) == ["work"]
+        (folder / "manifest.json").write_text('{"kind": "packed"}')
+    assert given.manifest is None and (tmp_path / "important.txt").read_text() == "mine"
+    assert storage.list_names(out) == ["important.txt", "manifest.json"]
 
 
 def test_files_become_visible_together(tmp_path):

@@ -153,6 +153,8 @@ def debian(monkeypatch):
     known = {"host-a": "127.0.1.1", "10.0.0.1": "10.0.0.1", "127.0.0.1": "127.0.0.1"}
 
     def find(host, port, **_):
+        if ".." in host:
+            raise UnicodeError("label empty or too long")
         if host not in known:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (known[host], port or 0))]
@@ -163,20 +165,22 @@ def debian(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("hosts", "name", "received"),
+    ("hosts", "index", "name", "received"),
     [
-        (("host-a", "host-b"), "host-a", "127.0.1.1, a loopback address"),
-        (("10.0.0.1", "10.0.0.2"), "host-a", "127.0.1.1, a loopback address"),
-        (("127.0.0.1", "host-b"), "127.0.0.1", "127.0.0.1, a loopback address"),
-        (("10.0.0.1", "10.0.0.2"), "host-c", "Name or service not known"),
-        (("10.0.0.1", "10.0.0.2"), "10.0.0.1", ""),
-        (("host-a", "host-a"), "host-a", ""),  # one machine
-        (("127.0.0.1", "localhost", "[::1]"), "host-a", ""),
+        (("host-a", "host-b"), 0, "host-a", "127.0.1.1, a loopback address"),
+        (("10.0.0.1", "10.0.0.2"), 0, "host-a", "127.0.1.1, a loopback address"),
+        (("127.0.0.1", "host-b"), 0, "127.0.0.1", "127.0.0.1, a loopback address"),
+        (("10.0.0.1", "10.0.0.2"), 0, "host-c", "Name or service not known"),
+        (("10.0.0.1", "10.0.0.2"), 0, "host..c", "label empty or too long"),
+        (("10.0.0.1", "10.0.0.2"), 0, "10.0.0.1", ""),
+        (("host-a", "host-a"), 0, "host-a", ""),  # one machine
+        (("host-a", "localhost"), 1, "host-a", ""),
+        (("127.0.0.1", "localhost", "[::1]"), 0, "host-a", ""),
     ],
 )
-def test_a_loopback_name_among_several_machines(debian, hosts, name, received):
+def test_a_loopback_name_among_several_machines(debian, hosts, index, name, received):
     """Other machines waited for this one until their time was over."""
-    some = Cluster(tuple(f"{host}:{number}" for number, host in enumerate(hosts, 1)), 0)
+    some = Cluster(tuple(f"{host}:{number}" for number, host in enumerate(hosts, 1)), index)
     if not received:
         some.check_reachable(name, "a name")
         return

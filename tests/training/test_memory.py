@@ -1,5 +1,8 @@
 """A device out of memory is one line, which names the setting to lower or the bytes of the model."""
 
+import sys
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
@@ -111,3 +114,17 @@ def test_a_model_larger_than_memory_is_told_in_bytes(files, tmp_path, monkeypatc
     assert "\n" not in str(caught.value)
     monkeypatch.setattr(backend, "device_memory_bytes", lambda: needed)
     backend.check_memory(CONFIG, num_copies)
+
+
+def test_memory_is_of_a_device_of_this_process(monkeypatch):
+    """JAX knows nothing of another process's device, which may be the first of all."""
+
+    def other():
+        raise RuntimeError("MemoryStats is only supported for addressable PjRt devices")
+
+    devices = [SimpleNamespace(memory_stats=stats) for stats in (other, lambda: {"bytes_limit": 7})]
+    jax = SimpleNamespace(devices=lambda: devices, local_devices=lambda: devices[1:])
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    monkeypatch.setattr(backend, "devices_here", lambda: SimpleNamespace(platform="gpu"))
+    monkeypatch.setattr(backend.keras.backend, "backend", lambda: "jax")
+    assert backend.device_memory_bytes() == 7

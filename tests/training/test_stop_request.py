@@ -105,5 +105,5 @@ def test_signals_in_a_step_that_takes_minutes(number, costs_nothing):
         assert first == "stops as soon as a step is over and saved; a second signal stops at once\n"
         assert err == "stopped at once; the same command continues from the last checkpoint\n"
     else:
-        assert first == "stopped in the first step, which loses nothing; the same command goes on\n"
+        assert first == "stopped in the first step, where nothing is lost; the same command continues\n"
         assert err == ""
