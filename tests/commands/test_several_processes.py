@@ -126,8 +126,8 @@ def test_whatever_is_killed_the_same_commands_go_on(data, uninterrupted, tmp_pat
 
 
 def test_a_run_goes_on_in_another_number_of_processes_and_under_the_other_backend(data, tmp_path):
-    """Four processes under JAX, then one under TensorFlow, then two under JAX."""
-    for part, (backend, num, steps) in enumerate((("jax", 4, 6), ("tensorflow", 1, 12), ("jax", 2, 18))):
+    """Two processes under JAX, then one under TensorFlow."""
+    for part, (backend, num, steps) in enumerate((("jax", 2, 6), ("tensorflow", 1, 12))):
         changes = {"distribution": "multi_worker" if num > 1 else "none", "save_checkpoints_steps": 1}
         command = arguments(data, tmp_path / "run", **changes)
         cluster = RunningCluster(tmp_path / f"part-{part}", command, num, backend)
@@ -136,7 +136,7 @@ def test_a_run_goes_on_in_another_number_of_processes_and_under_the_other_backen
         assert cluster.statuses() == [STOPPED] * num, cluster.said()
         assert "continues from" in cluster.out(0) or part == 0
     record = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert [segment["backend"] for segment in record["segments"]] == ["jax", "tensorflow", "jax"]
+    assert [segment["backend"] for segment in record["segments"]] == ["jax", "tensorflow"]
 
 
 @pytest.mark.parametrize("backend", ["jax", "tensorflow"])
