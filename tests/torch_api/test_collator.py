@@ -540,11 +540,11 @@ ONE_RUN = "be 1, 2, ..., each in one run, and 0 in padding, which stands last"
         ),
         (
             [ROW | {"sequence_ids": [1.0] * 23 + [math.nan]}],
-            "row 0, token 23: sequence_ids must be a whole number. Received: nan.",
+            "row 0, token 23: sequence_ids must be an integer. Received: nan.",
         ),
         (
             [ROW | {"position_ids": [float(position) for position in RESTARTS]}],
-            "row 0, token 0: position_ids must be a whole number. Received: 0.0.",
+            "row 0, token 0: position_ids must be an integer. Received: 0.0.",
         ),
         (
             [ROW, ROW | {"position_ids": [0, 1]}],
