@@ -21,7 +21,7 @@ TILES = (TILE, 32)  # tokens; 32 is the GPU's in float32, of which other tiles a
 def choose_packs(files, spec, num_packs):
     """Choose packs of every depth, and with a boundary in every tile, as far as `num_packs` allow.
 
-    Reads the sequence ids of all packs. Memory holds 8 bytes for each pack, and at most a candidate for each
+    Reads the sequence ids of all packs. Memory holds 9 bytes for each pack, and at most a candidate for each
     depth with a boundary in each tile.
 
     Args:
@@ -32,7 +32,7 @@ def choose_packs(files, spec, num_packs):
         `PackIndex` of the files; numbers of the packs, ascending int64 `[n]`; and bool `[X]`, as from
         `show_boundaries`: what only other packs show. `InputError` where a record is damaged.
     """
-    index, numbers_C, shown_CX = _find_candidates(files, spec)
+    index, numbers_C, shown_CX, is_shared = _find_candidates(files, spec)
     depths_C = np.argmax(shown_CX[:, : spec.max_sequences_per_pack], axis=1)
     missing_X, chosen = shown_CX.any(axis=0), []
     while missing_X.any() and len(chosen) < num_packs:
@@ -41,6 +41,8 @@ def choose_packs(files, spec, num_packs):
         missing_X &= ~shown_CX[best]
         chosen.append(best)
     others = np.setdiff1d(np.arange(index.num_packs), numbers_C[chosen])
+    if is_shared[others].sum() >= num_packs - len(chosen):  # packs of one sequence show no neighbor
+        others = others[is_shared[others]]
     num_more = min(num_packs - len(chosen), len(others))
     places = (2 * np.arange(num_more) + 1) * len(others) // max(2 * num_more, 1)
     return index, np.sort(np.concatenate([numbers_C[chosen], others[places]])), missing_X
@@ -98,10 +100,13 @@ def describe_places(batch, length, name):
 
 
 def _find_candidates(files, spec):
-    """`PackIndex`, and packs that show what packs of their depth before them do not: `[C]`, `[C, X]`."""
+    """`PackIndex`, packs that show what packs of their depth before them do not, and which hold several.
+
+    Numbers `[C]`, what these packs show `[C, X]`, and bool of all packs.
+    """
     lengths, depth = {INPUT_MASK: spec.max_seq_length}, spec.max_sequences_per_pack
     seen_KX = show_boundaries(np.zeros((depth, spec.max_seq_length), np.int64), depth)  # nothing
-    starts, offsets, numbers, shown = [0], [], [], [seen_KX[:0]]
+    starts, offsets, numbers, shown, is_shared = [0], [], [], [seen_KX[:0]], [np.zeros(0, bool)]
     with tqdm(desc="choosing packs", unit=" packs", disable=None) as bar:
         for path in files:
             sizes = [np.zeros(1, np.int64)]
@@ -109,6 +114,7 @@ def _find_candidates(files, spec):
                 ids_BS = parse_examples(records, lengths, narrow=lengths)[INPUT_MASK]
                 shown_BX = show_boundaries(ids_BS, depth)
                 depths_B = np.argmax(shown_BX[:, :depth], axis=1)
+                is_shared.append(shown_BX[:, 1:depth].any(axis=1))
                 for row in np.flatnonzero((shown_BX & ~seen_KX[depths_B]).any(axis=1)):
                     seen_X = seen_KX[depths_B[row]]
                     if (shown_BX[row] & ~seen_X).any():  # an earlier pack of the batch may have shown it
@@ -120,7 +126,7 @@ def _find_candidates(files, spec):
             offsets.append(np.cumsum(np.concatenate(sizes)))
             starts.append(starts[-1] + len(offsets[-1]) - 1)
     index = PackIndex([str(path) for path in files], np.array(starts), offsets)
-    return index, np.array(numbers, np.int64), np.concatenate(shown)
+    return index, np.array(numbers, np.int64), np.concatenate(shown), np.concatenate(is_shared)
 
 
 def _find_boundaries(sequence_ids_BS):

@@ -101,6 +101,8 @@ def test_packs_that_show_nothing_new_are_spread(files):
     assert choose(alike, 20)[1].tolist() == [*range(10)]
     _, numbers, missing = choose(alike, 5)
     assert not missing.any() and len(set(numbers)) == 5 and numbers[-1] > 6
+    # Packs 3 and 7 hold one sequence: the second of them shows nothing
+    assert len({3, 7} & {*choose(alike, 8)[1].tolist()}) == 1
 
 
 IDS = np.repeat([[1, 2, 0], [1, 1, 1], [1, 2, 3]], [30, 20, 50], axis=1)
