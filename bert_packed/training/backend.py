@@ -128,7 +128,7 @@ def device_memory_bytes():
     if keras.backend.backend() == "jax":
         import jax
 
-        # Of another process's device nothing is told, but an error
+        # JAX raises an error for a device of another process, which the first of all may be
         return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     import tensorflow as tf
 
