@@ -4,8 +4,8 @@ import dataclasses
 import sys
 
 from bert_packed.core.command_line import run
-from bert_packed.finetuning import finetune
-from bert_packed.runs.finetuning_config import SquadConfig
+from bert_packed.tasks.config import SquadConfig
+from bert_packed.tasks.registry import finetune
 
 DESCRIPTION = """
 Fine-tunes a packed BERT to find answers in texts, and answers questions: SQuAD v1.1 and v2.0.

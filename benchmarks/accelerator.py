@@ -18,7 +18,7 @@ from benchmarks.accelerator_steps import GIBIBYTE, PEERS, STEPS, Model, largest_
 from benchmarks.results import Settings, parse_names, show
 from benchmarks.synthetic_data import check_positions, describe_corpus, wikipedia_corpus
 from benchmarks.training_steps import first_head, kernel_options, objective_of
-from bert_packed.config import FLOAT32, MIXED, MODEL_SIZES, without_dropout
+from bert_packed.architectures.registry import FLOAT32, MIXED, MODEL_SIZES, without_dropout
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, setting
 from bert_packed.parallel.targets import accelerator_of, devices_here

@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.synthetic_data import sums_of_a_row
 from benchmarks.timing import median_row, ratios
 from benchmarks.training_steps import build_engine, first_head, kernel_options, objective_of, stepping
-from bert_packed.config import MIXED, PRETRAINING
+from bert_packed.architectures.registry import MIXED, PRETRAINING
 from bert_packed.runs.interleaved_timing import time_interleaved
 
 STEPS, PEERS = "steps", "peers"  # of `AcceleratorConfig.parts`

@@ -11,10 +11,10 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.results import Settings, parse_names, show
-from bert_packed.config import CAUSAL_LM, MIXED, load_model_config
+from bert_packed.architectures.mamba.config import StateSpaceConfig
+from bert_packed.architectures.registry import CAUSAL_LM, MIXED, load_model_config
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, setting
-from bert_packed.model_configs.mamba import StateSpaceConfig
 from bert_packed.training.engines import choose_backend
 from bert_packed.training.program_text import estimated_cycles, executions, read_module
 
@@ -90,9 +90,9 @@ def compile_block(model_config, num_packs, length, attention):
     """A block forward and backward, compiled for `DEVICE`."""
     import jax
 
-    from bert_packed.models.context import PackContext
-    from bert_packed.models.kernels import choose_kernels
-    from bert_packed.models.packed_model import build_model
+    from bert_packed.architectures.packed_model import build_model
+    from bert_packed.kernels.choose import choose_kernels
+    from bert_packed.layers.context import PackContext
     from bert_packed.parallel.targets import absent_target
 
     jax.config.update("jax_enable_compilation_cache", False)  # what is found there is not listed

@@ -12,10 +12,10 @@ import jax
 import keras
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_packed.model_configs.bert import ModelConfig
-from bert_packed.models.layers import TransformerBlock
-from bert_packed.models.layout import ONE_DEVICE
-from bert_packed.models.modeling import PackedEncoder
+from bert_packed.architectures.bert.config import ModelConfig
+from bert_packed.architectures.bert.layers import TransformerBlock
+from bert_packed.architectures.bert.model import PackedEncoder
+from bert_packed.layers.layout import ONE_DEVICE
 from bert_packed.parallel.layouts import make_layout_replicas
 from bert_packed.parallel.optimus import HIDDEN, IDS
 from bert_packed.training.step_report import jax_program

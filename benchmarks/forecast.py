@@ -16,7 +16,7 @@ from benchmarks.padding_rates import HISTOGRAM_PACKED, LONGEST, PADDED, draw_len
 from benchmarks.results import Settings, parse_names, show
 from benchmarks.synthetic_data import VOCAB_SIZE, sums_of_a_row, wikipedia_corpus
 from benchmarks.training_steps import first_head, objective_kind
-from bert_packed.config import MODEL_SIZES
+from bert_packed.architectures.registry import MODEL_SIZES
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, setting
 from bert_packed.core.storage import read_json

@@ -8,7 +8,7 @@ import math
 
 from benchmarks.encoder_program import OPTIONS, EncoderShape, compile_encoder
 from benchmarks.training_steps import RECIPE
-from bert_packed.model_configs.bert import ModelConfig
+from bert_packed.architectures.bert.config import ModelConfig
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.parallel.layouts import make_layout_replicas
 from bert_packed.runs.compile_only import empty_batch

@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.results import parse_names, show
 from benchmarks.run_curves import common_target, draw, read_run, summary_rows
 from benchmarks.sweep import Run, SweepConfig, packs_of, read_packing_factor, run_all, steps_for
-from bert_packed.config import ABLATIONS
+from bert_packed.architectures.registry import ABLATIONS
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import setting
 from bert_packed.training.engines import choose_backend

@@ -18,7 +18,7 @@ from benchmarks.results import Settings, show
 from benchmarks.synthetic_data import check_positions, wikipedia_corpus
 from benchmarks.timing import median_row, ratios
 from benchmarks.training_steps import build_engine, device_options, stepping
-from bert_packed.config import FAMILIES, MIXED, load_model_config
+from bert_packed.architectures.registry import FAMILIES, MIXED, load_model_config
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, as_text, setting
 from bert_packed.core.storage import read_json

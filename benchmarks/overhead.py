@@ -18,7 +18,7 @@ from benchmarks.results import Settings, show
 from benchmarks.synthetic_data import spec_of, token_batch, wikipedia_corpus
 from benchmarks.timing import added_row
 from benchmarks.training_steps import build_engine, first_head, stepping
-from bert_packed.config import load_model_config
+from bert_packed.architectures.registry import load_model_config
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, check_divides, setting
 from bert_packed.runs.interleaved_timing import time_interleaved
@@ -133,9 +133,9 @@ def attention_programs(model_config, has_mask, hidden_BSD, sequence_ids_BS):
     import keras
     from keras import ops
 
-    from bert_packed.models.context import PackContext
-    from bert_packed.models.cpu_gradients import attention_scores, gradients_for_cpus, weighted_values
-    from bert_packed.models.layers import SelfAttention
+    from bert_packed.architectures.bert.layers import SelfAttention
+    from bert_packed.layers.context import PackContext
+    from bert_packed.layers.cpu_gradients import attention_scores, gradients_for_cpus, weighted_values
     from bert_packed.parallel.targets import devices_here
     from bert_packed.training.backend import compiled, gradient
 

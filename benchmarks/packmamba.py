@@ -17,10 +17,10 @@ from benchmarks.results import Settings, parse_names, show
 from benchmarks.synthetic_data import best_shapes, spec_of, token_batch
 from benchmarks.timing import median_row, ratios
 from benchmarks.training_steps import build_engine, device_options, stepping_through
-from bert_packed.config import MIXED, load_model_config
+from bert_packed.architectures.mamba.config import MambaConfig, StateSpaceConfig
+from bert_packed.architectures.registry import MIXED, load_model_config
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, setting
-from bert_packed.model_configs.mamba import MambaConfig, StateSpaceConfig
 from bert_packed.packing.algorithms import ALGORITHMS, DEFAULT_ALGORITHM
 from bert_packed.packing.histogram import count_lengths
 from bert_packed.records.read_lengths import read_histogram

@@ -12,7 +12,7 @@ from benchmarks.peak_memory import MemoryWatch
 from benchmarks.results import Settings, show
 from benchmarks.synthetic_data import check_positions, wikipedia_corpus
 from benchmarks.training_steps import build_engine, first_head, stepping
-from bert_packed.config import load_model_config
+from bert_packed.architectures.registry import load_model_config
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, check_divides, setting
 from bert_packed.training.engines import choose_backend

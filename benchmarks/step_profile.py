@@ -17,7 +17,7 @@ from benchmarks.results import Settings, show
 from benchmarks.step_instructions import core_seconds, read_threads, read_work
 from benchmarks.synthetic_data import check_positions, wikipedia_corpus
 from benchmarks.training_steps import build_engine, stepping
-from bert_packed.config import load_model_config
+from bert_packed.architectures.registry import load_model_config
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import check_divides, setting
 from bert_packed.runs.interleaved_timing import time_interleaved

@@ -25,7 +25,7 @@ from benchmarks.synthetic_data import (
 )
 from benchmarks.timing import added_row, median_row, ratios
 from benchmarks.training_steps import build_engine, stepping
-from bert_packed.config import PRETRAINING, load_model_config
+from bert_packed.architectures.registry import PRETRAINING, load_model_config
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, check_depth_fits, check_divides, parse_depth, setting
 from bert_packed.packing.histogram import fold
@@ -206,7 +206,7 @@ def has_all_of_a_pack(name):
 
 def step_rows(seconds, corpus, model_config, batch_size, peak):
     """Speeds of all ways: rows of a table; utilization is a share of `peak`, operations a second."""
-    from bert_packed.models.heads import count_flops
+    from bert_packed.architectures.bert.heads import count_flops
 
     rows = []
     for name, times in seconds.items():

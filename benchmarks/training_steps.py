@@ -5,7 +5,7 @@ Importing this imports no backend: a command chooses it first.
 
 import types
 
-from bert_packed.config import OBJECTIVE_HEADS, family_of
+from bert_packed.architectures.registry import OBJECTIVE_HEADS, family_of
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.training.engines import make_engine
 
@@ -37,7 +37,7 @@ def device_options(model_config, max_seq_length):
 
 def kernel_options(model_config, max_seq_length, platform):
     """Options of a model that computes in the platform's fused kernels; {} where there are none."""
-    from bert_packed.models.kernels import choose_kernels
+    from bert_packed.kernels.choose import choose_kernels
 
     return choose_kernels("auto", model_config, max_seq_length, platform).options
 

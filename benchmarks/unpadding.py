@@ -23,7 +23,7 @@ from benchmarks.synthetic_data import (
 )
 from benchmarks.timing import ratios
 from benchmarks.training_steps import build_engine, stepping_through
-from bert_packed.config import load_model_config
+from bert_packed.architectures.registry import load_model_config
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, setting
 from bert_packed.packing.histogram import fold

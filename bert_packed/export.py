@@ -14,8 +14,8 @@ hf           config.json, model.safetensors and a model card, README.md. It open
              sentences. A fine-tuned model opens as BertForQuestionAnswering, BertForSequenceClassification or
              BertForTokenClassification, a Mamba as MambaForCausalLM or
              Mamba2ForCausalLM.
-keras        model.keras. Import bert_packed.models.modeling, for a fine-tuned model bert_packed.models.heads,
-             for a Mamba bert_packed.models.mamba or .mamba2. Then call keras.saving.load_model.
+keras        model.keras. Import bert_packed.architectures.bert.model, for a fine-tuned model bert_packed.architectures.bert.heads,
+             for a Mamba bert_packed.architectures.mamba.model or .mamba2. Then call keras.saving.load_model.
 saved_model  TensorFlow SavedModel of static shapes, with signatures `packed` and `unpacked`. It returns the
              logits of the heads that the model has.
 """

@@ -3,8 +3,8 @@
 import sys
 
 from bert_packed.core.command_line import run
-from bert_packed.finetuning import finetune
-from bert_packed.runs.finetuning_config import GlueConfig
+from bert_packed.tasks.config import GlueConfig
+from bert_packed.tasks.registry import finetune
 
 DESCRIPTION = """
 Fine-tunes a packed BERT on texts or pairs of texts. It learns the classes of CoLA, SST-2, MRPC, QQP, MNLI,

@@ -3,8 +3,8 @@
 import sys
 
 from bert_packed.core.command_line import run
-from bert_packed.finetuning import finetune
-from bert_packed.runs.finetuning_config import NerConfig
+from bert_packed.tasks.config import NerConfig
+from bert_packed.tasks.registry import finetune
 
 DESCRIPTION = """
 Fine-tunes a packed BERT to tag words, as named entities, and tags the words of a file.

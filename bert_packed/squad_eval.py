@@ -6,8 +6,8 @@ import sys
 from bert_packed.core.command_line import print_table, run
 from bert_packed.core.settings import InputError, check_settings, setting
 from bert_packed.core.storage import write_json
-from bert_packed.evaluation import squad_scores
-from bert_packed.tasks.squad import check_files, read_squad
+from bert_packed.tasks.squad import scores as squad_scores
+from bert_packed.tasks.squad.files import check_files, read_squad
 
 DESCRIPTION = """
 Scores predicted answers to SQuAD questions: exact match and F1 in percent.

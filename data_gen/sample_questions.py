@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from bert_packed.core.storage import write_whole
-from bert_packed.tasks.squad import read_squad
+from bert_packed.tasks.squad.files import read_squad
 from bert_packed.text import tokenization
 from data_gen.text.sample_corpus import read_sample_documents
 

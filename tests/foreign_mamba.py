@@ -6,7 +6,7 @@ import numpy as np
 from next_tokens import batch_of
 from safetensors.numpy import save_file
 
-from bert_packed.model_configs.mamba import MambaConfig
+from bert_packed.architectures.mamba.config import MambaConfig
 
 CONFIG = MambaConfig(
     vocab_size=31, hidden_size=12, num_hidden_layers=2, state_size=5, time_step_rank=3, use_bias=True

@@ -6,7 +6,7 @@ from packs import VOCAB_SIZE
 from reference import import_reference
 from reference_models import random_reference
 
-from bert_packed.model_configs.modern_bert import ModernBertConfig
+from bert_packed.architectures.modern_bert.config import ModernBertConfig
 
 # A local block between two global ones; packs of 24 tokens are five tiles of the window, the last cut short
 CONFIG = ModernBertConfig(

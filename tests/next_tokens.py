@@ -7,8 +7,8 @@ import dataclasses
 
 import numpy as np
 
-from bert_packed.model_configs.mamba import MambaConfig
-from bert_packed.model_configs.mamba2 import Mamba2Config
+from bert_packed.architectures.mamba.config import MambaConfig
+from bert_packed.architectures.mamba2.config import Mamba2Config
 from bert_packed.objectives.features import NEXT_TOKENS
 from bert_packed.records import tfrecords
 from bert_packed.records.example_bytes import serialize_examples

@@ -2,8 +2,8 @@
 
 from reference import import_reference
 
+from bert_packed.architectures.packed_model import build_model
 from bert_packed.checkpoints import starting_weights
-from bert_packed.models.packed_model import build_model
 from bert_packed.training.engines.engine import named_weights
 
 

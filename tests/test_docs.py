@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bert_packed.runs.finetuning_config import GlueConfig, NerConfig, SquadConfig
 from bert_packed.runs.pretraining_config import PretrainingConfig
+from bert_packed.tasks.config import GlueConfig, NerConfig, SquadConfig
 from docs import write_flags
 
 ROOT = Path(__file__).resolve().parent.parent

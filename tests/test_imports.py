@@ -17,14 +17,12 @@ ORDER = {
     "bert_packed.records": {"google_crc32c", "numpy", "google"},  # TensorFlow: by `core.quiet_import` alone
     "bert_packed.assembly": {"numpy", "jax", "torch"},  # a mask in the library of its ids
     "bert_packed.text": {"numpy", "tokenizers"},
-    "bert_packed.tasks": {"numpy"},
-    "bert_packed.model_configs": set(),
-    "bert_packed.config": set(),
-    "bert_packed.models": {"keras", "numpy", "jax", "tensorflow"},
+    "bert_packed.layers": {"keras", "numpy", "jax", "tensorflow"},
+    "bert_packed.architectures": {"keras", "numpy"},
+    "bert_packed.kernels": {"keras", "jax"},
     "bert_packed.parallel": {"keras", "numpy", "jax", "tensorflow"},
     "bert_packed.objectives": {"keras"},
     "bert_packed.data": {"numpy", "tensorflow", "tqdm"},
-    "bert_packed.torch": {"numpy", "torch"},
     "bert_packed.training": {
         "google",
         "keras",
@@ -37,8 +35,9 @@ ORDER = {
     },
     "bert_packed.checkpoints": {"keras", "numpy", "safetensors", "tensorflow", "tokenizers"},
     "bert_packed.runs": {"keras", "numpy"},
-    "bert_packed.evaluation": {"keras", "numpy", "scipy", "torch", "tqdm"},
-    "bert_packed.finetuning": {"numpy"},
+    "bert_packed.tasks": {"keras", "numpy", "scipy", "tqdm"},
+    "bert_packed.evaluation": {"keras", "numpy", "torch", "tqdm"},
+    "bert_packed.torch": {"numpy", "torch"},
     "data_gen.jobs": {"apache_beam", "tqdm"},
     "data_gen.text": {"numpy", "pyarrow", "sentencex", "tokenizers", "tqdm"},
     "data_gen": {"numpy", "matplotlib", "tqdm"},
@@ -67,15 +66,15 @@ HALVES = ("data_gen", "bert_packed")
 # alone, and `benchmarks`, these modules import one
 IMPORTS_A_BACKEND = {
     "bert_packed.assembly.block_attention_mask": {"jax"},
-    "bert_packed.models.cpu_gradients": {"jax", "tensorflow"},
-    "bert_packed.models.gpu_attention": {"jax"},
-    "bert_packed.models.gpu_scan": {"jax"},
-    "bert_packed.models.packed_attention": {"jax"},
-    "bert_packed.models.loops": {"jax", "tensorflow"},
-    "bert_packed.models.tpu_calls": {"jax"},
-    "bert_packed.models.tpu_convolution": {"jax"},
-    "bert_packed.models.tpu_duality": {"jax"},
-    "bert_packed.models.tpu_scan": {"jax"},
+    "bert_packed.layers.cpu_gradients": {"jax", "tensorflow"},
+    "bert_packed.kernels.gpu.attention": {"jax"},
+    "bert_packed.kernels.gpu.selective_scan": {"jax"},
+    "bert_packed.kernels.tpu.attention": {"jax"},
+    "bert_packed.layers.loops": {"jax", "tensorflow"},
+    "bert_packed.kernels.tpu.calls": {"jax"},
+    "bert_packed.kernels.tpu.convolution": {"jax"},
+    "bert_packed.kernels.tpu.duality": {"jax"},
+    "bert_packed.kernels.tpu.selective_scan": {"jax"},
     "bert_packed.data.batches": {"tensorflow"},
     "bert_packed.data.input_pipeline": {"tensorflow"},
     "bert_packed.training.absent_devices": {"jax"},
@@ -155,7 +154,7 @@ def test_imports_follow_the_order():
         if folder == "bert_packed.packing":  # usable alone
             allowed = {folder}
         if folder.startswith("data_gen"):  # neither half imports the other's upper layers
-            allowed -= set(order[order.index("bert_packed.model_configs") : order.index("data_gen.jobs")])
+            allowed -= set(order[order.index("bert_packed.layers") : order.index("data_gen.jobs")])
         against += [f"{module} imports {name}" for name in sorted(ours) if folder_of(name) not in allowed]
         against += [f"{module} imports {name}" for name in sorted(others - ORDER[folder])]
         against += [f"{module} imports a command" for name in ours if name in COMMANDS]

@@ -15,7 +15,7 @@ SOURCES = [*ROOT.glob("run_*.py"), *ROOT.glob("bert_packed/**/*.py"), *ROOT.glob
 TREES = {path: ast.parse(path.read_text()) for path in SOURCES}
 CONFIGS = {
     "bert_packed.runs.pretraining_config": ["PretrainingConfig"],
-    "bert_packed.runs.finetuning_config": ["SquadConfig", "GlueConfig", "NerConfig"],
+    "bert_packed.tasks.config": ["SquadConfig", "GlueConfig", "NerConfig"],
     "bert_packed.runs.export_config": ["ExportConfig"],
     "bert_packed.evaluation.checkpoint_audit": ["AuditConfig"],
     "bert_packed.squad_eval": ["EvalConfig"],

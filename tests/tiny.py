@@ -6,7 +6,7 @@ import json
 import numpy as np
 from packs import VOCAB_SIZE, random_packs, write_packs
 
-from bert_packed.model_configs.bert import ModelConfig
+from bert_packed.architectures.bert.config import ModelConfig
 
 MAX_SEQ_LENGTH = 24
 CONFIG = ModelConfig(

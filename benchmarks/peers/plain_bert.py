@@ -6,10 +6,10 @@ Legend: B rows per batch, S row length, D model width, P predictions per row, V 
 import keras
 from keras import ops
 
-from bert_packed.config import PRETRAINING
-from bert_packed.models.context import MASKED_SCORE
-from bert_packed.models.layers import MaskedLanguageModelHead, PackedEmbeddings, TransformerBlock
-from bert_packed.models.layout import dense
+from bert_packed.architectures.bert.layers import MaskedLanguageModelHead, PackedEmbeddings, TransformerBlock
+from bert_packed.architectures.registry import PRETRAINING
+from bert_packed.layers.context import MASKED_SCORE
+from bert_packed.layers.layout import dense
 from bert_packed.objectives.features import RECORDED
 from bert_packed.objectives.objective import Objective, nll_and_right
 

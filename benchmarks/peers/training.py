@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.peers import transformers_models
 from benchmarks.peers.process import PeerProcess
 from benchmarks.training_steps import first_head, objective_of
-from bert_packed.config import family_of
+from bert_packed.architectures.registry import family_of
 from bert_packed.core.settings import InputError
 
 LOSS_TOLERANCE = 1e-4  # float32 sums over a vocabulary, in another order

@@ -8,7 +8,7 @@ Legend: B rows per batch, S row length, n texts, D model width.
 
 import numpy as np
 
-from bert_packed.config import MASKED_LM, PRETRAINING
+from bert_packed.architectures.registry import MASKED_LM, PRETRAINING
 from bert_packed.core.settings import InputError
 from bert_packed.schema import CAUSAL_LM
 from data_gen.jobs.runners import num_cores

@@ -19,8 +19,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from bert_packed.checkpoints.tensor_names import check_floats, check_same_family
-from bert_packed.config import config_json, load_model_config
+from bert_packed.architectures.registry import config_json, load_model_config
+from bert_packed.architectures.tensor_names import check_floats, check_same_family
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.training.nonfinite import NotFiniteError, check_arrays

@@ -11,9 +11,15 @@ import keras
 import numpy as np
 
 from bert_packed import schema
+from bert_packed.architectures.registry import (
+    CLASSIFICATION,
+    FINETUNING_HEADS,
+    MASKED_LM,
+    PRETRAINING,
+    family_of,
+)
 from bert_packed.checkpoints.checkpoint import write_tensors
 from bert_packed.checkpoints.exported_tokenizer import write_tokenizer
-from bert_packed.config import CLASSIFICATION, FINETUNING_HEADS, MASKED_LM, PRETRAINING, family_of
 from bert_packed.core.settings import InputError
 from bert_packed.training.nonfinite import check_arrays
 

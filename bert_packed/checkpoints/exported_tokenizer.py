@@ -6,11 +6,10 @@ import shutil
 from tokenizers import decoders
 from tokenizers.processors import TemplateProcessing
 
-from bert_packed import schema
-from bert_packed.config import check_at_most, family_of
+from bert_packed.architectures.registry import check_at_most, family_of
 from bert_packed.core.settings import InputError
 from bert_packed.text import byte_bpe, tokenization
-from bert_packed.text.vocabularies import TOKENIZER_JSON, count_tokens, file_name
+from bert_packed.text.vocabularies import TOKENIZER_JSON, boundary_ids, count_tokens, file_name
 
 
 def check_vocabulary(vocab_file, config, argument="vocab_file"):
@@ -30,32 +29,6 @@ def check_form(vocab_file, config, argument="vocab_file"):
         raise InputError(
             f"`{argument}` must have one WordPiece a line for a {family.name}. Received: {vocab_file}."
         )
-
-
-def boundary_ids(vocab_file):
-    """Ids of the tokens that open and close a document, by transformers' names; None without vocabulary."""
-    ids = dict.fromkeys(("bos_token_id", "eos_token_id"))
-    if not vocab_file:
-        return ids
-    if file_name(vocab_file) == TOKENIZER_JSON:
-        found = byte_bpe.load(vocab_file)
-        return dict(zip(ids, (found.start_id, found.end_id), strict=True))
-    vocabulary = tokenization.load_vocab(vocab_file)
-    return dict(zip(ids, (vocabulary.cls_id, vocabulary.sep_id), strict=True))
-
-
-def encoder_ids(vocab_file):
-    """Ids of an encoder's special tokens, by transformers' names; None for those that are not known."""
-    ids = dict.fromkeys(f"{name}_token_id" for name in ("bos", "eos", "cls", "sep", "mask", "pad"))
-    if not vocab_file:
-        return ids
-    if file_name(vocab_file) == TOKENIZER_JSON:
-        found = byte_bpe.find_encoder_tokens(byte_bpe.load(vocab_file).tokenizer)
-    else:
-        vocabulary = tokenization.load_vocab(vocab_file)
-        found = vocabulary.cls_id, vocabulary.sep_id, vocabulary.mask_id, schema.PADDING_ID
-    # The first two, which open and close a sequence, have two names
-    return dict(zip(ids, (*found[:2], *found), strict=True)) if found else ids
 
 
 def write_tokenizer(folder, vocab_file, do_lower_case, max_length=None, ids=None):

@@ -3,15 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from bert_packed.checkpoints import checkpoint, pretrained_files
-from bert_packed.checkpoints.pretrained_files import (
-    GoogleCheckpoint,
-    HuggingFaceCheckpoint,
-    StoredTensors,
-    safetensors_shapes,
-)
-from bert_packed.checkpoints.tensor_names import check_same_family
-from bert_packed.config import (
+from bert_packed.architectures.registry import (
     FAMILIES,
     MASKED_LM,
     ablations,
@@ -19,6 +11,14 @@ from bert_packed.config import (
     check_heads,
     family_of,
     load_model_config,
+)
+from bert_packed.architectures.tensor_names import check_same_family
+from bert_packed.checkpoints import checkpoint, pretrained_files
+from bert_packed.checkpoints.pretrained_files import (
+    GoogleCheckpoint,
+    HuggingFaceCheckpoint,
+    StoredTensors,
+    safetensors_shapes,
 )
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import read_json, read_text

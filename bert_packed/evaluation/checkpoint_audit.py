@@ -2,8 +2,15 @@
 
 import dataclasses
 
+from bert_packed.architectures.registry import (
+    ATTENTIONS,
+    MASKED_LM,
+    WEIGHTINGS,
+    ablate,
+    ablations,
+    without_dropout,
+)
 from bert_packed.checkpoints.starting_weights import check_exists
-from bert_packed.config import ATTENTIONS, MASKED_LM, WEIGHTINGS, ablate, ablations, without_dropout
 from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError, check_settings, setting
 from bert_packed.records.inputs import find_files
@@ -53,7 +60,7 @@ def audit_checkpoint(config):
     from bert_packed.data import input_pipeline
     from bert_packed.data.batches import CheckedBatches
     from bert_packed.evaluation import carried_states, contamination, pack_coverage
-    from bert_packed.models.kernels import TILE, choose_kernels
+    from bert_packed.kernels.choose import TILE, choose_kernels
     from bert_packed.parallel.targets import devices_here
     from bert_packed.records import first_records
     from bert_packed.records.split_sequences import find_num_rows

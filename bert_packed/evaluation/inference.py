@@ -15,14 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from bert_packed import schema
+from bert_packed.architectures.registry import DTYPES, MASKED_LM
+from bert_packed.assembly.update_packs import assemble_filled, pack_all
 from bert_packed.checkpoints import starting_weights
-from bert_packed.config import DTYPES, MASKED_LM
 from bert_packed.core.settings import InputError
 from bert_packed.objectives.features import TOKENS
 from bert_packed.packing.arguments import check_choice
 from bert_packed.parallel.targets import devices_here
 from bert_packed.records.sequences import BERT_LAYOUT, make_sequences
-from bert_packed.tasks.update_packs import assemble_filled, pack_all
 from bert_packed.text.vocabularies import load_text_tokenizer
 from bert_packed.training.engines import choose_backend
 
@@ -136,9 +136,9 @@ def load_encoder(
     # Keras: not before the backend is chosen
     from keras import ops
 
+    from bert_packed.architectures.packed_model import build_model
     from bert_packed.checkpoints.exported_tokenizer import check_form
-    from bert_packed.models.kernels import choose_kernels
-    from bert_packed.models.packed_model import build_model
+    from bert_packed.kernels.choose import choose_kernels
     from bert_packed.runs.vocabulary import find_vocab, known_case, known_length
     from bert_packed.training.backend import check_memory, compiled
     from bert_packed.training.engines.engine import named_weights

@@ -10,7 +10,7 @@ import numpy as np
 from tqdm import tqdm
 
 from bert_packed.data.read_order import PackIndex
-from bert_packed.models.kernels import TILE
+from bert_packed.kernels.choose import TILE
 from bert_packed.records.examples import parse_examples
 from bert_packed.records.tfrecords import FRAME_BYTES, read_batches
 from bert_packed.schema import INPUT_MASK

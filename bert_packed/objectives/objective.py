@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from keras import ops
 
-from bert_packed.config import family_of
-from bert_packed.models import packed_model
+from bert_packed.architectures import packed_model
+from bert_packed.architectures.registry import family_of
 from bert_packed.objectives.features import Feature
 
 LARGEST_EXPONENT = 709  # whose power of e is a finite float

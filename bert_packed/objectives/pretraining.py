@@ -7,7 +7,7 @@ import functools
 
 from keras import ops
 
-from bert_packed.config import MASKED_LM, PRETRAINING
+from bert_packed.architectures.registry import MASKED_LM, PRETRAINING
 from bert_packed.objectives.features import MASKED_TOKENS, RECORDED
 from bert_packed.objectives.objective import Objective, count_sequences, nll_and_right
 

@@ -10,8 +10,8 @@ import keras
 from jax.sharding import PartitionSpec
 from keras import ops
 
-from bert_packed.models.dropout import RowDropout
-from bert_packed.models.layout import Layout, initializer
+from bert_packed.layers.dropout import RowDropout
+from bert_packed.layers.layout import Layout, initializer
 from bert_packed.parallel.mesh import on_blocks
 
 # Logit of padding: far below any other, and finite, as infinity times 0 is NaN

@@ -10,7 +10,7 @@ import math
 import os
 import re
 
-from bert_packed.config import FLOAT32, MIXED
+from bert_packed.architectures.registry import FLOAT32, MIXED
 from bert_packed.core.settings import InputError
 
 # As its driver gives it to XLA: NVIDIA H100 SXM5, 80 GB

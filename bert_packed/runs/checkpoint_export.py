@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from bert_packed.architectures.registry import TOKEN_CLASSIFICATION, ablations, check_at_most, family_of
 from bert_packed.checkpoints.starting_weights import check_exists
-from bert_packed.config import TOKEN_CLASSIFICATION, ablations, check_at_most, family_of
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import write_folder
 from bert_packed.runs.export_config import check_shapes
@@ -20,8 +20,8 @@ def export_checkpoint(config):
     check_backend(config, choose_backend())
     output = check_output(config.output_dir)
     # Keras: not for --help
+    from bert_packed.architectures.packed_model import build_model
     from bert_packed.checkpoints import export_formats, starting_weights
-    from bert_packed.models.packed_model import build_model
     from bert_packed.runs.model_card import read_audit, read_origin, write_model_card
     from bert_packed.runs.vocabulary import trained_length, with_run_vocabulary
     from bert_packed.training.backend import check_memory

@@ -3,8 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from bert_packed.checkpoints import checkpoint
-from bert_packed.config import (
+from bert_packed.architectures.registry import (
     CLASSIFICATION,
     MASKED_LM,
     PRETRAINING,
@@ -13,6 +12,7 @@ from bert_packed.config import (
     ablations,
     family_of,
 )
+from bert_packed.checkpoints import checkpoint
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import read_json
 from bert_packed.records.inputs import folder_of

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from bert_packed.config import FAMILIES, OBJECTIVE_HEADS, family_of
+from bert_packed.architectures.registry import FAMILIES, OBJECTIVE_HEADS, family_of
 from bert_packed.core.settings import InputError
 from bert_packed.objectives.next_tokens import next_token_objective
 from bert_packed.objectives.pretraining import masked_lm_objective, pretraining_objective

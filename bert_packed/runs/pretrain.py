@@ -57,7 +57,7 @@ def pretrain(config, prepare=None):
 
 def _run(config, backend, processes):
     # TensorFlow: not before the backend is chosen
-    from bert_packed.models.kernels import choose_kernels
+    from bert_packed.kernels.choose import choose_kernels
     from bert_packed.parallel.targets import devices_here
     from bert_packed.runs import pretraining, run_directory, vocabulary
     from bert_packed.runs.exports import check_export
@@ -131,8 +131,8 @@ def _run(config, backend, processes):
 
 def _evaluate(config, processes):
     """Evaluate the newest checkpoint of a run, or what it would start from."""
+    from bert_packed.architectures.registry import OBJECTIVE_HEADS
     from bert_packed.checkpoints import checkpoint, starting_weights
-    from bert_packed.config import OBJECTIVE_HEADS
     from bert_packed.runs import pretraining, run_directory
     from bert_packed.runs.pretraining_data import check_fits, model_config_of, read_eval_data
     from bert_packed.training.backend import out_of_memory_names

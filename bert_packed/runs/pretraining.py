@@ -7,16 +7,16 @@ import itertools
 
 import keras
 
+from bert_packed.architectures.packed_model import check_options
+from bert_packed.architectures.registry import AUTO, OBJECTIVE_HEADS
 from bert_packed.checkpoints import checkpoint, kept_optimizer, starting_weights
-from bert_packed.config import AUTO, OBJECTIVE_HEADS
 from bert_packed.core.settings import InputError
 from bert_packed.data import input_pipeline
 from bert_packed.data.batch_growth import GrowingBatches
 from bert_packed.data.batches import CheckedBatches, ReadAhead
 from bert_packed.data.dynamic_masking import MaskedBatches
 from bert_packed.data.process_shards import ProcessShard
-from bert_packed.models.kernels import choose_kernels
-from bert_packed.models.packed_model import check_options
+from bert_packed.kernels.choose import choose_kernels
 from bert_packed.parallel.processes import ALONE
 from bert_packed.parallel.replicas import check_shares, count_replicas, group_of, make_replicas
 from bert_packed.parallel.targets import devices_here

@@ -6,7 +6,13 @@ Names are google-research/bert's wherever it has one.
 import dataclasses
 import math
 
-from bert_packed.config import ATTENTIONS, MODEL_SIZES, WEIGHTINGS, ablation_fields, parse_ablation
+from bert_packed.architectures.registry import (
+    ATTENTIONS,
+    MODEL_SIZES,
+    WEIGHTINGS,
+    ablation_fields,
+    parse_ablation,
+)
 from bert_packed.core.settings import InputError, check_divides, check_settings, setting, variant
 from bert_packed.data.batch_growth import BatchGrowth
 from bert_packed.parallel.cluster import DISTRIBUTIONS

@@ -5,14 +5,14 @@ import functools
 import itertools
 import os
 
-from bert_packed.checkpoints.exported_tokenizer import check_form
-from bert_packed.config import (
+from bert_packed.architectures.registry import (
     ablate,
     check_at_most,
     load_model_config,
     override_context,
     override_dropout,
 )
+from bert_packed.checkpoints.exported_tokenizer import check_form
 from bert_packed.core.settings import InputError
 from bert_packed.data.batches import CheckedBatches
 from bert_packed.data.dynamic_masking import DynamicMasking

@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from bert_packed.config import AUTO, DTYPES, LEAST_EPSILON, MODEL_SIZES
+from bert_packed.architectures.base_config import DROPOUT_FIELDS
+from bert_packed.architectures.registry import AUTO, DTYPES, LEAST_EPSILON, MODEL_SIZES
 from bert_packed.core.settings import InputError, check_settings, setting
-from bert_packed.model_configs.base import DROPOUT_FIELDS
 
 # Headings in `--help`
 HEADINGS = DATA, MODEL, OBJECTIVE, MASKING, STEPS, OPTIMIZER, PREDICTION, MEMORY, LOGS, RUN = (

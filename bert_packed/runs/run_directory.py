@@ -9,6 +9,7 @@ import re
 import uuid
 from pathlib import Path
 
+from bert_packed.architectures.registry import AUTO
 from bert_packed.checkpoints.checkpoint import (
     DAMAGED,
     NAME,
@@ -16,7 +17,6 @@ from bert_packed.checkpoints.checkpoint import (
     list_checkpoints,
     set_aside,
 )
-from bert_packed.config import AUTO
 from bert_packed.core.command_line import to_flagfile
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import (
@@ -32,7 +32,7 @@ from bert_packed.core.storage import (
 from bert_packed.parallel.processes import ALONE
 from bert_packed.parallel.targets import devices_here
 from bert_packed.records.manifests import SCANS_NAME
-from bert_packed.tasks.glue import SERVER_NAMES
+from bert_packed.tasks.glue.files import SERVER_NAMES
 from bert_packed.training.nonfinite import NotFiniteError
 
 RUN_FILE = "run.json"

@@ -2,7 +2,7 @@
 
 import sys
 
-from bert_packed.config import ablations, family_of
+from bert_packed.architectures.registry import ablations, family_of
 from bert_packed.core.progress import count_of, describe_duration
 from bert_packed.runs.step_cost import count_full_steps, estimate_step_seconds
 from bert_packed.training.metrics_log import read_rows

@@ -5,8 +5,8 @@ import hashlib
 import json
 from pathlib import Path
 
+from bert_packed.architectures.registry import family_of, load_model_config
 from bert_packed.checkpoints import checkpoint
-from bert_packed.config import family_of, load_model_config
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256, is_file, open_file, read_json, write_json, write_whole
 from bert_packed.data.dynamic_masking import DynamicMasking

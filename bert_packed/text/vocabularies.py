@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+from bert_packed import schema
 from bert_packed.core.settings import InputError
 from bert_packed.text import byte_bpe, tokenization
 from bert_packed.text.byte_bpe import DocumentTokenizer
@@ -23,6 +24,32 @@ def count_tokens(path, argument="vocab_file"):
     if file_name(path) == TOKENIZER_JSON:
         return byte_bpe.load(path, argument).vocab_size
     return len(Path(path).read_bytes().rstrip(b"\r\n").splitlines())
+
+
+def boundary_ids(vocab_file):
+    """Ids of the tokens that open and close a document, by transformers' names; None without vocabulary."""
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id"))
+    if not vocab_file:
+        return ids
+    if file_name(vocab_file) == TOKENIZER_JSON:
+        found = byte_bpe.load(vocab_file)
+        return dict(zip(ids, (found.start_id, found.end_id), strict=True))
+    vocabulary = tokenization.load_vocab(vocab_file)
+    return dict(zip(ids, (vocabulary.cls_id, vocabulary.sep_id), strict=True))
+
+
+def encoder_ids(vocab_file):
+    """Ids of an encoder's special tokens, by transformers' names; None for those that are not known."""
+    ids = dict.fromkeys(f"{name}_token_id" for name in ("bos", "eos", "cls", "sep", "mask", "pad"))
+    if not vocab_file:
+        return ids
+    if file_name(vocab_file) == TOKENIZER_JSON:
+        found = byte_bpe.find_encoder_tokens(byte_bpe.load(vocab_file).tokenizer)
+    else:
+        vocabulary = tokenization.load_vocab(vocab_file)
+        found = vocabulary.cls_id, vocabulary.sep_id, vocabulary.mask_id, schema.PADDING_ID
+    # The first two, which open and close a sequence, have two names
+    return dict(zip(ids, (*found[:2], *found), strict=True)) if found else ids
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from bert_packed.config import config_json, load_model_config
+from bert_packed.architectures.registry import config_json, load_model_config
 from bert_packed.core.storage import write_json
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.schema import MLM

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 
-from bert_packed.config import ENCODER_SIZES, MODEL_SIZES
+from bert_packed.architectures.registry import ENCODER_SIZES, MODEL_SIZES
 from bert_packed.core.settings import InputError, check_settings, result_settings, setting
 from bert_packed.core.storage import check_local
 from bert_packed.packing.histogram import MAX_LENGTH

@@ -15,8 +15,8 @@ import contextlib
 import dataclasses
 import os
 
+from bert_packed.architectures.registry import MASKED_LM, family_of
 from bert_packed.checkpoints import starting_weights
-from bert_packed.config import MASKED_LM, family_of
 from bert_packed.core.command_line import parse, print_table, to_flagfile
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import exists, lock, make_folder, read_json, write_json, write_text

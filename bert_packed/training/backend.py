@@ -6,7 +6,7 @@ import os
 
 import keras
 
-from bert_packed.model_configs.base import BaseConfig
+from bert_packed.architectures.base_config import BaseConfig
 from bert_packed.parallel.targets import accelerator_of, devices_here
 
 TRAINING_COPIES = 3  # of the weights: they and the moments of an optimizer, of which each has two

@@ -25,11 +25,11 @@ from benchmarks.accelerator_steps import FUSED, PACKED, PADDED, UNPACKED, Model
 from benchmarks.peers import training
 from benchmarks.synthetic_data import sums_of_a_row, wikipedia_corpus
 from benchmarks.training_steps import first_head
-from bert_packed.config import FLOAT32, MIXED, PRETRAINING, family_of
+from bert_packed.architectures.bert.heads import count_flops
+from bert_packed.architectures.registry import FLOAT32, MIXED, PRETRAINING, family_of
 from bert_packed.core.settings import InputError
-from bert_packed.models import kernels
-from bert_packed.models.heads import count_flops
-from bert_packed.models.kernels import Kernels
+from bert_packed.kernels import choose as kernels
+from bert_packed.kernels.choose import Kernels
 from bert_packed.parallel.targets import ACCELERATORS, accelerator_of
 from bert_packed.training.step_report import StepProgram, search_largest
 

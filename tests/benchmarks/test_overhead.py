@@ -11,7 +11,7 @@ from tiny import CONFIG, write_data
 
 from benchmarks import mamba_operators, overhead
 from benchmarks.overhead import WITH, WITHOUT
-from bert_packed.config import config_json
+from bert_packed.architectures.registry import config_json
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import write_json
 from bert_packed.text import tokenization

@@ -13,10 +13,10 @@ from benchmarks import mamba_operators, packmamba
 from benchmarks.mamba_operators import BOTH, FORWARD, operator_inputs, operator_program
 from benchmarks.packmamba import PACKED, PADDED, SINGLE, PackMambaConfig, choose_packs, make_batches
 from benchmarks.padding_rates import draw_lengths, padding_rows
-from bert_packed.config import config_json
+from bert_packed.architectures.mamba.selective_scan import ssm_pack
+from bert_packed.architectures.registry import config_json
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import write_json
-from bert_packed.models.selective_scan import ssm_pack
 from bert_packed.packing.baselines import shuffled_lengths
 from bert_packed.packing.histogram import count_lengths
 from bert_packed.training.backend import gradient

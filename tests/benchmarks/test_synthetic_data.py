@@ -21,7 +21,7 @@ from benchmarks.synthetic_data import (
     wikipedia_histogram,
     write_sequences,
 )
-from bert_packed.config import load_model_config
+from bert_packed.architectures.registry import load_model_config
 from bert_packed.core.settings import InputError
 from bert_packed.objectives.next_tokens import next_token_objective
 from bert_packed.objectives.pretraining import pretraining_objective

@@ -10,14 +10,14 @@ from tiny import CONFIG, make_engine, write_data
 import run_pretraining
 import run_squad
 from bert_packed import audit, export, finetune_glue
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import QUESTION_ANSWERING, ablate
 from bert_packed.checkpoints import checkpoint, starting_weights
-from bert_packed.config import QUESTION_ANSWERING, ablate
 from bert_packed.core import command_line
 from bert_packed.core.settings import InputError
 from bert_packed.evaluation import contamination, inference
-from bert_packed.models.packed_model import build_model
-from bert_packed.runs.finetuning_config import GlueConfig, SquadConfig
 from bert_packed.runs.pretraining_config import PretrainingConfig
+from bert_packed.tasks.config import GlueConfig, SquadConfig
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.engines.engine import named_weights
 

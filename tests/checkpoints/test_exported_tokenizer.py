@@ -8,8 +8,9 @@ from reference import import_reference
 from tokenizers import Tokenizer
 from tokenizers.processors import ByteLevel, RobertaProcessing, Sequence, TemplateProcessing
 
-from bert_packed.checkpoints.exported_tokenizer import encoder_ids, write_tokenizer
+from bert_packed.checkpoints.exported_tokenizer import write_tokenizer
 from bert_packed.text import byte_bpe, tokenization
+from bert_packed.text.vocabularies import encoder_ids
 
 PIECES = [
     *("cafe", "café", "Café", "##s", "mask", "MASK", "cls", "[", "]", "the", "中", "文", "a", "##b", "!"),

@@ -17,9 +17,9 @@ from reference import import_reference
 from safetensors.numpy import load_file
 from tiny import CONFIG
 
-from bert_packed.checkpoints import checkpoint, export_formats, starting_weights
-from bert_packed.checkpoints.bert_names import tensor_names
-from bert_packed.config import (
+from bert_packed.architectures.bert.checkpoint_names import tensor_names
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import (
     CLASSIFICATION,
     FAMILIES,
     MASKED_LM,
@@ -27,8 +27,8 @@ from bert_packed.config import (
     QUESTION_ANSWERING,
     TOKEN_CLASSIFICATION,
 )
+from bert_packed.checkpoints import checkpoint, export_formats, starting_weights
 from bert_packed.core.settings import InputError
-from bert_packed.models.packed_model import build_model
 from bert_packed.training.engines.engine import named_weights
 from bert_packed.training.nonfinite import NotFiniteError
 

@@ -13,12 +13,13 @@ from reference import import_reference
 from reference_models import random_reference
 from safetensors.numpy import load_file
 
-from bert_packed.checkpoints import checkpoint, mamba2_names, starting_weights
-from bert_packed.config import MODEL_SIZES, load_model_config
+from bert_packed.architectures.mamba.config import MambaConfig
+from bert_packed.architectures.mamba2 import checkpoint_names as mamba2_names
+from bert_packed.architectures.mamba2.config import Mamba2Config
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import MODEL_SIZES, load_model_config
+from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.core.settings import InputError
-from bert_packed.model_configs.mamba import MambaConfig
-from bert_packed.model_configs.mamba2 import Mamba2Config
-from bert_packed.models.packed_model import build_model
 from bert_packed.schema import CAUSAL_LM
 from bert_packed.training.engines.engine import named_weights
 

@@ -12,10 +12,10 @@ from foreign_checkpoints import write_hugging_face as write_bert
 from foreign_mamba import CONFIG, make_tensors, write_hugging_face
 from safetensors.numpy import save_file
 
+from bert_packed.architectures.mamba.checkpoint_names import tensor_names
+from bert_packed.architectures.packed_model import build_model
 from bert_packed.checkpoints import checkpoint, starting_weights
-from bert_packed.checkpoints.mamba_names import tensor_names
 from bert_packed.core.settings import InputError
-from bert_packed.models.packed_model import build_model
 from bert_packed.schema import CAUSAL_LM
 from bert_packed.training.engines.engine import named_weights
 

@@ -16,13 +16,19 @@ from next_tokens import packed_and_unpacked as causal_packs
 from packs import packed_and_unpacked as masked_packs
 from tiny import CONFIG as BERT
 
+from bert_packed.architectures.modern_bert.config import ModernBertConfig
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import (
+    CLASSIFICATION,
+    FAMILIES,
+    family_of,
+    load_model_config,
+    model_type,
+)
 from bert_packed.checkpoints import starting_weights
 from bert_packed.checkpoints.export_formats import write_hugging_face
-from bert_packed.config import CLASSIFICATION, FAMILIES, family_of, load_model_config, model_type
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import write_json
-from bert_packed.model_configs.modern_bert import ModernBertConfig
-from bert_packed.models.packed_model import build_model
 from bert_packed.schema import CAUSAL_LM
 from bert_packed.training.engines.engine import named_weights
 

@@ -15,12 +15,12 @@ from reference_models import load_ours
 from safetensors.numpy import load_file
 
 from bert_packed import audit
+from bert_packed.architectures.modern_bert.checkpoint_names import tensor_names
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import MASKED_LM, MODEL_SIZES, ablate, config_json, load_model_config
 from bert_packed.checkpoints import checkpoint, starting_weights
-from bert_packed.checkpoints.modern_bert_names import tensor_names
-from bert_packed.config import MASKED_LM, MODEL_SIZES, ablate, config_json, load_model_config
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
-from bert_packed.models.packed_model import build_model
 from bert_packed.text import byte_bpe
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.engines.engine import named_weights

@@ -11,10 +11,16 @@ from finetuning_batches import packed_and_unpacked
 from modern_bert_models import CONFIG
 from reference import import_reference
 
+from bert_packed.architectures.modern_bert.checkpoint_names import tensor_names
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import (
+    CLASSIFICATION,
+    FAMILIES,
+    MASKED_LM,
+    QUESTION_ANSWERING,
+    TOKEN_CLASSIFICATION,
+)
 from bert_packed.checkpoints import checkpoint, starting_weights
-from bert_packed.checkpoints.modern_bert_names import tensor_names
-from bert_packed.config import CLASSIFICATION, FAMILIES, MASKED_LM, QUESTION_ANSWERING, TOKEN_CLASSIFICATION
-from bert_packed.models.packed_model import build_model
 from bert_packed.training.backend import compiled
 from bert_packed.training.engines.engine import named_weights
 

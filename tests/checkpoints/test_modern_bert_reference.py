@@ -10,9 +10,9 @@ from packs import batch_of, random_sequence
 from reference import import_reference
 from reference_models import load_ours
 
-from bert_packed.config import MASKED_LM
-from bert_packed.models import modern_bert
-from bert_packed.models.packed_model import build_model
+from bert_packed.architectures.modern_bert import model as modern_bert
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import MASKED_LM
 from bert_packed.objectives.pretraining import masked_lm_objective
 from bert_packed.training import engines
 from bert_packed.training.backend import compiled

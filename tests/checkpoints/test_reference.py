@@ -7,9 +7,9 @@ import pytest
 from packs import batch_of, random_sequence
 from reference import bleurt_folder, import_reference, minilm_folder, reference_minilm
 
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import PRETRAINING
 from bert_packed.checkpoints import pretrained_files, starting_weights
-from bert_packed.config import PRETRAINING
-from bert_packed.models.packed_model import build_model
 from bert_packed.training.engines.engine import named_weights
 
 LENGTHS = [[17, 40, 7], [64], [3, 30, 20, 10]]

@@ -12,8 +12,8 @@ from packs import VOCAB_SIZE
 from tiny import make_engine, write_data
 
 import run_pretraining
+from bert_packed.architectures.registry import PRETRAINING
 from bert_packed.checkpoints import checkpoint, pretrained_files, starting_weights
-from bert_packed.config import PRETRAINING
 from bert_packed.core import command_line
 from bert_packed.core.settings import InputError
 from bert_packed.runs.pretraining_config import PretrainingConfig

@@ -11,14 +11,14 @@ from packs import packed_and_unpacked, random_packs, write_packs
 from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine, replace_sums, write_data
 
 from bert_packed import audit
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import QUESTION_ANSWERING, ablate
 from bert_packed.checkpoints import checkpoint
-from bert_packed.config import QUESTION_ANSWERING, ablate
 from bert_packed.core.command_line import run
 from bert_packed.evaluation import contamination
 from bert_packed.evaluation.contamination import unpack_batch
-from bert_packed.models import context
-from bert_packed.models.context import PackContext
-from bert_packed.models.packed_model import build_model
+from bert_packed.layers import context
+from bert_packed.layers.context import PackContext
 from bert_packed.objectives.pretraining import pretraining_sums
 from bert_packed.training.engines.engine import named_weights
 

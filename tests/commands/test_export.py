@@ -12,11 +12,11 @@ from foreign_checkpoints import make_tensors, write_hugging_face
 from reference import import_reference
 from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
 
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import PRETRAINING, ablate
 from bert_packed.checkpoints import checkpoint, starting_weights
-from bert_packed.config import PRETRAINING, ablate
 from bert_packed.core.settings import InputError
 from bert_packed.export import ExportConfig
-from bert_packed.models.packed_model import build_model
 from bert_packed.runs import checkpoint_export
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.engines.engine import named_weights

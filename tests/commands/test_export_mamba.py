@@ -15,8 +15,8 @@ from foreign_mamba import CONFIG, MAX_SEQ_LENGTH, draw_sequences, make_batch, ma
 from reference import import_reference
 from safetensors.numpy import load_file
 
+from bert_packed.architectures.packed_model import build_model
 from bert_packed.checkpoints import checkpoint, starting_weights
-from bert_packed.models.packed_model import build_model
 from bert_packed.schema import CAUSAL_LM
 from bert_packed.text import byte_bpe
 from bert_packed.text.tokenization import SPECIAL_TOKENS

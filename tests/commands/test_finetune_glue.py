@@ -12,7 +12,7 @@ from tiny import CONFIG
 
 from bert_packed import finetune_glue
 from bert_packed.core.command_line import run
-from bert_packed.runs.finetuning_config import GlueConfig
+from bert_packed.tasks.config import GlueConfig
 from bert_packed.text import tokenization
 
 WORDS = ("good", "fine", "bad", "poor", "film", "play", "the", "a", "was", "very")

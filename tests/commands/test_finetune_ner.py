@@ -13,8 +13,8 @@ from tiny import CONFIG
 
 from bert_packed import finetune_ner
 from bert_packed.core.command_line import run
-from bert_packed.evaluation.entity_scores import score
-from bert_packed.runs.finetuning_config import NerConfig
+from bert_packed.tasks.config import NerConfig
+from bert_packed.tasks.ner.scores import score
 from bert_packed.text import tokenization
 
 WORDS = {"O": ("the", "a", "saw", "went", "to"), "PER": ("ada", "bob"), "LOC": ("rome", "york")}

@@ -14,10 +14,10 @@ from test_modern_bert_runs import run
 
 import run_squad
 from bert_packed import finetune_glue, finetune_ner
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import MASKED_LM, config_json
 from bert_packed.checkpoints import checkpoint
-from bert_packed.config import MASKED_LM, config_json
-from bert_packed.models.packed_model import build_model
-from bert_packed.runs.finetuning_config import GlueConfig, NerConfig, SquadConfig
+from bert_packed.tasks.config import GlueConfig, NerConfig, SquadConfig
 from bert_packed.text import byte_bpe
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.engines.engine import named_weights

@@ -15,13 +15,13 @@ from tiny import MAX_SEQ_LENGTH, write_data
 import run_pretraining
 import run_squad
 from bert_packed import audit
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import MASKED_LM, config_json
 from bert_packed.checkpoints import checkpoint, starting_weights
-from bert_packed.config import MASKED_LM, config_json
 from bert_packed.core import command_line
 from bert_packed.evaluation import inference
-from bert_packed.models.packed_model import build_model
-from bert_packed.runs.finetuning_config import SquadConfig
 from bert_packed.runs.pretraining_config import PretrainingConfig
+from bert_packed.tasks.config import SquadConfig
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.engines.engine import named_weights
 

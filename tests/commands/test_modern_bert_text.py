@@ -11,11 +11,11 @@ from modern_bert_models import CONFIG
 from reference import import_reference
 from test_modern_bert_runs import pretrain, run
 
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import MASKED_LM, config_json
 from bert_packed.checkpoints import checkpoint, starting_weights
-from bert_packed.config import MASKED_LM, config_json
 from bert_packed.core.settings import InputError
 from bert_packed.evaluation import inference
-from bert_packed.models.packed_model import build_model
 from bert_packed.text import byte_bpe
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.engines.engine import named_weights

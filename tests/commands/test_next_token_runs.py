@@ -13,12 +13,12 @@ from pretraining_command import read_rows, run
 from safetensors.numpy import load_file
 
 from bert_packed import audit, schema
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import config_json
 from bert_packed.checkpoints import checkpoint
-from bert_packed.config import config_json
 from bert_packed.core import command_line
 from bert_packed.evaluation import carried_states, contamination
 from bert_packed.evaluation.model_audit import Check
-from bert_packed.models.packed_model import build_model
 from bert_packed.schema import CAUSAL_LM
 from data_gen import pack_job
 from data_gen.pack_config import PackConfig

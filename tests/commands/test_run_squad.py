@@ -14,8 +14,8 @@ from tiny import CONFIG
 
 import run_squad
 from bert_packed.core.command_line import run
-from bert_packed.runs.finetuning_config import SquadConfig
-from bert_packed.tasks.squad import read_squad
+from bert_packed.tasks.config import SquadConfig
+from bert_packed.tasks.squad.files import read_squad
 from bert_packed.text import tokenization
 
 LENGTH = 48

@@ -7,9 +7,9 @@ from squad_files import CONTEXT, QUESTIONS, entry, write
 
 from bert_packed import squad_eval
 from bert_packed.core.command_line import run
-from bert_packed.evaluation import squad_scores
-from bert_packed.evaluation.squad_scores import exact_match, f1, normalize_answer, score
-from bert_packed.tasks.squad import Question, read_squad
+from bert_packed.tasks.squad import scores as squad_scores
+from bert_packed.tasks.squad.files import Question, read_squad
+from bert_packed.tasks.squad.scores import exact_match, f1, normalize_answer, score
 
 
 def question(identifier, *answers):

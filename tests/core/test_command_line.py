@@ -17,8 +17,8 @@ from interrupts import interruptible
 from bert_packed.core import command_line
 from bert_packed.core.quiet_import import import_quietly
 from bert_packed.core.settings import InputError, check_settings, parse_depth, setting
-from bert_packed.runs.finetuning_config import GlueConfig, NerConfig, SquadConfig
 from bert_packed.runs.pretraining_config import PretrainingConfig
+from bert_packed.tasks.config import GlueConfig, NerConfig, SquadConfig
 from data_gen import pack_tfrecords
 from data_gen.pack_config import PackConfig
 from data_gen.text.create_config import CreateConfig

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from bert_packed.assembly.packs import Packs
-from bert_packed.data.finetuning_batches import LabelledSequences, make_batch, predict, train_batches
+from bert_packed.assembly.update_packs import Updates, fit_predictions
 from bert_packed.records.sequences import BERT_LAYOUT, make_sequences, without_predictions
 from bert_packed.schema import PackSpec
-from bert_packed.tasks.update_packs import Updates, fit_predictions
+from bert_packed.tasks.batches import LabelledSequences, make_batch, predict, train_batches
 
 SPEC = PackSpec(8, 3, 1)
 TOKENS = [[2, 7, 4, 3], [2, 9, 3], [2, 8, 8, 8, 3]]

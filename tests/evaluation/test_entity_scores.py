@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from bert_packed.evaluation.entity_scores import find_entities, is_iob, score
+from bert_packed.tasks.ner.scores import find_entities, is_iob, score
 
 TAGS = ("O", "B-X", "I-X", "B-Y", "I-Y")
 

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bert_packed.evaluation import glue_predictions
 from bert_packed.records.sequences import BERT_LAYOUT, make_sequences
-from bert_packed.runs import finetuning
-from bert_packed.tasks.glue import TASKS, GlueTexts
+from bert_packed.tasks import run as finetuning
+from bert_packed.tasks.glue import predictions as glue_predictions
+from bert_packed.tasks.glue.files import TASKS, GlueTexts
 
 LOGITS = {  # of two examples of dev, then of three that the server asks
     "RTE": [[2, 1], [0, 3], [1, 2], [5, 4], [0, 1]],

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from packs import VOCAB_SIZE, random_sequence, write_packs
 
+from bert_packed.architectures.bert.config import ModelConfig
 from bert_packed.data.batches import CheckedBatches
 from bert_packed.data.input_pipeline import chosen_packs, eval_batches
 from bert_packed.evaluation import contamination
@@ -13,7 +14,6 @@ from bert_packed.evaluation.pack_coverage import (
     describe_places,
     show_boundaries,
 )
-from bert_packed.model_configs.bert import ModelConfig
 from bert_packed.schema import PackSpec
 
 SPEC = PackSpec(160, 4, 60)

@@ -12,10 +12,10 @@ from exports import run_export
 from modern_bert_models import CONFIG as MODERN_BERT
 from reference import import_reference
 
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import MASKED_LM
 from bert_packed.checkpoints import checkpoint
-from bert_packed.config import MASKED_LM
 from bert_packed.evaluation import inference
-from bert_packed.models.packed_model import build_model
 from bert_packed.text import byte_bpe
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.engines.engine import named_weights

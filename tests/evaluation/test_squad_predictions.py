@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from squad_files import TOKENIZER, VOCABULARY, entry, write
 
-from bert_packed.evaluation import squad_predictions
-from bert_packed.evaluation.squad_predictions import best_spans, extract
-from bert_packed.tasks.squad import read_squad
-from bert_packed.tasks.squad_windows import Window, make_windows
+from bert_packed.tasks.squad import predictions as squad_predictions
+from bert_packed.tasks.squad.files import read_squad
+from bert_packed.tasks.squad.predictions import best_spans, extract
+from bert_packed.tasks.squad.windows import Window, make_windows
 
 
 def read(tmp_path, context, *entries, length=64, stride=32):

@@ -18,21 +18,22 @@ from tiny import MAX_SEQ_LENGTH, write_data
 
 import run_pretraining
 import run_squad
-from bert_packed import audit, config
+from bert_packed import audit
+from bert_packed.architectures import registry as config
+from bert_packed.architectures.base_config import BaseConfig
+from bert_packed.architectures.packed_model import PackedModel, build_model
+from bert_packed.architectures.registry import MASKED_LM, ModelFamily, load_model_config
+from bert_packed.architectures.tensor_names import CheckpointNames, TensorName
 from bert_packed.checkpoints import checkpoint, starting_weights
-from bert_packed.checkpoints.tensor_names import CheckpointNames, TensorName
-from bert_packed.config import MASKED_LM, ModelFamily, load_model_config
 from bert_packed.core import command_line
 from bert_packed.core.settings import InputError, check_settings, setting
 from bert_packed.evaluation import inference
-from bert_packed.model_configs.base import BaseConfig
-from bert_packed.models.context import PackContext
-from bert_packed.models.cpu_gradients import Linear
-from bert_packed.models.layers import gather_tokens
-from bert_packed.models.packed_model import PackedModel, build_model
-from bert_packed.models.rematerialisation import rematerialised
-from bert_packed.runs.finetuning_config import SquadConfig
+from bert_packed.layers.context import PackContext
+from bert_packed.layers.cpu_gradients import Linear
+from bert_packed.layers.rematerialisation import rematerialised
+from bert_packed.layers.transformer import gather_tokens
 from bert_packed.runs.pretraining_config import PretrainingConfig
+from bert_packed.tasks.config import SquadConfig
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.engines.engine import named_weights
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from bert_packed.models.causal_convolution import conv1d_pack
+from bert_packed.layers.causal_convolution import conv1d_pack
 from bert_packed.training.backend import gradient
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.usefixtures("uncompiled")]

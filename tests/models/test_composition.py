@@ -9,7 +9,9 @@ from keras import ops
 from packs import packed_and_unpacked
 from tiny import CONFIG, make_engine, to_floats
 
-from bert_packed.config import (
+from bert_packed.architectures.bert.layers import TransformerBlock, layer_norm
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import (
     CLASSIFICATION,
     MASKED_LM,
     PRETRAINING,
@@ -17,12 +19,10 @@ from bert_packed.config import (
     TOKEN_CLASSIFICATION,
     ablate,
 )
-from bert_packed.models import context
-from bert_packed.models.context import PackContext
-from bert_packed.models.dropout import Dropout
-from bert_packed.models.layers import TransformerBlock, layer_norm
-from bert_packed.models.layout import Layout, dense
-from bert_packed.models.packed_model import build_model
+from bert_packed.layers import context
+from bert_packed.layers.context import PackContext
+from bert_packed.layers.dropout import Dropout
+from bert_packed.layers.layout import Layout, dense
 
 pytestmark = pytest.mark.both_backends
 WITH_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)

@@ -18,7 +18,8 @@ from jax import numpy as jnp  # noqa: E402
 from jax.experimental import pallas  # noqa: E402
 
 from bert_packed.evaluation import contamination  # noqa: E402
-from bert_packed.models import causal_convolution, tpu_convolution  # noqa: E402
+from bert_packed.kernels.tpu import convolution as tpu_convolution  # noqa: E402
+from bert_packed.layers import causal_convolution  # noqa: E402
 
 pytestmark = [
     pytest.mark.both_backends,

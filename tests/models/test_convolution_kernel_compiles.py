@@ -10,7 +10,8 @@ jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 pytest.importorskip("libtpu", reason="pip install -e '.[aot]'")
 from compiled_kernels import KERNEL, compile_operator  # noqa: E402
 
-from bert_packed.models import causal_convolution, tpu_convolution  # noqa: E402
+from bert_packed.kernels.tpu import convolution as tpu_convolution  # noqa: E402
+from bert_packed.layers import causal_convolution  # noqa: E402
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
 

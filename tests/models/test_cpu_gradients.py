@@ -10,8 +10,8 @@ import pytest
 from packs import packed_and_unpacked
 from tiny import SHALLOW, make_engine
 
-from bert_packed.models import cpu_gradients
-from bert_packed.models.cpu_gradients import (
+from bert_packed.layers import cpu_gradients
+from bert_packed.layers.cpu_gradients import (
     Linear,
     attention_scores,
     gradients_for_cpus,

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from bert_packed.models.dropout import Dropout, is_kept, keep_mask, mix32, packs_from
+from bert_packed.layers.dropout import Dropout, is_kept, keep_mask, mix32, packs_from
 from bert_packed.training.backend import compiled
 
 pytestmark = pytest.mark.both_backends  # the formula's test on each: they drop the same units

@@ -31,7 +31,7 @@ from jax import numpy as jnp  # noqa: E402
 from jax.experimental import pallas  # noqa: E402
 
 from bert_packed.evaluation import contamination  # noqa: E402
-from bert_packed.models import tpu_duality  # noqa: E402
+from bert_packed.kernels.tpu import duality as tpu_duality  # noqa: E402
 
 pytestmark = [
     pytest.mark.both_backends,

@@ -12,7 +12,8 @@ jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 pytest.importorskip("libtpu", reason="pip install -e '.[aot]'")
 from compiled_kernels import KERNEL, compile_operator  # noqa: E402
 
-from bert_packed.models import state_space_duality, tpu_duality  # noqa: E402
+from bert_packed.architectures.mamba2 import state_space_duality  # noqa: E402
+from bert_packed.kernels.tpu import duality as tpu_duality  # noqa: E402
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
 

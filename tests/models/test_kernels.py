@@ -13,20 +13,23 @@ from packs import random_packs, write_packs
 from tiny import CONFIG, make_engine
 
 from bert_packed import audit
+from bert_packed.architectures.bert.layers import SelfAttention
+from bert_packed.architectures.packed_model import check_options
 from bert_packed.checkpoints import checkpoint
 from bert_packed.core import command_line
 from bert_packed.core.settings import InputError
 from bert_packed.evaluation import pack_coverage
-from bert_packed.models import kernels
-from bert_packed.models.context import PackContext
-from bert_packed.models.layers import SelfAttention
-from bert_packed.models.packed_model import check_options
+from bert_packed.kernels import choose as kernels
+from bert_packed.layers.context import PackContext
 from bert_packed.parallel import targets
 
 jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 from jax.experimental import pallas  # noqa: E402
 
-from bert_packed.models import gpu_attention, gpu_scan, tpu_duality, tpu_scan  # noqa: E402
+from bert_packed.kernels.gpu import attention as gpu_attention  # noqa: E402
+from bert_packed.kernels.gpu import selective_scan as gpu_scan  # noqa: E402
+from bert_packed.kernels.tpu import duality as tpu_duality  # noqa: E402
+from bert_packed.kernels.tpu import selective_scan as tpu_scan  # noqa: E402
 
 needs_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
 
@@ -44,7 +47,7 @@ def dense_attention(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS):
 
 def interpret(monkeypatch):
     """Let the kernel for GPUs run as plain JAX on this machine, in fewer steps than there."""
-    from bert_packed.models import gpu_attention  # needs JAX
+    from bert_packed.kernels.gpu import attention as gpu_attention  # needs JAX
 
     monkeypatch.setattr(gpu_attention, "TILES", dict.fromkeys(gpu_attention.TILES, 128))
     monkeypatch.setattr(pallas, "pallas_call", functools.partial(pallas.pallas_call, interpret=True))

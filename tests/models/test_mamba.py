@@ -12,11 +12,12 @@ import pytest
 from keras import ops
 from next_tokens import CONFIG, MAMBA2, batch_of, packed_and_unpacked, random_packs
 
-from bert_packed.config import family_of
+from bert_packed.architectures.mamba import model as mamba
+from bert_packed.architectures.mamba2 import model as mamba2
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import family_of
 from bert_packed.core.settings import InputError
 from bert_packed.evaluation import contamination
-from bert_packed.models import mamba, mamba2
-from bert_packed.models.packed_model import build_model
 from bert_packed.schema import CAUSAL_LM
 from bert_packed.training.backend import gradient
 

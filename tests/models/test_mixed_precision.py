@@ -6,8 +6,8 @@ import pytest
 from packs import VOCAB_SIZE, packed_and_unpacked
 from tiny import CONFIG, to_floats
 
-from bert_packed.config import FINETUNING_HEADS, PRETRAINING
-from bert_packed.models.packed_model import build_model
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import FINETUNING_HEADS, PRETRAINING
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.training.engines import make_engine
 from bert_packed.training.engines.engine import named_weights

@@ -15,16 +15,16 @@ from keras import ops
 from modern_bert_models import CONFIG
 from packs import packed_and_unpacked
 
-from bert_packed.config import MASKED_LM, MODEL_SIZES
+from bert_packed.architectures.modern_bert import model as modern_bert
+from bert_packed.architectures.modern_bert.config import FULL_ATTENTION
+from bert_packed.architectures.modern_bert.local_attention import attend_in_window
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import MASKED_LM, MODEL_SIZES
 from bert_packed.core.settings import InputError
-from bert_packed.model_configs.modern_bert import FULL_ATTENTION
-from bert_packed.models import modern_bert
-from bert_packed.models.context import PackContext
-from bert_packed.models.cpu_gradients import gradients_for_cpus, has_gradients_for_cpus
-from bert_packed.models.dropout import Dropout, packs_from
-from bert_packed.models.local_attention import attend_in_window
-from bert_packed.models.packed_model import build_model
-from bert_packed.models.rematerialisation import find_dropouts
+from bert_packed.layers.context import PackContext
+from bert_packed.layers.cpu_gradients import gradients_for_cpus, has_gradients_for_cpus
+from bert_packed.layers.dropout import Dropout, packs_from
+from bert_packed.layers.rematerialisation import find_dropouts
 from bert_packed.objectives.pretraining import masked_lm_objective
 from bert_packed.training import engines
 from bert_packed.training.backend import compiled, gradient

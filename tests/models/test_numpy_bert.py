@@ -12,15 +12,15 @@ from packs import packed_and_unpacked
 from scipy.special import erf, softmax
 from tiny import CONFIG
 
-from bert_packed.config import (
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import (
     CLASSIFICATION,
     MASKED_LM,
     PRETRAINING,
     QUESTION_ANSWERING,
     TOKEN_CLASSIFICATION,
 )
-from bert_packed.models.dropout import Dropout, keep_mask
-from bert_packed.models.packed_model import build_model
+from bert_packed.layers.dropout import Dropout, keep_mask
 from bert_packed.training.engines.engine import named_weights
 
 pytestmark = pytest.mark.both_backends

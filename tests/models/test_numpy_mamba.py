@@ -10,7 +10,7 @@ import pytest
 from next_tokens import CONFIG, packed_and_unpacked
 from scipy.special import expit
 
-from bert_packed.models.packed_model import build_model
+from bert_packed.architectures.packed_model import build_model
 from bert_packed.schema import CAUSAL_LM
 from bert_packed.training.engines.engine import named_weights
 

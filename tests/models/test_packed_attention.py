@@ -9,13 +9,14 @@ import pytest
 from packs import packed_and_unpacked
 from tiny import CONFIG, make_engine
 
-from bert_packed.models.dropout import Dropout, keep_mask, packs_from
+from bert_packed.layers.dropout import Dropout, keep_mask, packs_from
 
 jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 from jax import numpy as jnp  # noqa: E402
 from jax.experimental import pallas  # noqa: E402
 
-from bert_packed.models import gpu_attention, packed_attention  # noqa: E402
+from bert_packed.kernels.gpu import attention as gpu_attention  # noqa: E402
+from bert_packed.kernels.tpu import attention as packed_attention  # noqa: E402
 
 pytestmark = [
     pytest.mark.both_backends,

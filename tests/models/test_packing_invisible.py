@@ -9,9 +9,9 @@ from keras import ops
 from packs import VOCAB_SIZE, packed_and_unpacked
 from tiny import CONFIG, make_engine, to_floats
 
-from bert_packed.config import PRETRAINING
-from bert_packed.models.context import PackContext
-from bert_packed.models.packed_model import build_model
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import PRETRAINING
+from bert_packed.layers.context import PackContext
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.training.backend import gradient
 

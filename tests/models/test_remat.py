@@ -9,10 +9,10 @@ import pytest
 from packs import packed_and_unpacked
 from tiny import CONFIG, to_floats
 
-from bert_packed.config import PRETRAINING
-from bert_packed.models.context import PackContext
-from bert_packed.models.packed_model import build_model
-from bert_packed.models.rematerialisation import run_rematerialised
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import PRETRAINING
+from bert_packed.layers.context import PackContext
+from bert_packed.layers.rematerialisation import run_rematerialised
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.training.engines import make_engine
 from bert_packed.training.optimization import Lamb

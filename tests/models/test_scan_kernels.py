@@ -16,8 +16,10 @@ jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 from jax import numpy as jnp  # noqa: E402
 from jax.experimental import pallas  # noqa: E402
 
+from bert_packed.architectures.mamba import selective_scan  # noqa: E402
 from bert_packed.evaluation import contamination  # noqa: E402
-from bert_packed.models import gpu_scan, selective_scan, tpu_scan  # noqa: E402
+from bert_packed.kernels.gpu import selective_scan as gpu_scan  # noqa: E402
+from bert_packed.kernels.tpu import selective_scan as tpu_scan  # noqa: E402
 
 pytestmark = [
     pytest.mark.both_backends,

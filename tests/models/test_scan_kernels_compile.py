@@ -12,7 +12,9 @@ jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 pytest.importorskip("libtpu", reason="pip install -e '.[aot]'")
 from compiled_kernels import KERNEL, compile_operator  # noqa: E402
 
-from bert_packed.models import gpu_scan, selective_scan, tpu_scan  # noqa: E402
+from bert_packed.architectures.mamba import selective_scan  # noqa: E402
+from bert_packed.kernels.gpu import selective_scan as gpu_scan  # noqa: E402
+from bert_packed.kernels.tpu import selective_scan as tpu_scan  # noqa: E402
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
 GPU_KERNEL = 'custom_call_target="__gpu$xla.gpu.triton"'

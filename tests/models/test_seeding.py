@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 from tiny import CONFIG
 
-from bert_packed.config import PRETRAINING
-from bert_packed.models.modeling import PackedBertForPretraining
-from bert_packed.models.packed_model import build_model, seeded
+from bert_packed.architectures.bert.model import PackedBertForPretraining
+from bert_packed.architectures.packed_model import build_model, seeded
+from bert_packed.architectures.registry import PRETRAINING
 
 pytestmark = pytest.mark.both_backends
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from bert_packed.models.selective_scan import ssm_pack
+from bert_packed.architectures.mamba.selective_scan import ssm_pack
 from bert_packed.training.backend import gradient
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.usefixtures("uncompiled")]

@@ -12,11 +12,12 @@ import pytest
 from keras import ops
 from next_tokens import MAMBA2, make_engine, packed_and_unpacked
 
+from bert_packed.architectures.mamba.selective_scan import ssm_pack
+from bert_packed.architectures.mamba2 import model as mamba2
+from bert_packed.architectures.mamba2 import state_space_duality
+from bert_packed.architectures.mamba2.state_space_duality import ssd_pack
 from bert_packed.evaluation import contamination
-from bert_packed.models import mamba2, state_space_duality
-from bert_packed.models.causal_convolution import conv1d_pack
-from bert_packed.models.selective_scan import ssm_pack
-from bert_packed.models.state_space_duality import ssd_pack
+from bert_packed.layers.causal_convolution import conv1d_pack
 from bert_packed.training.backend import compiled, gradient
 
 pytestmark = pytest.mark.both_backends

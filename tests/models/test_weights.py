@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 from keras import ops
 
-from bert_packed.config import (
+from bert_packed.architectures.bert.config import ModelConfig
+from bert_packed.architectures.mamba.config import MambaConfig
+from bert_packed.architectures.mamba2.config import Mamba2Config
+from bert_packed.architectures.modern_bert.config import ModernBertConfig
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import (
     CLASSIFICATION,
     FAMILIES,
     MASKED_LM,
@@ -15,11 +20,6 @@ from bert_packed.config import (
     TOKEN_CLASSIFICATION,
     model_type,
 )
-from bert_packed.model_configs.bert import ModelConfig
-from bert_packed.model_configs.mamba import MambaConfig
-from bert_packed.model_configs.mamba2 import Mamba2Config
-from bert_packed.model_configs.modern_bert import ModernBertConfig
-from bert_packed.models.packed_model import build_model
 from bert_packed.schema import CAUSAL_LM
 from bert_packed.training.engines.engine import named_weights
 from bert_packed.training.optimization import EXCLUDED_FROM_DECAY, AdamWeightDecay

@@ -11,10 +11,10 @@ from keras import ops
 from modern_bert_models import CONFIG as MODERN_BERT
 from tiny import CONFIG, replace_sums, to_floats
 
-from bert_packed.config import ablate
+from bert_packed.architectures.registry import ablate
 from bert_packed.evaluation import contamination
 from bert_packed.evaluation.contamination import unpack_batch
-from bert_packed.objectives.finetuning import (
+from bert_packed.tasks.objectives import (
     answer_sums,
     answers_objective,
     classes_objective,

@@ -12,14 +12,14 @@ from packs import VOCAB_SIZE, packed_and_unpacked
 from scipy.special import log_softmax, softmax
 from tiny import to_floats
 
-from bert_packed.objectives.finetuning import (
+from bert_packed.objectives.objective import add_sums, nll_and_right
+from bert_packed.objectives.pretraining import masked_lm_objective, prediction_weights, pretraining_objective
+from bert_packed.tasks.objectives import (
     answers_objective,
     classes_objective,
     numbers_objective,
     tags_objective,
 )
-from bert_packed.objectives.objective import add_sums, nll_and_right
-from bert_packed.objectives.pretraining import masked_lm_objective, prediction_weights, pretraining_objective
 from bert_packed.training import engines
 from bert_packed.training.backend import gradient
 

@@ -17,18 +17,18 @@ from packs import packed_and_unpacked
 from scipy.special import log_softmax
 from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine, to_floats, write_data
 
+from bert_packed.architectures.bert.layers import layer_norm
+from bert_packed.architectures.bert.model import PackedBert
+from bert_packed.architectures.packed_model import build_seeded
 from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.core.settings import InputError
 from bert_packed.data.batches import CheckedBatches
 from bert_packed.data.input_pipeline import eval_batches, train_batches
 from bert_packed.data.read_order import index_files
 from bert_packed.evaluation import contamination
-from bert_packed.models.context import PackContext
-from bert_packed.models.dropout import Dropout
-from bert_packed.models.layers import layer_norm
-from bert_packed.models.layout import dense
-from bert_packed.models.modeling import PackedBert
-from bert_packed.models.packed_model import build_seeded
+from bert_packed.layers.context import PackContext
+from bert_packed.layers.dropout import Dropout
+from bert_packed.layers.layout import dense
 from bert_packed.objectives.features import SEQUENCES
 from bert_packed.objectives.objective import Objective, count_sequences, nll_and_right
 from bert_packed.schema import PackSpec

@@ -8,9 +8,9 @@ import pytest
 from layouts import CLIP, WIDE, WITH_DROPOUT, batch_at, make_devices, make_engine, needs_jax, train, values_of
 from tiny import Trained, to_floats
 
-from bert_packed.models import layers
-from bert_packed.models.cpu_gradients import has_gradients_for_cpus
-from bert_packed.models.dropout import is_kept
+from bert_packed.architectures.bert import layers
+from bert_packed.layers.cpu_gradients import has_gradients_for_cpus
+from bert_packed.layers.dropout import is_kept
 from bert_packed.objectives.pretraining import masked_lm_objective
 from bert_packed.training.optimization import StableAdamW
 from bert_packed.training.program_text import find_collectives, read_module

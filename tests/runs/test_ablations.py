@@ -8,13 +8,13 @@ from packs import packed_and_unpacked
 from tiny import CONFIG, make_engine, to_floats, write_data
 
 import run_pretraining
+from bert_packed.architectures.bert.config import ModelConfig
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import ABLATIONS, PRETRAINING, ablate, ablations
 from bert_packed.checkpoints import starting_weights
-from bert_packed.config import ABLATIONS, PRETRAINING, ablate, ablations
 from bert_packed.core import command_line
 from bert_packed.core.settings import InputError
 from bert_packed.evaluation import contamination
-from bert_packed.model_configs.bert import ModelConfig
-from bert_packed.models.packed_model import build_model
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.runs.pretraining_config import PretrainingConfig
 

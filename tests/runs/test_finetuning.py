@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from keras import ops
 
+from bert_packed.architectures.bert.config import ModelConfig
 from bert_packed.core.settings import InputError
-from bert_packed.model_configs.bert import ModelConfig
 from bert_packed.records.sequences import BERT_LAYOUT
 from bert_packed.records.sequences import make_sequences as make_columns
-from bert_packed.runs import finetuning
-from bert_packed.runs.finetuning_config import FinetuneConfig, GlueConfig, NerConfig, SquadConfig
+from bert_packed.tasks import run as finetuning
+from bert_packed.tasks.config import FinetuneConfig, GlueConfig, NerConfig, SquadConfig
 
 pytestmark = pytest.mark.both_backends
 LENGTHS = [5, 12, 2, 3, 7, 1, 4]

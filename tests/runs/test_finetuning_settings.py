@@ -14,15 +14,18 @@ from tiny import CONFIG
 
 import run_squad
 from bert_packed import finetune_glue, finetune_ner
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import QUESTION_ANSWERING
 from bert_packed.checkpoints import checkpoint
-from bert_packed.config import QUESTION_ANSWERING
-from bert_packed.evaluation import glue_predictions, squad_predictions
-from bert_packed.finetuning import glue as glue_finetuning
-from bert_packed.finetuning import ner as ner_finetuning
-from bert_packed.models.packed_model import build_model
-from bert_packed.runs import finetuning
-from bert_packed.runs.finetuning_config import GlueConfig, NerConfig, SquadConfig
-from bert_packed.tasks import glue, squad, squad_windows
+from bert_packed.tasks import run as finetuning
+from bert_packed.tasks.config import GlueConfig, NerConfig, SquadConfig
+from bert_packed.tasks.glue import files as glue
+from bert_packed.tasks.glue import predictions as glue_predictions
+from bert_packed.tasks.glue import task as glue_finetuning
+from bert_packed.tasks.ner import task as ner_finetuning
+from bert_packed.tasks.squad import files as squad
+from bert_packed.tasks.squad import predictions as squad_predictions
+from bert_packed.tasks.squad import windows as squad_windows
 from bert_packed.text import tokenization
 from bert_packed.training import loop
 from bert_packed.training.engines.engine import named_weights

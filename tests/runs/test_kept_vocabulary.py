@@ -11,7 +11,7 @@ from tiny import CONFIG
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256
 from bert_packed.runs import vocabulary
-from bert_packed.runs.finetuning_config import FinetuneConfig
+from bert_packed.tasks.config import FinetuneConfig
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 
 pytestmark = pytest.mark.usefixtures("uncompiled_file")

@@ -7,7 +7,7 @@ import pytest
 from exports import sections
 from tiny import CONFIG, make_engine
 
-from bert_packed.config import ablate
+from bert_packed.architectures.registry import ablate
 from bert_packed.core.settings import InputError
 from bert_packed.runs.model_card import read_audit, read_origin, write_model_card
 

@@ -9,7 +9,7 @@ import math
 
 import pytest
 
-from bert_packed import config
+from bert_packed.architectures import registry as config
 from bert_packed.core.settings import InputError
 
 SIMPLE = [None, True, False, 0, -1, 1, 3, 0.5, 1e300, math.nan, math.inf, 2**40, 10**400, "x", [], {}, [[{}]]]

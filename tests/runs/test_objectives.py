@@ -4,7 +4,7 @@ import next_tokens
 import pytest
 from tiny import CONFIG
 
-from bert_packed.config import OBJECTIVE_HEADS
+from bert_packed.architectures.registry import OBJECTIVE_HEADS
 from bert_packed.core.settings import InputError
 from bert_packed.runs.objectives import choose_objective
 from bert_packed.runs.pretraining_config import PretrainingConfig

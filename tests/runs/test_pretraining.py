@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tiny import write_data
 
+from bert_packed.architectures.registry import load_model_config
 from bert_packed.checkpoints import checkpoint
-from bert_packed.config import load_model_config
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.parallel.processes import Alone

@@ -15,9 +15,9 @@ from recorded_calls import arguments, other_run, run
 from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
 
 import run_pretraining
+from bert_packed.architectures.bert.heads import count_flops
+from bert_packed.architectures.registry import PRETRAINING, ablate, config_json
 from bert_packed.checkpoints import checkpoint
-from bert_packed.config import PRETRAINING, ablate, config_json
-from bert_packed.models.heads import count_flops
 from bert_packed.objectives.features import BATCH_NAMES
 from bert_packed.records import tfrecords
 from bert_packed.records.example_bytes import serialize_examples

@@ -7,9 +7,9 @@ import pytest
 from byte_tokenizers import ours
 from tiny import write_data
 
+from bert_packed.architectures.bert.config import ModelConfig
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
-from bert_packed.model_configs.bert import ModelConfig
 from bert_packed.records.provenance import describe_path
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.runs.pretraining_data import check_fits, read_data

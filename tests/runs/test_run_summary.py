@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from clock import Clock
 
-from bert_packed.config import PRETRAINING, ablate
+from bert_packed.architectures.bert.config import ModelConfig
+from bert_packed.architectures.bert.heads import count_flops
+from bert_packed.architectures.registry import PRETRAINING, ablate
 from bert_packed.core.progress import count_of, describe_duration
-from bert_packed.model_configs.bert import ModelConfig
-from bert_packed.models.heads import count_flops
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.runs import run_summary, step_cost
 from bert_packed.runs.pretraining import make_scale

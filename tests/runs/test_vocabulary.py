@@ -12,8 +12,9 @@ from tokenizers import normalizers
 from bert_packed.checkpoints.exported_tokenizer import write_tokenizer
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256
-from bert_packed.runs import finetuning, vocabulary
-from bert_packed.runs.finetuning_config import FinetuneConfig
+from bert_packed.runs import vocabulary
+from bert_packed.tasks import run as finetuning
+from bert_packed.tasks.config import FinetuneConfig
 from bert_packed.text import byte_bpe, tokenization
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bert_packed.core.settings import InputError
-from bert_packed.tasks.conll import find_tags, make_tag_sequences, number_tags, read_conll
+from bert_packed.tasks.ner.conll import find_tags, make_tag_sequences, number_tags, read_conll
 from bert_packed.text import tokenization
 
 TEXT = """-DOCSTART- -X- O O

@@ -3,7 +3,7 @@
 import pytest
 
 from bert_packed.core.settings import InputError
-from bert_packed.tasks.glue import (
+from bert_packed.tasks.glue.files import (
     SERVER_NAMES,
     TASKS,
     cut_sizes,

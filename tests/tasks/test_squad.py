@@ -4,7 +4,7 @@ import pytest
 from squad_files import CONTEXT, QUESTIONS, entry, write
 
 from bert_packed.core.settings import InputError
-from bert_packed.tasks.squad import read_squad
+from bert_packed.tasks.squad.files import read_squad
 from bert_packed.text import tokenization
 
 

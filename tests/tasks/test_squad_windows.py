@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from squad_files import QUESTIONS, TOKENIZER, VOCABULARY, entry, write
 
-from bert_packed.tasks import squad, squad_windows
-from bert_packed.tasks.squad_windows import answer_tokens, make_windows, most_context, window_starts
+from bert_packed.tasks.squad import files as squad
+from bert_packed.tasks.squad import windows as squad_windows
+from bert_packed.tasks.squad.windows import answer_tokens, make_windows, most_context, window_starts
 from bert_packed.text import tokenization
 
 DATA = Path(__file__).parents[3] / "shared/data"

@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
+from bert_packed.assembly.update_packs import assemble_filled, by_slot, check_depth, pack_all, plan_updates
 from bert_packed.core.settings import InputError
 from bert_packed.packing.algorithms import ALGORITHM_NAMES
 from bert_packed.records.sequences import BERT_LAYOUT, make_sequences
-from bert_packed.tasks.update_packs import assemble_filled, by_slot, check_depth, pack_all, plan_updates
 
 LENGTHS = np.random.default_rng(0).integers(3, 16, 101).astype(np.int64)
 

@@ -4,8 +4,8 @@ import types
 
 import pytest
 
+from bert_packed.architectures.registry import MODEL_SIZES, load_model_config
 from bert_packed.checkpoints import starting_weights
-from bert_packed.config import MODEL_SIZES, load_model_config
 from bert_packed.text_to_model import choices
 from bert_packed.text_to_model.config import TrainConfig
 from bert_packed.text_to_model.output_folder import OutputFolder

@@ -11,10 +11,10 @@ from text_files import write_text
 
 import bert_packed
 from bert_packed import TrainConfig
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import MASKED_LM, config_json
 from bert_packed.checkpoints import checkpoint
-from bert_packed.config import MASKED_LM, config_json
 from bert_packed.core.settings import InputError
-from bert_packed.models.packed_model import build_model
 from bert_packed.text import byte_bpe
 from bert_packed.text_to_model import steps
 from bert_packed.training.engines.engine import named_weights

@@ -10,8 +10,8 @@ from other_backend import batch_at, train, training_engine
 from packs import packed_and_unpacked
 from tiny import CONFIG, replace_sums
 
-from bert_packed.config import PRETRAINING
-from bert_packed.models.packed_model import build_model
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import PRETRAINING
 from bert_packed.objectives.pretraining import pretraining_sums
 from bert_packed.training.backend import compiled
 

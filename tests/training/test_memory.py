@@ -11,12 +11,12 @@ from packs import packed_and_unpacked
 from tiny import CONFIG, make_engine, write_data
 
 from bert_packed import PretrainingConfig, TrainConfig, load_encoder, pretrain
+from bert_packed.architectures import packed_model
 from bert_packed.evaluation.checkpoint_audit import AuditConfig, audit_checkpoint
-from bert_packed.models import packed_model
-from bert_packed.runs import finetuning
 from bert_packed.runs.checkpoint_export import export_checkpoint
 from bert_packed.runs.export_config import ExportConfig
-from bert_packed.runs.finetuning_config import FinetuneConfig
+from bert_packed.tasks import run as finetuning
+from bert_packed.tasks.config import FinetuneConfig
 from bert_packed.text_to_model import steps
 from bert_packed.training import backend, loop
 from bert_packed.training.backend import out_of_memory_names

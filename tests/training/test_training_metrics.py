@@ -8,9 +8,9 @@ import pytest
 from packs import packed_and_unpacked
 from tiny import CONFIG
 
-from bert_packed.config import CLASSIFICATION, FAMILIES, PRETRAINING
-from bert_packed.models.heads import count_flops
-from bert_packed.models.packed_model import build_model
+from bert_packed.architectures.bert.heads import count_flops
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import CLASSIFICATION, FAMILIES, PRETRAINING
 from bert_packed.objectives.objective import count_sequences
 from bert_packed.objectives.pretraining import pretraining_counts
 from bert_packed.training.engines.engine import named_weights

@@ -9,7 +9,7 @@ from keras import ops
 from packs import packed_and_unpacked
 from tiny import CONFIG, make_engine, to_floats
 
-from bert_packed.models.dropout import Dropout
+from bert_packed.layers.dropout import Dropout
 from bert_packed.objectives.objective import COUNT_NAMES, Objective
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.training import engines

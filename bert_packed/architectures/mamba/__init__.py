@@ -1,0 +1,1 @@
+"""Mamba (Gu and Dao 2023)."""

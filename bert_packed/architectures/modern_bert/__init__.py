@@ -1,0 +1,1 @@
+"""ModernBERT (Warner et al. 2024)."""

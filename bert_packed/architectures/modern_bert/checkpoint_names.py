@@ -1,0 +1,107 @@
+"""Names of ModernBERT's tensors here and in Hugging Face's files.
+
+    here                                        Hugging Face
+    modern_bert/token_embeddings                model.embeddings.tok_embeddings.weight
+    modern_bert/layer_0/attention/qkv/kernel    model.layers.0.attn.Wqkv.weight^T
+    predictions/transform/kernel                head.dense.weight^T
+
+`^T`: stored as outputs × inputs there, as inputs × outputs here. The output matrix is the token embeddings.
+"""
+
+from bert_packed.architectures.modern_bert.config import FULL_ATTENTION, SLIDING_ATTENTION
+from bert_packed.architectures.registry import (
+    CLASSIFICATION,
+    MASKED_LM,
+    QUESTION_ANSWERING,
+    TOKEN_CLASSIFICATION,
+    config_json,
+)
+from bert_packed.architectures.tensor_names import CheckpointNames, TensorName
+from bert_packed.text.vocabularies import encoder_ids
+
+_EMBEDDINGS = TensorName("modern_bert/token_embeddings", "model.embeddings.tok_embeddings.weight")
+_CLASSIFIERS = (
+    QUESTION_ANSWERING,
+    TOKEN_CLASSIFICATION,
+    CLASSIFICATION,
+)  # in the order of the family's heads
+
+
+def tensor_names(config, head=MASKED_LM):
+    """The table for a `ModernBertConfig` and a head: list of `TensorName`."""
+    norm = config.norm_bias
+    table = [_EMBEDDINGS]
+    table += _norm("modern_bert/embeddings_LayerNorm", "model.embeddings.norm", norm)
+    for i in range(config.num_hidden_layers):
+        ours, theirs = f"modern_bert/layer_{i}", f"model.layers.{i}"
+        if i > 0:
+            table += _norm(f"{ours}/attention_LayerNorm", f"{theirs}.attn_norm", norm)
+        table += _dense(f"{ours}/attention/qkv", f"{theirs}.attn.Wqkv", config.attention_bias)
+        table += _dense(f"{ours}/attention/output", f"{theirs}.attn.Wo", config.attention_bias)
+        table += _norm(f"{ours}/feed_forward_LayerNorm", f"{theirs}.mlp_norm", norm)
+        table += _dense(f"{ours}/feed_forward/intermediate", f"{theirs}.mlp.Wi", config.mlp_bias)
+        table += _dense(f"{ours}/feed_forward/output", f"{theirs}.mlp.Wo", config.mlp_bias)
+    table += _norm("modern_bert/final_LayerNorm", "model.final_norm", norm)
+    if head not in NAMES.classes:
+        return table
+    ours = "predictions" if head == MASKED_LM else head
+    table += _dense(f"{ours}/transform", "head.dense", config.classifier_bias)
+    table += _norm(f"{ours}/LayerNorm", "head.norm", norm)
+    if head != MASKED_LM:
+        table += _dense(f"{ours}/classifier", "classifier", True)
+    elif config.decoder_bias:
+        table.append(TensorName("predictions/output_bias", "decoder.bias"))
+    return table
+
+
+def _dense(ours, theirs, has_bias):
+    rows = [TensorName(f"{ours}/kernel", f"{theirs}.weight", hugging_face_transposed=True)]
+    return rows + ([TensorName(f"{ours}/bias", f"{theirs}.bias")] if has_bias else [])
+
+
+def _norm(ours, theirs, has_bias):
+    rows = [TensorName(f"{ours}/gamma", f"{theirs}.weight")]
+    return rows + ([TensorName(f"{ours}/beta", f"{theirs}.bias")] if has_bias else [])
+
+
+def _hugging_face_config(model):
+    config = model.config
+    labels = {} if model.num_classes is None else {"num_labels": model.num_classes}
+    thetas = {FULL_ATTENTION: config.global_rope_theta, SLIDING_ATTENTION: config.local_rope_theta}
+    return {
+        "tie_word_embeddings": True,
+        # transformers 4 reads three numbers, which `config_json` has, in the place of the next two
+        "layer_types": config.layer_types,
+        "rope_parameters": {k: {"rope_type": "default", "rope_theta": v} for k, v in thetas.items()},
+        **labels,
+        **config_json(config),
+    }
+
+
+NAMES = CheckpointNames(
+    tensor_names=tensor_names,
+    # The first layer of masked tokens' head, since a decoder may have no bias
+    outputs={
+        MASKED_LM: _dense("predictions/transform", "head.dense", False)[0],
+        **{head: _dense(f"{head}/classifier", "classifier", True)[1] for head in _CLASSIFIERS},
+    },
+    encoder="modern_bert/",
+    prefix="model.",
+    bare_parts=("embeddings", "layers", "final_norm"),
+    tied=(("decoder.weight", _EMBEDDINGS.hugging_face),),
+    shapeless=(
+        *("num_attention_heads", "hidden_activation", "norm_eps", "local_attention"),
+        *("global_attn_every_n_layers", "attention_bias", "mlp_bias", "norm_bias"),
+        *("decoder_bias", "classifier_bias", "classifier_activation"),
+    ),
+    classes={
+        MASKED_LM: "ModernBertForMaskedLM",
+        QUESTION_ANSWERING: "ModernBertForQuestionAnswering",
+        TOKEN_CLASSIFICATION: "ModernBertForTokenClassification",
+        CLASSIFICATION: "ModernBertForSequenceClassification",
+    },
+    hugging_face_config=_hugging_face_config,
+    # Without them transformers takes those of the published vocabulary, and a table of 50,284 rows
+    token_ids=encoder_ids,
+    vocabularies=("tokenizer.json", "vocab.txt"),
+)

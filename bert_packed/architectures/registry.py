@@ -1,0 +1,295 @@
+"""Table of architectures, with the published sizes of each, and what is done to any config; no Keras."""
+
+import dataclasses
+import importlib
+from pathlib import Path
+
+from bert_packed.architectures.base_config import DROPOUT_FIELDS, BaseConfig, field_names
+from bert_packed.architectures.bert.config import ModelConfig
+from bert_packed.architectures.mamba.config import MambaConfig
+from bert_packed.architectures.mamba2.config import Mamba2Config
+from bert_packed.architectures.modern_bert.config import ModernBertConfig
+from bert_packed.core.settings import InputError
+from bert_packed.core.storage import read_json
+from bert_packed.schema import CAUSAL_LM, MLM, MLM_NSP
+
+FLOAT32, MIXED = "float32", "mixed_bfloat16"
+DTYPES = (FLOAT32, MIXED)
+AUTO = "auto"  # `--dtype=auto`, see `run_directory.as_begun`
+# The smallest epsilon of an optimizer: the gradient of a token that no step has seen is 0, and 0 / 0 would be
+# NaN. Smaller numbers are 0 in float32
+LEAST_EPSILON = 1e-30
+ATTENTIONS = ("auto", "dense", "flash")
+WEIGHTINGS = ("per_sequence", "per_token")  # of predictions in a loss
+CONTEXT_FIELDS = ("max_position_embeddings", "global_rope_theta")
+# Heads of models: masked tokens and next sentences, masked tokens alone, answer spans, a label for each
+# sequence, a label for each token; and `CAUSAL_LM`, that of every next token
+PRETRAINING, MASKED_LM, QUESTION_ANSWERING, CLASSIFICATION, TOKEN_CLASSIFICATION = (
+    "pretraining",
+    "masked_lm",
+    "question_answering",
+    "classification",
+    "token_classification",
+)
+FINETUNING_HEADS = (QUESTION_ANSWERING, CLASSIFICATION, TOKEN_CLASSIFICATION)
+OBJECTIVE_HEADS = {MLM_NSP: PRETRAINING, MLM: MASKED_LM, CAUSAL_LM: CAUSAL_LM}  # by `--objective`
+
+
+def _bert(num_hidden_layers, hidden_size):
+    return ModelConfig(
+        num_hidden_layers=num_hidden_layers,
+        hidden_size=hidden_size,
+        num_attention_heads=hidden_size // 64,
+        intermediate_size=4 * hidden_size,
+    )
+
+
+def _modern_bert(num_hidden_layers, hidden_size, intermediate_size):
+    return ModernBertConfig(
+        num_hidden_layers=num_hidden_layers,
+        hidden_size=hidden_size,
+        num_attention_heads=hidden_size // 64,
+        intermediate_size=intermediate_size,
+    )
+
+
+def _mamba2(num_hidden_layers, hidden_size, **changes):
+    return Mamba2Config(num_hidden_layers=num_hidden_layers, hidden_size=hidden_size, **changes)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelFamily:
+    """One architecture, as all code outside its own files knows it.
+
+    Attributes:
+        heads: Heads that its models may have. A checkpoint without any counts as having the first.
+        models: Module that needs Keras: `make_model(head, config, num_outputs, **encoder)` gives a
+            `PackedModel`, `count_flops(head, config, sums)` the operations to learn from sequences.
+        names: Module with `NAMES`, a `CheckpointNames`.
+    """
+
+    name: str  # as in "a BERT"
+    config_class: type
+    sizes: dict[str, BaseConfig]
+    heads: tuple[str, ...]
+    models: str
+    names: str
+
+    def load_models(self):
+        """The module `models`, imported when it is first needed."""
+        return importlib.import_module(self.models)
+
+    def load_names(self):
+        """The `CheckpointNames` of the module `names`."""
+        return importlib.import_module(self.names).NAMES
+
+
+# By the `model_type` of `config.json`
+FAMILIES = {
+    "bert": ModelFamily(
+        "BERT",
+        ModelConfig,
+        {  # Turc et al. 2019, Table 1 (tiny to medium); Devlin et al. 2019, Section 3 (base, large)
+            "bert-tiny": _bert(2, 128),
+            "bert-mini": _bert(4, 256),
+            "bert-small": _bert(4, 512),
+            "bert-medium": _bert(8, 512),
+            "bert-base": _bert(12, 768),
+            "bert-large": _bert(24, 1024),
+        },
+        (PRETRAINING, MASKED_LM, QUESTION_ANSWERING, TOKEN_CLASSIFICATION, CLASSIFICATION),
+        "bert_packed.architectures.bert.heads",
+        "bert_packed.architectures.bert.checkpoint_names",
+    ),
+    "mamba": ModelFamily(
+        "Mamba",
+        MambaConfig,
+        {  # "PackMamba", Section 4; the tiny ones are ours
+            "mamba-tiny": MambaConfig(num_hidden_layers=2, hidden_size=128),
+            "mamba-mini": MambaConfig(num_hidden_layers=4, hidden_size=256),
+            "mamba-110m": MambaConfig(num_hidden_layers=16, hidden_size=1024),
+            "mamba-1.4b": MambaConfig(num_hidden_layers=48, hidden_size=2048),
+            "mamba-2.8b": MambaConfig(num_hidden_layers=64, hidden_size=2560),
+        },
+        (CAUSAL_LM,),
+        "bert_packed.architectures.mamba.model",
+        "bert_packed.architectures.mamba.checkpoint_names",
+    ),
+    "mamba2": ModelFamily(
+        "Mamba-2",
+        Mamba2Config,
+        {  # Dao and Gu 2024, of their repository; the tiny ones are ours, with chunks for CPUs
+            "mamba2-tiny": _mamba2(2, 128, state_size=64, chunk_size=64),
+            "mamba2-mini": _mamba2(4, 256, state_size=64, chunk_size=64),
+            "mamba2-130m": _mamba2(24, 768),
+            "mamba2-370m": _mamba2(48, 1024),
+            "mamba2-780m": _mamba2(48, 1536),
+            "mamba2-1.3b": _mamba2(48, 2048),
+            "mamba2-2.7b": _mamba2(64, 2560),
+        },
+        (CAUSAL_LM,),
+        "bert_packed.architectures.mamba2.model",
+        "bert_packed.architectures.mamba2.checkpoint_names",
+    ),
+    "modernbert": ModelFamily(
+        "ModernBERT",
+        ModernBertConfig,
+        {  # Warner et al. 2024, Table 4; the tiny ones are ours
+            "modernbert-tiny": _modern_bert(3, 128, 192),
+            "modernbert-mini": _modern_bert(6, 256, 384),
+            "modernbert-base": _modern_bert(22, 768, 1152),
+            "modernbert-large": _modern_bert(28, 1024, 2624),
+        },
+        (MASKED_LM, QUESTION_ANSWERING, TOKEN_CLASSIFICATION, CLASSIFICATION),
+        "bert_packed.architectures.modern_bert.model",
+        "bert_packed.architectures.modern_bert.checkpoint_names",
+    ),
+}
+DEFAULT_TYPE = "bert"  # of a file without `model_type`, as google-research/bert writes it
+MODEL_SIZES = {name: size for family in FAMILIES.values() for name, size in family.sizes.items()}
+ENCODER_SIZES = [  # of families that mask tokens
+    name for family in FAMILIES.values() if MASKED_LM in family.heads for name in family.sizes
+]
+
+
+def family_of(config):
+    """The `ModelFamily` of a model's config."""
+    return FAMILIES[model_type(config)]
+
+
+def model_type(config):
+    """The key of `FAMILIES` of a model's config."""
+    return next(name for name, family in FAMILIES.items() if type(config) is family.config_class)
+
+
+def load_model_config(name_or_path, vocab_size=None):
+    """A model's config by size name or from a JSON file.
+
+    Args:
+        name_or_path: A key of `MODEL_SIZES`, or a path to JSON in google-research/bert's or Hugging Face's
+            form.
+        vocab_size: Used for a size name only; None keeps the published one.
+
+    Raises:
+        InputError: no such name or file, no JSON object, or a value that this model cannot honour.
+    """
+    if name_or_path in MODEL_SIZES:
+        config = MODEL_SIZES[name_or_path]
+        return dataclasses.replace(config, vocab_size=vocab_size) if vocab_size else config
+    path = Path(name_or_path)
+    if not path.is_file():
+        raise InputError(
+            f"`bert_config_file` must be one of {', '.join(MODEL_SIZES)} or an existing file. "
+            f"Received: {name_or_path!r}."
+        )
+    content = read_json(path)
+    # RoBERTa's tensors have BERT's names and shapes, but its positions start at 2
+    kind = content.get("model_type", DEFAULT_TYPE)
+    if kind not in [*FAMILIES]:  # a list: JSON may have what no dict can look up
+        raise InputError(f"{path}: model_type must be {' or '.join(FAMILIES)}. Received: {kind!s:.100}.")
+    return FAMILIES[kind].config_class.from_json(path, content)
+
+
+def config_json(config):
+    """A model's config as `load_model_config` reads it: dict of plain JSON."""
+    kind = model_type(config)
+    return {**({"model_type": kind} if kind != DEFAULT_TYPE else {}), **dataclasses.asdict(config)}
+
+
+def check_heads(config, heads, given):
+    """Check that a model's family has all of some heads; `given` names the user's argument in the message."""
+    if not {*heads} <= {*family_of(config).heads}:
+        able = [family.name for family in FAMILIES.values() if {*heads} <= {*family.heads}]
+        raise InputError(
+            f"`{given}` must be of a {' or '.join(able)}. Received: model_type {model_type(config)}."
+        )
+
+
+def check_at_most(config, limit_name, what, value, model="the model"):
+    """Check that a vocabulary or a length fits a model's tables.
+
+    Args:
+        limit_name: Field of the config; None in it is no limit.
+        what: Subject of the message, as "the vocabulary of `input_file`".
+        model: Name of the model in the message.
+    """
+    limit = getattr(config, limit_name)
+    if limit is not None and value > limit:
+        raise InputError(f"{what} must be at most {limit_name}={limit} of {model}. Received: {value}.")
+
+
+# By the names of `--ablation`: the fields that each sets
+ABLATIONS = {
+    "no_attention_mask": ("ablation_no_attention_mask",),
+    "no_position_reset": ("ablation_no_position_reset",),
+    "no_next_sentence": ("ablation_no_next_sentence",),
+    # [SEP] alone keeps sequences apart, as in RoBERTa and T5 (Section I): no next-sentence loss either
+    "separator_only": (
+        "ablation_no_attention_mask",
+        "ablation_no_position_reset",
+        "ablation_no_next_sentence",
+    ),
+}
+
+
+def ablation_fields(names):
+    """The fields of a model's config that ablations set; `names` is the text of `--ablation`."""
+    return [field for name in names.split(",") if name for field in ABLATIONS[name]]
+
+
+def ablate(config, names):
+    """A model's config with ablations switched on; `InputError` where it lacks one of their fields."""
+    fields, known = ablation_fields(names), field_names(config)
+    if not {*fields} <= known:
+        able = [name for name, its_fields in ABLATIONS.items() if {*its_fields} <= known]
+        raise InputError(
+            f"`ablation` must be {' or '.join(['empty', *able])} for a {family_of(config).name}. "
+            f"Received: {names}."
+        )
+    return dataclasses.replace(config, **dict.fromkeys(fields, True))
+
+
+def ablations(config):
+    """Names of the single ablations that a model's config has on, in the order of `ABLATIONS`."""
+    return [name for name, fields in ABLATIONS.items() if len(fields) == 1 and getattr(config, fields[0])]
+
+
+def parse_ablation(text):
+    """`--ablation`: comma-separated keys of `ABLATIONS`, or nothing."""
+    if any(name not in ABLATIONS for name in text.split(",") if text):
+        raise ValueError(f"empty or a comma-separated list of {', '.join(ABLATIONS)}")
+    return text
+
+
+def override_dropout(config, overrides):
+    """A model's config with the dropout rates of a run's config, `overrides`; -1 keeps its own.
+
+    `InputError` for a rate given for a model without dropout.
+    """
+    given = {name: getattr(overrides, name) for name in DROPOUT_FIELDS if getattr(overrides, name) >= 0}
+    rates = {}
+    for name, rate in given.items():
+        if not config.dropout_fields:
+            kind = family_of(config).name
+            raise InputError(f"`{name}` must be -1 for a {kind}, which has no dropout. Received: {rate}.")
+        rates |= dict.fromkeys(config.dropout_fields[DROPOUT_FIELDS.index(name)], rate)
+    return dataclasses.replace(config, **rates)
+
+
+def override_context(config, overrides):
+    """A model's config with the context of a run's config, `overrides`; 0 keeps its own.
+
+    `InputError` for a value given for a model that cannot change it: a BERT's positions are learned.
+    """
+    given = {name: value for name in CONTEXT_FIELDS if (value := getattr(overrides, name))}
+    for name, value in given.items():
+        if name not in config.training_fields:
+            kind = family_of(config).name
+            raise InputError(f"`{name}` must be 0 for a {kind}, which cannot change it. Received: {value}.")
+    return dataclasses.replace(config, **given)
+
+
+def without_dropout(config):
+    """A model's config with all rates of dropout 0."""
+    rates = [name for fields in config.dropout_fields for name in fields]
+    return dataclasses.replace(config, **dict.fromkeys(rates, 0.0))

@@ -1,0 +1,1 @@
+"""Fused Pallas kernels by device; `choose` has a row for each."""

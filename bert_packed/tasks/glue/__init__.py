@@ -1,0 +1,1 @@
+"""Classes and numbers of texts and pairs: GLUE."""

@@ -1,0 +1,110 @@
+"""Fine-tuning to tag words, such as named entities: tags, and scores of entities."""
+
+import functools
+
+import numpy as np
+
+from bert_packed.architectures.registry import TOKEN_CLASSIFICATION
+from bert_packed.core.progress import count_of
+from bert_packed.core.settings import InputError
+from bert_packed.core.storage import write_text
+from bert_packed.records.sequences import without_predictions
+from bert_packed.tasks.ner.conll import find_tags, make_tag_sequences, number_tags, read_conll
+from bert_packed.training.engines import choose_backend
+
+PREDICTIONS_FILE = "predictions.txt"
+
+
+def finetune_ner(config):
+    """Train, predict and score as a `NerConfig` says: `FinetuningResult`."""
+    choose_backend()
+    # TensorFlow: not before the backend is chosen
+    from bert_packed.runs.run_summary import describe_counts
+    from bert_packed.tasks import run as finetuning
+    from bert_packed.tasks.batches import LabelledSequences
+    from bert_packed.tasks.objectives import tags_objective
+
+    text = finetuning.read_text_model(config)
+    training = read_conll(config.train_file) if config.do_train else None
+    if training and training.tags is None:
+        raise InputError(f"{config.train_file} must have a tag in its last column. Received: one column.")
+    names = _label_names(config, training)
+    print(f"labels     {len(names)}: {', '.join(names)}")
+
+    def sequences_of(path, sentences, tags):
+        sizes = config.max_seq_length, config.doc_stride
+        found = make_tag_sequences(sentences.words, tags, text.tokenizer, *sizes, path)
+        counts = {
+            "sentences cut into windows of max_seq_length": found.num_cut,
+            f"words without a token read as {text.tokenizer.unknown_token}": found.num_empty,
+        }
+        print(
+            f"{path}: {count_of(len(sentences.words), 'sentence')}, {count_of(sentences.num_words, 'word')}, "
+            f"{count_of(len(found.sequences), 'sequence')}{describe_counts(counts)}",
+            flush=True,
+        )
+        return found
+
+    # Before training: a mistake in them would show after hours
+    numbers = number_tags(config.train_file, training, names) if training else None
+    asked = None
+    if config.do_predict:
+        sentences = read_conll(config.predict_file)
+        asked = sentences, sequences_of(config.predict_file, sentences, None)
+
+    def read_training():
+        found = sequences_of(config.train_file, training, numbers)
+        files = {name: [getattr(config, name)] for name in ("train_file", "labels_file")}
+        inputs = {name: paths for name, paths in files.items() if paths != [""]}
+        return LabelledSequences(found.sequences, {}, classes=names), inputs
+
+    objective = tags_objective(len(names), config.tag_loss)
+    predict = functools.partial(_predict, config, names, *asked) if asked else None
+    return finetuning.run_task(config, text, objective, read_training, predict)
+
+
+def _label_names(config, training):
+    """The tags by number: as given, else as the checkpoint has them, else those of the training file."""
+    from bert_packed.checkpoints.starting_weights import read_labels, stored_head, stored_labels
+
+    if config.labels_file:
+        return read_labels(config.labels_file)
+    if config.init_checkpoint and stored_head(config.init_checkpoint)[0] == TOKEN_CLASSIFICATION:
+        if names := stored_labels(config.init_checkpoint):
+            return names
+        raise InputError(
+            "`labels_file` must be given where `init_checkpoint` does not name its labels. Received: nothing."
+        )
+    if training is None:
+        raise InputError(
+            f"`init_checkpoint` must be fine-tuned to tag words unless --do_train. Received: "
+            f"{config.init_checkpoint}."
+        )
+    return find_tags(training)
+
+
+def _predict(config, names, sentences, found, model, folder):
+    """Tag every word and write the tags; returns scores where the file has its own."""
+    from bert_packed.tasks import run as finetuning
+    from bert_packed.tasks.ner import scores as entity_scores
+
+    sequences = found.sequences
+    starts = sequences.offsets("prediction_ids")
+    outputs, num_packs = finetuning.predict_packed(config, model, without_predictions(sequences))
+    # Windows overlap, but each word is predicted in one of them alone
+    by_word = np.zeros(sentences.num_words, np.int64)
+    for number, logits in enumerate(outputs["logits"]):  # [tokens, C]
+        own = slice(starts[number], starts[number + 1])
+        by_word[found.words[own]] = logits[sequences["prediction_positions"][own]].argmax(axis=1)
+    print(
+        f"predicted  {count_of(len(by_word), 'word')} of {count_of(len(sequences), 'sequence')} in "
+        f"{count_of(num_packs, 'pack')}"
+    )
+    ends = np.cumsum([len(words) for words in sentences.words])
+    predicted = [[names[tag] for tag in tags] for tags in np.split(by_word, ends[:-1])]
+    columns = [sentences.words, *([sentences.tags] if sentences.tags else []), predicted]
+    lines = []
+    for rows in zip(*columns, strict=True):
+        lines += [*(" ".join(row) for row in zip(*rows, strict=True)), ""]
+    write_text(str(folder / PREDICTIONS_FILE), "".join(f"{line}\n" for line in lines))
+    return entity_scores.score(sentences.tags, predicted) if sentences.tags else {}

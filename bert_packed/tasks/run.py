@@ -1,0 +1,294 @@
+"""Fine-tuning runs: from a model that reads texts, by packs, engine and outer loop, to scores."""
+
+import dataclasses
+import functools
+import sys
+from pathlib import Path
+
+import keras
+
+from bert_packed.architectures.base_config import BaseConfig
+from bert_packed.architectures.registry import FINETUNING_HEADS, override_dropout
+from bert_packed.assembly.update_packs import fit_predictions, pack_all, plan_updates
+from bert_packed.checkpoints import checkpoint, starting_weights
+from bert_packed.checkpoints.exported_tokenizer import check_form
+from bert_packed.core.command_line import print_table, to_flagfile
+from bert_packed.core.progress import count_of
+from bert_packed.core.settings import InputError
+from bert_packed.core.storage import file_sha256, write_json, write_text
+from bert_packed.runs import run_directory, vocabulary
+from bert_packed.runs.run_summary import show_line, tell_skipped
+from bert_packed.tasks.batches import predict, train_batches
+from bert_packed.tasks.config import FinetuningResult
+from bert_packed.text.tokenization import TextTokenizer
+from bert_packed.text.vocabularies import file_name, load_text_tokenizer
+from bert_packed.training import loop, metrics_log, training_metrics
+from bert_packed.training.backend import TRAINING_COPIES, check_memory, compiled, out_of_memory_names
+from bert_packed.training.engines import make_engine
+from bert_packed.training.engines.engine import named_weights
+from bert_packed.training.optimization import OPTIMIZERS, WarmupStableDecay, optimizer_settings
+
+
+@dataclasses.dataclass(frozen=True)
+class TextModel:
+    """A model's shape, and how it reads texts."""
+
+    config: BaseConfig
+    vocab_path: Path
+    tokenizer: TextTokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopSteps:
+    """The outer loop's part of a config."""
+
+    num_train_steps: int
+    log_steps: int
+    save_checkpoints_steps: int
+    max_skipped_steps: int
+    eval_steps: int = 0
+
+
+def read_text_model(config):
+    """The `TextModel` of a `FinetuneConfig`; prints lines about the batch and the vocabulary.
+
+    Raises `InputError` where the vocabulary or the model is missing, they do not belong together, or the
+    model cannot be fine-tuned with packs of this length.
+    """
+    given = config.init_checkpoint, config.bert_config_file
+    family = starting_weights.read_model_config(*given)
+    path = vocabulary.find_vocab(config.init_checkpoint, config.vocab_file, family)
+    check_form(path, family)
+    tokenizer = load_text_tokenizer(path, config.do_lower_case)
+    size = tokenizer.vocab_size
+    model_config = starting_weights.read_model_config(*given, size)
+    starting_weights.check_reads(model_config, FINETUNING_HEADS, config.max_seq_length, size, *given)
+    line = vocabulary.describe_vocabulary(path, size, model_config, bool(config.init_checkpoint))
+    vocabulary.check_as_trained(config, path)
+    if config.do_train:
+        size = count_of(config.train_batch_size, "sequence")
+        print(f"batch      {size} a step (train_batch_size), packed or not")
+    print(line)
+    return TextModel(override_dropout(model_config, config), path, tokenizer)
+
+
+def run_task(config, text, objective, read_training, predict=None):
+    """Train a model with `--do_train`, else load it; predict; print and write the scores.
+
+    Args:
+        config, text, objective: `FinetuneConfig`, `TextModel` and `Objective`.
+        read_training: Function that returns `LabelledSequences` and a dict from flag name to the paths that
+            it names; called only to train.
+        predict: Function of model and output directory that writes predictions. It returns scores, a dict of
+            float, {} where there is nothing to score against, None where scores are not wanted.
+
+    Returns a `FinetuningResult`. Raises `InputError` where another run is in the directory, or the checkpoint
+    to start from does not fit.
+    """
+    config = run_directory.as_begun(config)
+    with run_directory.locked(config.output_dir) as folder:
+        if config.do_train:
+            data, inputs = read_training()
+            if not len(data.sequences):
+                (path, *_), *_ = inputs.values()
+                raise InputError(f"{path} must give at least one sequence. Received: none.")
+            model, stopped_by = _fine_tune(config, text, objective, data, inputs, folder)
+            if stopped_by:
+                print("stopped after saving; the same command continues", file=sys.stderr)
+                return FinetuningResult(config.output_dir, {}, stopped_by)
+        else:
+            model = _load_model(config, text.config, objective)
+            # Not over those of a training that is in the folder
+            if not (folder / run_directory.RUN_FILE).exists():
+                write_text(str(folder / run_directory.FLAGFILE), to_flagfile(config))
+        scores = predict(model, folder) if predict else None
+        if scores is not None:
+            _tell_scores(config, scores, folder)
+    return FinetuningResult(config.output_dir, scores or {})
+
+
+def _fine_tune(config, text, objective, data, inputs, folder):
+    """Train from the start, or from where a run stopped: the model, and the signal that stopped it."""
+    model_config = text.config
+    steps = LoopSteps(
+        config.num_train_steps(len(data.sequences)),
+        config.log_steps,
+        config.save_checkpoints_steps,
+        config.max_skipped_steps,
+    )
+    print(
+        f"plan       {count_of(steps.num_train_steps, 'step')} of "
+        f"{count_of(config.train_batch_size, 'sequence')}"
+    )
+    updates = plan_updates(
+        data.sequences["lengths"],
+        steps.num_train_steps,
+        config.train_batch_size,
+        config.max_seq_length,
+        config.max_sequences_per_pack,
+        config.packing_algorithm,
+        config.random_seed,
+    )
+    # One static shape for all steps, as wide as the fullest pack and as long as the longest step: XLA
+    # compiles once
+    updates = fit_predictions(updates, data.sequences["num_predictions"])
+    at_once = config.micro_batch_size or updates.num_packs
+    num_packs = -(-updates.num_packs // at_once) * at_once
+    counted = {
+        "num_sequences": len(data.sequences),
+        "longest_sequence": int(data.sequences["lengths"].max()),
+        **({"classes": list(data.classes)} if data.classes else {}),
+    }
+    facts = _facts(text, inputs, **counted)
+    latest = run_directory.find_checkpoint(folder, config, facts)
+    if latest:
+        # Flags and inputs are compared first: setting a damaged checkpoint aside changes the directory
+        latest = run_directory.find_whole_checkpoint(folder, print)
+    vocab_text = text.vocab_path.read_bytes().decode()  # it may be in the folder that a new start empties
+    engine, schedule = _build_engine(config, model_config, objective, steps)
+    path = folder / metrics_log.TRAIN_FILE
+    first_step, state, rows = 0, None, []
+    if latest:
+        state = checkpoint.restore_checkpoint(latest, engine)
+        first_step = state["step"]
+        due = loop.due_steps(config.log_steps, steps, first_step)
+        # Before any file changes: the log may be damaged
+        rows = metrics_log.rows_to_keep(path, first_step, due, config.accept_lost_rows)
+        print(run_directory.describe_continuation(folder, latest))
+    else:
+        if config.init_checkpoint:
+            run_directory.check_outside(config.init_checkpoint, folder)
+            _load_weights(config, model_config, engine.model)
+        # Removes an earlier run, so only now: weights that cannot be loaded have raised above
+        run_directory.start_run(folder, config, {**facts, "packing_factor": updates.packing_factor})
+        write_text(str(folder / file_name(text.vocab_path)), vocab_text)
+        if data.classes:
+            names = "".join(f"{name}\n" for name in data.classes)
+            write_text(str(folder / starting_weights.LABELS_FILE), names)
+    run_directory.remove_partial(folder)
+    if first_step < steps.num_train_steps:
+        run_directory.record_segment(folder, first_step, keras.backend.backend())
+    print(_describe_steps(config, data, updates, steps))
+    log = metrics_log.MetricsLog(path, metrics_log.train_columns(objective), rows)
+
+    def save(step, state):
+        # First the rows: a run that continues from this checkpoint needs every row up to its step
+        log.flush_to_disk()
+        checkpoint.save_checkpoint(folder, step, engine, model_config, state)
+
+    hooks = loop.Hooks(
+        batches=functools.partial(train_batches, data, updates, num_packs),
+        log=log.write,
+        show=show_line,
+        evaluate=None,
+        save=save,
+        prune=functools.partial(checkpoint.prune_checkpoints, folder, config.keep_checkpoint_max),
+        learning_rate=lambda step: float(schedule(step)),
+        means=objective.means,
+        tell_skipped=tell_skipped,
+        scale=training_metrics.Scale(num_packs * config.max_seq_length),
+    )
+    with run_directory.naming_last_checkpoint(folder):
+        stopped_by = loop.train(engine, steps, hooks, first_step, state)
+    if engine.num_train_traces:
+        print(f"compiled   {engine.num_train_traces} training program")
+    return engine.model, stopped_by
+
+
+def has_results(config, text, inputs, results, evaluated):
+    """True if a run of this config is over, and its result files are newer than all paths of `evaluated`.
+
+    Raises `InputError` where the directory holds another run.
+    """
+    config, folder = run_directory.as_begun(config), Path(config.output_dir)
+    if not folder.is_dir() or not run_directory.find_checkpoint(folder, config, _facts(text, inputs)):
+        return False
+    # A run that starts removes them, so those that are there are of this run, once it is over
+    found = [folder / name for name in results]
+    newest = max((Path(path).stat().st_mtime_ns for path in evaluated), default=0)
+    return bool(found) and all(path.is_file() and path.stat().st_mtime_ns > newest for path in found)
+
+
+def _load_model(config, model_config, objective):
+    """The model of a config with its checkpoint's weights; raises `InputError` where these lack the head."""
+    check_memory(model_config)
+    model = objective.build_model(model_config, config.random_seed, dtype=config.dtype)
+    found = _load_weights(config, model_config, model)
+    # A head with its initial, random values would predict noise
+    if found.missing:
+        raise InputError(
+            f"`init_checkpoint` must be fine-tuned for this task unless --do_train. Received: "
+            f"{config.init_checkpoint}, which lacks {', '.join(found.missing)}."
+        )
+    return model
+
+
+def _load_weights(config, model_config, model):
+    found = starting_weights.load(config.init_checkpoint, named_weights(model), model_config, model.head)
+    print("\n".join(found.lines()))
+    return found
+
+
+def _tell_scores(config, scores, folder):
+    """Print scores and write them; without any remove what an earlier prediction scored."""
+    path = folder / run_directory.SCORES_FILE
+    if not scores:
+        # Old scores beside new predictions would be taken for theirs
+        path.unlink(missing_ok=True)
+        return
+    print_table([{"score": name, "value": value} for name, value in scores.items()])
+    for target in (path, *([config.json] if config.json else [])):
+        write_json(target, scores)
+
+
+def predict_packed(config, model, sequences):
+    """The outputs of a model for each sequence, computed packed, and the number of packs."""
+    packs, spec = pack_all(
+        sequences["lengths"], config.max_seq_length, config.max_sequences_per_pack, config.packing_algorithm
+    )
+
+    forward = compiled(lambda batch: model(batch, training=False), model)
+    with out_of_memory_names("prediction", "predict_batch_size"):
+        return predict(forward, sequences, packs, spec, config.predict_batch_size), len(packs)
+
+
+def _build_engine(config, model_config, objective, steps):
+    check_memory(model_config, TRAINING_COPIES)
+    model = objective.build_model(model_config, config.random_seed, dtype=config.dtype, remat=config.remat)
+    schedule = WarmupStableDecay(
+        config.learning_rate,
+        steps.num_train_steps,
+        int(steps.num_train_steps * config.warmup_proportion),
+    )
+    settings = optimizer_settings(config)
+    if config.optimizer == "adam":
+        settings["corrects_bias"] = config.adam_bias_correction
+    optimizer = OPTIMIZERS[config.optimizer](schedule, **settings)
+    return make_engine(model, objective, optimizer, config.micro_batch_size or None), schedule
+
+
+def _facts(text, inputs, **data):
+    """Facts that a result depends on besides flags, as `run_directory.find_checkpoint` takes them."""
+    described = {
+        name: [{"path": str(path), "sha256": file_sha256(path)} for path in paths]
+        for name, paths in inputs.items()
+    }
+    vocabulary_facts = {"vocab_sha256": file_sha256(text.vocab_path)}
+    return {
+        "inputs": described,
+        "model": dataclasses.asdict(text.config),
+        "data": {**vocabulary_facts, **data},
+    }
+
+
+def _describe_steps(config, data, updates, steps):
+    lengths, spec = data.sequences["lengths"], updates.spec
+    return (
+        f"data       {count_of(len(lengths), 'sequence')} of {lengths.mean():.1f} tokens\n"
+        f"packs      of {spec.max_seq_length} tokens and up to "
+        f"{count_of(spec.max_sequences_per_pack, 'sequence')}: packing factor {updates.packing_factor:.3f}, "
+        f"efficiency {updates.efficiency(lengths):.2%}\n"
+        f"step       {count_of(config.train_batch_size, 'sequence')} in at most "
+        f"{count_of(updates.num_packs, 'pack')}, {config.micro_batch_size or 'all'} at once; "
+        f"{count_of(steps.num_train_steps, 'step')}"
+    )
