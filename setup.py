@@ -96,7 +96,7 @@ setup(
         "bert_packed.configs": ["*.flags"],
     },
     py_modules=["run_pretraining", "run_squad"],
-    entry_points={"console_scripts": ["bert-packed = bert_packed.__main__:main"]},
+    entry_points={"console_scripts": ["bert-packed = bert_packed.cli:main"]},
     install_requires=INSTALL_REQUIRES,
     extras_require={
         "test": TEST_REQUIRES,

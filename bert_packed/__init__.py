@@ -10,6 +10,8 @@ use of a name imports what it needs; plans, packs, masks and audits need neither
 
 import importlib
 
+from bert_packed.tasks.registry import TASKS
+
 _MODULES = {
     "plan": "bert_packed.assembly.in_memory",
     "pack": "bert_packed.assembly.in_memory",
@@ -20,9 +22,7 @@ _MODULES = {
     "audit_model": "bert_packed.evaluation.model_audit",
     "PretrainingConfig": "bert_packed.runs.pretraining_config",
     "pretrain": "bert_packed.runs.pretrain",
-    "SquadConfig": "bert_packed.tasks.config",
-    "GlueConfig": "bert_packed.tasks.config",
-    "NerConfig": "bert_packed.tasks.config",
+    **{task.config_name: f"{task.package}.config" for task in TASKS.values()},
     "finetune": "bert_packed.tasks.registry",
     "TrainConfig": "bert_packed.text_to_model.config",
     "train": "bert_packed.text_to_model.steps",

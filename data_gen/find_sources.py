@@ -4,22 +4,20 @@ import dataclasses
 import functools
 import sys
 
+from bert_packed.cli import run_command
 from bert_packed.core import storage
-from bert_packed.core.command_line import print_table, run
+from bert_packed.core.command_line import print_table
 from bert_packed.core.settings import InputError, check_settings, setting
-
-DESCRIPTION = """
-Traces a pack to its sources: prints the input file and record of each of its sequences, slot after slot.
-The packs must have been made with pack_tfrecords.py --provenance, and input files that are still there must
-be as they were then. It also prints text files and documents if the input records were made with
-create_pretraining_data.py --provenance, and are still there. A document has its number in its file, from 1,
-and the line where it begins, if the text is there as it was.
-"""
 
 
 @dataclasses.dataclass(frozen=True)
 class SourcesConfig:
-    """Settings of one search; checks itself, raises `InputError`."""
+    """Traces a pack to its sources: prints the input file and record of each of its sequences, slot after
+    slot. The packs must have been made with pack_tfrecords.py --provenance, and input files that are
+    still there must be as they were then. It also prints text files and documents if the input records
+    were made with create_pretraining_data.py --provenance, and are still there. A document has its
+    number in its file, from 1, and the line where it begins, if the text is there as it was.
+    """
 
     packed_file: str = setting("", "file of packs, with its .provenance.npz and manifest.json beside it")
     record_number: int = setting(1, "the pack's record in that file, from 1", minimum=1)
@@ -64,10 +62,5 @@ def _sha256(path):
     return storage.file_sha256(path)
 
 
-def command():
-    """Run `main` with the flags of the command line; returns the exit status."""
-    return run(main, SourcesConfig, DESCRIPTION)
-
-
 if __name__ == "__main__":
-    sys.exit(command())
+    sys.exit(run_command("find"))

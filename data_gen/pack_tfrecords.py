@@ -3,18 +3,9 @@
 import collections
 import sys
 
-from bert_packed.core.command_line import print_table, run
+from bert_packed.cli import run_command
+from bert_packed.core.command_line import print_table
 from bert_packed.core.storage import write_json
-from data_gen.pack_config import PackConfig
-
-DESCRIPTION = """
-Packs pre-training records, BERT's or those for causal language modeling: several sequences in one record of
-fixed length, next to no padding.
-
-Without --input_file it packs the embedded sample corpus. With it, OUTPUT_DIR receives
-packed-*.tfrecord and manifest.json. --json receives the table and, under `phases`, the seconds that each
-phase took. With --dry_run it says what packing would give: of your records, or of --histogram=FILE.
-"""
 
 
 def main(config):
@@ -52,10 +43,5 @@ def main(config):
         write_json(config.json, [{**row, "phases": phases} for row, phases in pairs])
 
 
-def command():
-    """Run `main` with the flags of the command line; returns the exit status."""
-    return run(main, PackConfig, DESCRIPTION)
-
-
 if __name__ == "__main__":
-    sys.exit(command())
+    sys.exit(run_command("pack"))

@@ -3,25 +3,23 @@
 import dataclasses
 import sys
 
-from bert_packed.core.command_line import print_table, run
+from bert_packed.cli import run_command
+from bert_packed.core.command_line import print_table
 from bert_packed.core.settings import InputError, check_settings, setting
 from data_gen.pack_config import OVERLONG_CHOICES
-
-DESCRIPTION = """
-Proves that packs hold every sequence of their inputs exactly once. It compares tokens, sentence A/B, mask
-positions and labels, and next-sentence labels. Of records for causal language modeling it compares tokens,
-labels and the bytes of text that they cover.
-
-It also proves that the manifest.json beside the packs, if there is one, is true. It checks checksums, counts,
-histogram, plan, efficiency and the proven lower bound, and vocabulary and objective against the inputs'
-manifest. Exit status 0 if all is so. Exit status 1, with the first differences or what is false, if not or
-where a pack breaks the layout.
-"""
 
 
 @dataclasses.dataclass(frozen=True)
 class VerifyConfig:
-    """Settings of one comparison; checks itself, raises `InputError`."""
+    """Proves that packs hold every sequence of their inputs exactly once. It compares tokens, sentence
+    A/B, mask positions and labels, and next-sentence labels. Of records for causal language modeling
+    it compares tokens, labels and the bytes of text that they cover.
+
+    It also proves that the manifest.json beside the packs, if there is one, is true. It checks
+    checksums, counts, histogram, plan, efficiency and the proven lower bound, and vocabulary and
+    objective against the inputs' manifest. Exit status 0 if all is so. Exit status 1, with the first
+    differences or what is false, if not or where a pack breaks the layout.
+    """
 
     input_file: str = setting("", "unpacked TFRecords: comma-separated paths or globs")
     packed_file: str = setting("", "packs made of them: comma-separated paths or globs")
@@ -65,10 +63,5 @@ def main(config):
     return 0 if result.is_good else 1
 
 
-def command():
-    """Run `main` with the flags of the command line; returns the exit status."""
-    return run(main, VerifyConfig, DESCRIPTION)
-
-
 if __name__ == "__main__":
-    sys.exit(command())
+    sys.exit(run_command("verify"))

@@ -1,13 +1,11 @@
 """Write docs/reference/flags.md from the settings of all commands: `python -m docs.write_flags`."""
 
 import dataclasses
-import importlib
 import re
 import textwrap
 from pathlib import Path
-from unittest import mock
 
-from bert_packed.__main__ import COMMANDS
+from bert_packed.cli import COMMANDS
 from bert_packed.core.settings import as_text
 
 PAGE = Path(__file__).resolve().parent / "reference" / "flags.md"
@@ -39,17 +37,9 @@ See also: [training.md](../guides/training.md), [several_devices.md](../guides/s
 """
 
 
-def config_class_of(name):
-    """The class of a command's settings."""
-    module = importlib.import_module(COMMANDS[name][0])
-    # As `command` would pass it on
-    with mock.patch.object(module, "run", lambda main, config_class, description: config_class):
-        return module.command()
-
-
 def page():
     """The text of docs/reference/flags.md."""
-    classes = {name: config_class_of(name) for name in COMMANDS}
+    classes = {name: command.load_config() for name, command in COMMANDS.items()}
     described = {name: groups(name, config_class) for name, config_class in classes.items()}
     shared = {
         heading: [
@@ -69,7 +59,7 @@ def page():
         if name == FINETUNING[0]:
             about = "Flags that all three fine-tunings have, with the same meaning and default."
             parts += [f"## {SHARED}\n\n{about}\n", *write_groups(SHARED, shared)]
-        about = COMMANDS[name][1]
+        about = COMMANDS[name].about
         more = f", beside the flags of [{SHARED}](#squad-glue-and-ner)" if name in FINETUNING else ""
         parts += [f"## {name}\n\n{about[0].upper()}{about[1:]}{more}.\n", *write_groups(name, its_groups)]
     return "\n".join([*parts, FOOT])

@@ -20,7 +20,7 @@ def run_benchmark(name, **flags):
     """The exit status of `python -m benchmarks.NAME --flag=value ...`."""
     module = importlib.import_module(f"benchmarks.{name}")
     argv = [name, *(f"--{flag}={value}" for flag, value in flags.items())]
-    return run(module.main, config_class(module), module.DESCRIPTION, argv)
+    return run(module.main, config_class(module), argv)
 
 
 def tables_of(name, folder, status=0, **flags):

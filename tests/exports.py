@@ -2,14 +2,13 @@
 
 import numpy as np
 
-from bert_packed import export
 from bert_packed.core.command_line import run
+from bert_packed.runs.checkpoint_export import export_checkpoint
+from bert_packed.runs.export_config import ExportConfig
 
 
 def run_export(**flags):
-    return run(
-        export.main, export.ExportConfig, "", ["export", *(f"--{name}={v}" for name, v in flags.items())]
-    )
+    return run(export_checkpoint, ExportConfig, ["export", *(f"--{name}={v}" for name, v in flags.items())])
 
 
 def assert_close(got, want):

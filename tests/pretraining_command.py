@@ -5,7 +5,7 @@ import json
 
 from tiny import CONFIG, write_data
 
-import run_pretraining
+from bert_packed import cli
 from bert_packed.core import command_line
 from bert_packed.objectives.features import BATCH_NAMES
 from bert_packed.records import tfrecords
@@ -51,9 +51,8 @@ def arguments(data, output_dir, **changes):
 def run(*arguments):
     """The command in this process: exit status."""
     return command_line.run(
-        run_pretraining.main,
+        cli.pretrain,
         PretrainingConfig,
-        run_pretraining.DESCRIPTION,
         ["run_pretraining.py", *arguments],
     )
 

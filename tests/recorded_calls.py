@@ -41,7 +41,7 @@ def run(main, config_class, recorded=(), replaced=None, **flags):
             function = getattr(module, name)
             patch.setattr(module, name, recording(name, function, replaced.get((module, name), function)))
         with contextlib.redirect_stderr(error), contextlib.redirect_stdout(out):
-            seen.status = command_line.run(main, config_class, "", argv)
+            seen.status = command_line.run(main, config_class, argv)
     seen.error, seen.out = error.getvalue(), out.getvalue()
     return seen
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from bert_packed.runs.pretraining_config import PretrainingConfig
-from bert_packed.tasks.config import GlueConfig, NerConfig, SquadConfig
+from bert_packed.tasks.glue.config import GlueConfig
+from bert_packed.tasks.ner.config import NerConfig
+from bert_packed.tasks.squad.config import SquadConfig
 from docs import write_flags
 
 ROOT = Path(__file__).resolve().parent.parent

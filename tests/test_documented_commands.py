@@ -20,7 +20,7 @@ from conftest import run_uncompiled
 from documented_commands import PAGES, ROOT, SPAN_START, blocks, commands, spans
 
 import bert_packed  # noqa: F401  examples name it
-from bert_packed.__main__ import COMMANDS, main
+from bert_packed.cli import COMMANDS, main
 from bert_packed.core import command_line
 from bert_packed.core.settings import InputError
 
@@ -163,11 +163,11 @@ def runnable(page, folder="."):
 
 def settings_of(words):
     """The settings class of the program of a command, and its arguments with the program's name."""
-    is_ours = words[0] == "bert-packed"
-    module, arguments = (COMMANDS[words[1]][0], words[1:]) if is_ours else (words[2], words[2:])
-    found = []
+    if words[0] == "bert-packed":
+        return COMMANDS[words[1]].load_config(), words[1:]
+    module, arguments, found = words[2], words[2:], []
     with pytest.MonkeyPatch.context() as monkeypatch, contextlib.suppress(SystemExit):
-        monkeypatch.setattr(command_line, "run", lambda main, settings, description: found.append(settings))
+        monkeypatch.setattr(command_line, "run", lambda main, settings: found.append(settings))
         runpy.run_path(str(ROOT / f"{module.replace('.', '/')}.py"), run_name="__main__")
     return found[0], arguments
 

@@ -7,27 +7,22 @@ import numpy as np
 import pytest
 from tiny import CONFIG, make_engine, to_floats
 
-import run_pretraining
-from bert_packed.core import command_line
+from bert_packed import cli
 from bert_packed.core.settings import InputError
 from bert_packed.data.batches import CheckedBatches
 from bert_packed.data.input_pipeline import eval_batches
 from bert_packed.objectives.objective import add_sums
 from bert_packed.records.first_records import read_pack_spec
 from bert_packed.records.inputs import find_files
-from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.training.metrics_log import read_rows
-from data_gen import create_pretraining_data, pack_tfrecords, verify_tfrecords
-from data_gen.pack_config import PackConfig
-from data_gen.text.create_config import CreateConfig
 
 MAX_SEQ_LENGTH = 48
 WORDS = [f"{a}{b}{c}" for a in "bdfgk" for b in "aeiou" for c in "lmnrst"]
 
 
-def run(module, config_class, **flags):
+def run(name, **flags):
     arguments = [f"--{name}={value}" for name, value in flags.items()]
-    return command_line.run(module.main, config_class, module.DESCRIPTION, [module.__name__, *arguments])
+    return cli.run_command(name, [name, *arguments])
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +39,7 @@ def job(tmp_path_factory):
     ]
     (folder / "text.txt").write_text("\n\n".join(documents))
     status = run(
-        create_pretraining_data,
-        CreateConfig,
+        "create",
         input_file=folder / "text.txt",
         output_dir=folder / "instances",
         max_seq_length=MAX_SEQ_LENGTH,
@@ -60,8 +54,7 @@ def job(tmp_path_factory):
         for name, depth in (("packed", "max"), ("unpacked", 1)):
             target = folder / name / split
             status = run(
-                pack_tfrecords,
-                PackConfig,
+                "pack",
                 input_file=f"{folder}/instances/{split}-*.tfrecord",
                 output_dir=target,
                 max_seq_length=MAX_SEQ_LENGTH,
@@ -69,8 +62,7 @@ def job(tmp_path_factory):
             )
             assert status == 0
             status = run(
-                verify_tfrecords,
-                verify_tfrecords.VerifyConfig,
+                "verify",
                 input_file=f"{folder}/instances/{split}-*.tfrecord",
                 packed_file=f"{target}/*.tfrecord",
             )
@@ -108,8 +100,7 @@ def test_training_learns(job):
     config = dataclasses.replace(_with_vocabulary(job), num_hidden_layers=1)
     (job / "bert_config.json").write_text(json.dumps(vars(config)))
     status = run(
-        run_pretraining,
-        PretrainingConfig,
+        "pretrain",
         input_file=f"{job}/packed/train/*.tfrecord",
         eval_input_file=f"{job}/packed/eval/*.tfrecord",
         output_dir=folder,
@@ -131,7 +122,7 @@ def test_training_learns(job):
 
 def test_unpacked_records_are_refused_with_the_command(job, capsys):
     flags = {"input_file": f"{job}/instances/train-*.tfrecord", "output_dir": job / "refused"}
-    assert run(run_pretraining, PretrainingConfig, **flags) == 2
+    assert run("pretrain", **flags) == 2
     message = capsys.readouterr().err
     assert "python data_gen/pack_tfrecords.py --input_file=" in message and message.count("\n") == 1
     with pytest.raises(InputError, match="holds unpacked records"):

@@ -47,20 +47,15 @@ ORDER = {
     | {"torch", "transformers"},
 }
 COMMANDS = [
+    "bert_packed.__main__",
+    "bert_packed.cli",
     "data_gen.create_pretraining_data",
     "data_gen.pack_tfrecords",
     "data_gen.verify_tfrecords",
     "data_gen.find_sources",
-    "bert_packed.audit",
-    "bert_packed.export",
-    "bert_packed.finetune_glue",
-    "bert_packed.finetune_ner",
-    "bert_packed.squad_eval",
-    "bert_packed.train_from_text",
     "run_pretraining",
     "run_squad",
 ]
-LINES_OF_A_COMMAND = 150
 HALVES = ("data_gen", "bert_packed")
 # Model, losses and optimizer are one code for both backends. Besides `parallel`, whose layouts are JAX's
 # alone, and `benchmarks`, these modules import one
@@ -126,7 +121,7 @@ TREES = {module: ast.parse(path.read_text()) for module, path in ALL.items()}
 
 def folder_of(module):
     """The key of `ORDER` that a module belongs to; None where it belongs to none."""
-    if module in (*COMMANDS, "bert_packed.__main__"):
+    if module in COMMANDS:
         return "commands"
     return max((name for name in ORDER if f"{module}.".startswith(f"{name}.")), key=len, default=None)
 
@@ -157,7 +152,8 @@ def test_imports_follow_the_order():
             allowed -= set(order[order.index("bert_packed.layers") : order.index("data_gen.jobs")])
         against += [f"{module} imports {name}" for name in sorted(ours) if folder_of(name) not in allowed]
         against += [f"{module} imports {name}" for name in sorted(others - ORDER[folder])]
-        against += [f"{module} imports a command" for name in ours if name in COMMANDS]
+        if folder != "commands":
+            against += [f"{module} imports a command" for name in ours if name in COMMANDS]
     assert not against
     assert {folder_of(module) for module in ALL} - {None} == set(ORDER)
     graphlib.TopologicalSorter({module: imported(module)[0] for module in ALL}).prepare()  # no circles
@@ -277,11 +273,6 @@ def test_a_private_door_is_seen(line):
 )
 def test_no_other_door_is_private(line):
     assert not list(private_doors(ast.parse(line), {"_own"}, {"_own"}))
-
-
-def test_commands_are_short():
-    for command in COMMANDS:
-        assert len(MODULES[command].read_text().splitlines()) <= LINES_OF_A_COMMAND, command
 
 
 def test_no_module_of_odds_and_ends():

@@ -5,27 +5,16 @@ By the syntax trees of the sources. That a value which is read has its effect, t
 
 import ast
 import dataclasses
-import importlib
 from pathlib import Path
 
 import pytest
 
+from bert_packed.cli import COMMANDS
+
 ROOT = Path(__file__).parents[1]
 SOURCES = [*ROOT.glob("run_*.py"), *ROOT.glob("bert_packed/**/*.py"), *ROOT.glob("data_gen/**/*.py")]
 TREES = {path: ast.parse(path.read_text()) for path in SOURCES}
-CONFIGS = {
-    "bert_packed.runs.pretraining_config": ["PretrainingConfig"],
-    "bert_packed.tasks.config": ["SquadConfig", "GlueConfig", "NerConfig"],
-    "bert_packed.runs.export_config": ["ExportConfig"],
-    "bert_packed.evaluation.checkpoint_audit": ["AuditConfig"],
-    "bert_packed.squad_eval": ["EvalConfig"],
-    "bert_packed.text_to_model.config": ["TrainConfig"],
-    "data_gen.text.create_config": ["CreateConfig"],
-    "data_gen.pack_config": ["PackConfig"],
-    "data_gen.verify_tfrecords": ["VerifyConfig"],
-    "data_gen.find_sources": ["SourcesConfig"],
-}
-CLASSES = [getattr(importlib.import_module(module), name) for module in CONFIGS for name in CONFIGS[module]]
+CLASSES = [command.load_config() for command in COMMANDS.values()]
 SETTINGS = {field.name for config_class in CLASSES for field in dataclasses.fields(config_class)}
 OTHER_NAMES = {"num_packs"}  # of the audit, which makes one batch of them
 CHECKS = ("__post_init__", "check_given")  # of a config: what they read has no other effect

@@ -5,6 +5,7 @@ Entry points import their heavy modules inside `main`, so that `--help` and mist
 
 import contextlib
 import dataclasses
+import inspect
 import logging
 import os
 import signal
@@ -34,13 +35,13 @@ STATUS_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
-def run(main, config_class, description, argv=None):
+def run(main, config_class, argv=None):
     """Parse flags into a config, run a command, and turn mistakes into one line.
 
     Args:
         main: Function from the config to an exit status (None is 0).
-        config_class: Frozen dataclass whose fields come from `settings.setting`; it checks itself.
-        description: The text above the flags in `--help`.
+        config_class: Frozen dataclass whose fields come from `settings.setting`; it checks itself. Its
+            docstring heads the flags in `--help`.
         argv: Program name and arguments; default `sys.argv`.
 
     Returns:
@@ -52,7 +53,7 @@ def run(main, config_class, description, argv=None):
     program = Path(argv[0]).name
     if asked := HELP_FLAGS.intersection(argv[1:]):
         is_full = "--helpfull" in asked
-        _print_for_readers_that_may_stop(help_text(program, config_class, description, is_full))
+        _print_for_readers_that_may_stop(help_text(program, config_class, is_full))
         return 0
     _show_log()
     try:
@@ -159,7 +160,7 @@ def _check_output_file(flag, path):
         raise InputError(f"{rule}: {error.strerror} in {folder}.") from error
 
 
-def help_text(program, config_class, description, is_full=True):
+def help_text(program, config_class, is_full=True):
     """The text of `--help`: description, then by group every flag with meaning, rule and default.
 
     Groups are in the order of their first settings, or of the class's `help_order`, a list of headings.
@@ -169,7 +170,7 @@ def help_text(program, config_class, description, is_full=True):
     usage = (
         f"usage: {program} {f'{positional} ... ' if positional else ''}[--flagfile=FILE] [--name=value ...]"
     )
-    lines = [description.strip(), "", usage]
+    lines = [inspect.getdoc(config_class), "", usage]
     fields = dataclasses.fields(config_class)
     shown = [field for field in fields if is_full or not field.metadata["advanced"]]
     groups, heading = {}, ""

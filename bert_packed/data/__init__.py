@@ -1,4 +1,4 @@
-"""Batches of packs, from pre-training records or from labelled sequences for fine-tuning.
+"""Batches of packs from pre-training records.
 
 Read `read_order.py`, `input_pipeline.py`, `batches.py`.
 """

@@ -1,4 +1,4 @@
-"""Parts of a run: its directory, its data, its engine, what it prints.
+"""A pre-training run: its directory, its data, its engine, what it prints.
 
-Read `run_directory.py`, then `pretraining.py` or `finetuning.py` from top to bottom.
+Read `run_directory.py`, then `pretraining.py` from top to bottom.
 """

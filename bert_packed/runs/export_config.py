@@ -12,7 +12,18 @@ IF_HF = {"format=hf": "be left out unless --format=hf"}
 
 @dataclasses.dataclass(frozen=True)
 class ExportConfig:
-    """Every flag of the command."""
+    """Writes a packed model in a form that other programs open.
+
+    hf           config.json, model.safetensors and a model card, README.md. It opens with
+                 transformers.BertForPreTraining.from_pretrained(OUTPUT_DIR), or with BertForMaskedLM without
+                 next sentences. A fine-tuned model opens as BertForQuestionAnswering,
+                 BertForSequenceClassification or BertForTokenClassification, a Mamba as MambaForCausalLM or
+                 Mamba2ForCausalLM.
+    keras        model.keras. Import bert_packed.architectures.bert.heads, .modern_bert.model, .mamba.model or
+                 .mamba2.model, where the model's class is. Then call keras.saving.load_model.
+    saved_model  TensorFlow SavedModel of static shapes, with signatures `packed` and `unpacked`. It returns
+                 the logits of the heads that the model has.
+    """
 
     init_checkpoint: str = setting(
         "", "what to export: as in run_pretraining.py", required=True, group="Checkpoint and folder"
@@ -30,7 +41,7 @@ class ExportConfig:
     do_lower_case: bool = setting(True, "hf: whether WordPieces are without case and accents")
     audit_file: str = setting(
         "",
-        "hf: what python -m bert_packed.audit --json=FILE wrote of it, for the model card; empty = none",
+        "hf: what bert-packed audit --json=FILE wrote of it, for the model card; empty = none",
         only_with=IF_HF,
     )
     batch_size: int = setting(8, "saved_model: packs per call", minimum=1, group="SavedModel")

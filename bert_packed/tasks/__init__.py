@@ -1,4 +1,4 @@
-"""Labelled data for fine-tuning: SQuAD, GLUE and tagged words as sequences, and packs for every update.
+"""Fine-tuning tasks, a folder each: files to sequences, objective, predictions, scores.
 
-Read `squad.py` and `squad_windows.py`, or `glue.py`, or `conll.py`; then `update_packs.py`.
+Read `registry.py`, then `config.py`, `run.py` and `batches.py`, which all tasks share; then a task's `task.py`.
 """

@@ -1,12 +1,36 @@
-"""Fine-tuning as a function: from a config and files to a trained model, predictions and scores."""
+"""Table of the fine-tuning tasks, a folder and a row each; no Keras."""
+
+import dataclasses
+import importlib
 
 from bert_packed.core.settings import InputError
-from bert_packed.tasks.config import GlueConfig, NerConfig, SquadConfig
-from bert_packed.tasks.glue.task import finetune_glue
-from bert_packed.tasks.ner.task import finetune_ner
-from bert_packed.tasks.squad.task import finetune_squad
 
-TASKS = {SquadConfig: finetune_squad, GlueConfig: finetune_glue, NerConfig: finetune_ner}
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One kind of fine-tuning, in the folder `package`.
+
+    Its module `config` has the class of its settings, a `FinetuneConfig`. Its module `task` has `finetune`,
+    from such a config to a `FinetuningResult`, and may need Keras.
+    """
+
+    about: str  # a line of the list of commands
+    package: str
+    config_name: str
+    command: str = "fine_tune"  # the function of `bert_packed.cli`
+
+    @property
+    def config(self):
+        """Module and name of the class of its settings."""
+        return f"{self.package}.config:{self.config_name}"
+
+
+# By the name of the command
+TASKS = {
+    "squad": Task("fine-tuning on SQuAD", "bert_packed.tasks.squad", "SquadConfig", "squad"),
+    "glue": Task("fine-tuning on GLUE", "bert_packed.tasks.glue", "GlueConfig"),
+    "ner": Task("fine-tuning to tag words", "bert_packed.tasks.ner", "NerConfig"),
+}
 
 
 def finetune(config):
@@ -16,11 +40,10 @@ def finetune(config):
         scores = bert_packed.finetune(config).scores
 
     Args:
-        config: `SquadConfig`, `GlueConfig` or `NerConfig` of `bert_packed.tasks.config`: the flags
-            of the three commands.
+        config: `SquadConfig`, `GlueConfig` or `NerConfig`: the flags of the three commands.
 
     Returns:
-        `FinetuningResult`, of that module.
+        `FinetuningResult` of `bert_packed.tasks.config`.
 
     Raises:
         InputError: settings, files or an earlier run in the output directory cannot be used, with the words
@@ -28,7 +51,10 @@ def finetune(config):
         OSError: a file cannot be read or written.
         MemoryError: the devices have too little memory.
     """
-    if type(config) not in TASKS:
-        names = ", ".join(one.__name__ for one in TASKS)
-        raise InputError(f"`config` must be one of {names}. Received: {type(config).__name__}.")
-    return TASKS[type(config)](config)
+    for task in TASKS.values():
+        # By name, which imports nothing; a class of the same name elsewhere is no task's
+        kind = type(config)
+        if task.config == f"{kind.__module__}:{kind.__name__}":
+            return importlib.import_module(f"{task.package}.task").finetune(config)
+    names = ", ".join(task.config_name for task in TASKS.values())
+    raise InputError(f"`config` must be one of {names}. Received: {type(config).__name__}.")

@@ -20,7 +20,17 @@ TRAINING = ("bert_config_file", "num_train_epochs", "train_hours", "train_batch_
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """Settings from text to a model; checks itself, raises `InputError`. Zeros are chosen by the data."""
+    """Makes a model from text with one command. It makes a vocabulary, instances with a held-out split,
+    and packs, and proves that every sequence is in them once. It trains a masked language model with
+    other masks in every epoch, and audits that no sequence of a pack sees another. Then it exports the
+    model for transformers and load_encoder.
+
+    The same command continues after a kill and leaves out what is done. OUTPUT_DIR/flags has what was
+    chosen, as flagfiles of the single commands; a setting changed in pretrain.flags before training
+    has saved is honored.
+
+    Exit status 1: the proof or the audit has found a fault.
+    """
 
     input_file: str = setting(
         "",

@@ -10,7 +10,7 @@ from bert_packed.training.program_text import executions
 
 LIBRARY_PRODUCTS = re.compile(r"__cublas\$(lt\$)?matmul|__cublas\$gemm")
 OTHER_PRODUCTS = re.compile(r"gemm|matmul|triton|mosaic_gpu|__cudnn\$", re.IGNORECASE)
-# Of Pallas kernels, whose programs are not printed: for TPUs, and as `gpu_attention` adds it
+# Of Pallas kernels, whose programs are not printed: for TPUs, and as `kernels/gpu/attention.py` adds it
 _DECLARED_FLOPS = {
     "tpu_custom_call": re.compile(r'"cost_estimate":\{"flops":"?(\d+)'),
     "__gpu$xla.gpu.triton": re.compile(r"\\22flops\\22: \\22(\d+)"),

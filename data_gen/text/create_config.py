@@ -27,7 +27,13 @@ USUAL_RATES = {"mask_replace_prob": MASK_REPLACE_PROB, "random_replace_prob": RA
 
 @dataclasses.dataclass(frozen=True)
 class CreateConfig:
-    """Settings of one run; checks itself, raises `InputError`. Names are google-research/bert's."""
+    """Makes BERT pre-training records from text: masked sentence pairs in google-research/bert's format.
+    With --objective=causal_lm it makes pieces of documents with every next token as label, for models
+    such as Mamba.
+
+    Without --input_file it reads the embedded sample corpus. OUTPUT_DIR receives train-*.tfrecord,
+    with --eval_fraction also eval-*.tfrecord, and vocab.txt, or tokenizer.json, and manifest.json.
+    """
 
     input_file: str = setting(
         "",

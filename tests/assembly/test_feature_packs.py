@@ -16,7 +16,7 @@ from data_gen import pack_steps, verify_tfrecords
 from data_gen.jobs.steps import Job
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import metrics_row, pack
-from data_gen.pack_tfrecords import DESCRIPTION, main
+from data_gen.pack_tfrecords import main
 
 ONE = "inputs:int:40"
 PAIRS = "inputs:int:40,targets:int:12"
@@ -125,7 +125,7 @@ def test_packs_of_other_features_have_no_verifier(tmp_path, capsys):
     pack_into(out, path, PAIRS, num_shards=1)
     argv = ["v.py", f"--input_file={path}", f"--packed_file={out}/*.tfrecord"]
     capsys.readouterr()  # the summary, shown where a command has run before
-    assert run(verify_tfrecords.main, verify_tfrecords.VerifyConfig, verify_tfrecords.DESCRIPTION, argv) == 2
+    assert run(verify_tfrecords.main, verify_tfrecords.VerifyConfig, argv) == 2
     assert capsys.readouterr().err == (
         "v.py: error: `packed_file` must be packs of BERT's records: those of --features have no verifier. "
         f"Received: {out}/packed-00000-of-00001.tfrecord.\n"
@@ -272,7 +272,7 @@ def test_what_fits_is_read_and_what_does_not_is_dropped(tmp_path, monkeypatch):
 )
 def test_flags_that_features_cannot_follow(tmp_path, capsys, spec, flag, message):
     argv = ["p.py", "--input_file=x", f"--output_dir={tmp_path / 'out'}", f"--features={spec}", flag]
-    assert run(main, PackConfig, DESCRIPTION, argv) == 2
+    assert run(main, PackConfig, argv) == 2
     error = capsys.readouterr().err
     assert message in error and "Received: " in error and error.count("\n") == 1
 

@@ -14,10 +14,11 @@ from tiny import CONFIG
 from benchmarks import inference_speed
 from benchmarks.inference_speed import InferenceConfig, padded_batches, peer_shapes, speed_rows
 from benchmarks.peers.process import torch_processes
-from bert_packed import export
 from bert_packed.checkpoints import starting_weights
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
+from bert_packed.runs.checkpoint_export import export_checkpoint
+from bert_packed.runs.export_config import ExportConfig
 from data_gen.text import sample_corpus
 
 
@@ -78,7 +79,7 @@ def test_the_command_with_transformers(tmp_path, flags):
     import_reference()
     argv = ["export", f"--init_checkpoint={flags['init_checkpoint']}", f"--output_dir={tmp_path / 'hf'}"]
     argv.append(f"--vocab_file={flags['vocab_file']}")
-    assert run(export.main, export.ExportConfig, export.DESCRIPTION, argv) == 0
+    assert run(export_checkpoint, ExportConfig, argv) == 0
     flags |= {"init_checkpoint": tmp_path / "hf", "reference": "true"}
     rows = tables_of("inference_speed", tmp_path, **flags)["texts"]
     hows = "padded to 24", "padded to the longest", "sorted by length"

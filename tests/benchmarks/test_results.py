@@ -20,7 +20,7 @@ COMMANDS.remove("results_page")  # measures nothing
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_benchmark_explains_itself(name, capsys):
     module = importlib.import_module(f"benchmarks.{name}")
-    assert run(module.main, config_class(module), module.DESCRIPTION, [name, "--help"]) == 0
+    assert run(module.main, config_class(module), [name, "--help"]) == 0
     printed = capsys.readouterr().out
     assert module.DESCRIPTION.strip()[:200] in printed and "--json" in printed
 

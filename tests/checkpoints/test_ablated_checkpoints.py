@@ -7,17 +7,19 @@ import pytest
 from squad_files import CONTEXT, entry, write
 from tiny import CONFIG, make_engine, write_data
 
-import run_pretraining
-import run_squad
-from bert_packed import audit, export, finetune_glue
+from bert_packed import cli
 from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import QUESTION_ANSWERING, ablate
 from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.core import command_line
 from bert_packed.core.settings import InputError
 from bert_packed.evaluation import contamination, inference
+from bert_packed.evaluation.checkpoint_audit import AuditConfig
+from bert_packed.runs.checkpoint_export import export_checkpoint
+from bert_packed.runs.export_config import ExportConfig
 from bert_packed.runs.pretraining_config import PretrainingConfig
-from bert_packed.tasks.config import GlueConfig, SquadConfig
+from bert_packed.tasks.glue.config import GlueConfig
+from bert_packed.tasks.squad.config import SquadConfig
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.engines.engine import named_weights
 
@@ -27,7 +29,7 @@ REFUSED = "holds another model: ablation"
 
 def run(main, config_class, **flags):
     argv = ["program", *(f"--{name}={value}" for name, value in flags.items())]
-    return command_line.run(main, config_class, "", argv)
+    return command_line.run(main, config_class, argv)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def files(tmp_path_factory):
     config = ablate(CONFIG, "no_attention_mask")
     checkpoint.save_weights(folder / "ours", make_engine(config=config).weights(), config)
     flags = {"init_checkpoint": folder / "ours", "output_dir": folder / "hugging_face"}
-    assert run(export.main, export.ExportConfig, **flags) == 0
+    assert run(export_checkpoint, ExportConfig, **flags) == 0
     (folder / "plain.json").write_text(json.dumps(dataclasses.asdict(CONFIG)))
     words = [f"w{number}" for number in range(CONFIG.vocab_size - len(SPECIAL_TOKENS))]
     (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *words]) + "\n")
@@ -52,14 +54,14 @@ def command_of(name, files):
     text = {"vocab_file": files / "vocab.txt", "max_seq_length": 24}
     questions = {"train_file": files / "questions.json", "do_predict": "false", "max_query_length": 8}
     return {
-        "pretraining": (run_pretraining.main, PretrainingConfig, {"input_file": f"{files}/*.tfrecord"}),
-        "squad": (run_squad.main, SquadConfig, {**text, **questions}),
+        "pretraining": (cli.pretrain, PretrainingConfig, {"input_file": f"{files}/*.tfrecord"}),
+        "squad": (cli.squad, SquadConfig, {**text, **questions}),
         "glue": (
-            finetune_glue.main,
+            cli.fine_tune,
             GlueConfig,
             {**text, "task_name": "SST-2", "data_dir": files, "do_eval": "false"},
         ),
-        "export": (export.main, export.ExportConfig, {}),
+        "export": (export_checkpoint, ExportConfig, {}),
     }[name]
 
 
@@ -78,8 +80,8 @@ def test_commands_refuse_it_in_one_line(files, tmp_path, capsys, name, form):
 def test_the_audit_fails_it(files, form, capsys, monkeypatch):
     monkeypatch.setattr(contamination, "audit", lambda *_: [])  # only what the settings tell
     flags = {"input_file": f"{files}/*.tfrecord", "init_checkpoint": files / form}
-    status = run(audit.main, audit.AuditConfig, **flags, bert_config_file=files / "plain.json")
-    assert status == audit.STATUS_FAILED
+    status = run(cli.audit, AuditConfig, **flags, bert_config_file=files / "plain.json")
+    assert status == cli.STATUS_FAILED
     assert "settings: ablations of the checkpoint" in capsys.readouterr().out
 
 

@@ -10,7 +10,6 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tiny import CONFIG, make_engine
 
-from bert_packed import export
 from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import PRETRAINING, QUESTION_ANSWERING
 from bert_packed.checkpoints import checkpoint, starting_weights
@@ -18,6 +17,8 @@ from bert_packed.checkpoints.checkpoint import check_checkpoint, list_checkpoint
 from bert_packed.core import command_line
 from bert_packed.core.settings import InputError
 from bert_packed.runs import run_directory
+from bert_packed.runs.checkpoint_export import export_checkpoint
+from bert_packed.runs.export_config import ExportConfig
 from bert_packed.runs.run_directory import find_whole_checkpoint
 from bert_packed.training.engines.engine import named_weights
 from bert_packed.training.optimization import Lamb
@@ -136,7 +137,7 @@ def test_nothing_starts_from_a_damaged_one(folder, tmp_path, capsys, engine, nam
         for variable in weights:
             np.testing.assert_array_equal(weights[variable].numpy(), before[variable])
     argv = ["export.py", f"--init_checkpoint={folder}", f"--output_dir={tmp_path}/out"]
-    assert command_line.run(export.main, export.ExportConfig, "", argv) == 2
+    assert command_line.run(export_checkpoint, ExportConfig, argv) == 2
     error = capsys.readouterr().err
     assert str(path) in error and error.count("\n") == 1
 

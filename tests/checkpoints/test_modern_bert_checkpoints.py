@@ -14,13 +14,14 @@ from reference import import_reference
 from reference_models import load_ours
 from safetensors.numpy import load_file
 
-from bert_packed import audit
+from bert_packed import cli
 from bert_packed.architectures.modern_bert.checkpoint_names import tensor_names
 from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import MASKED_LM, MODEL_SIZES, ablate, config_json, load_model_config
 from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
+from bert_packed.evaluation.checkpoint_audit import AuditConfig
 from bert_packed.text import byte_bpe
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.engines.engine import named_weights
@@ -268,7 +269,7 @@ def test_the_audit(tmp_path, capsys, ablation):
     write_packs(tmp_path / "packs.tfrecord", packs, LENGTH)
     flags = {"input_file": tmp_path / "packs.tfrecord", "init_checkpoint": tmp_path / "ours"}
     argv = ["audit", *(f"--{name}={value}" for name, value in flags.items())]
-    status = run(audit.main, audit.AuditConfig, "", argv)
+    status = run(cli.audit, AuditConfig, argv)
     failed = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines() if "FAIL" in line]
     assert (status == 0) == (ablation == "") == (not failed)
     if ablation == "no_attention_mask":

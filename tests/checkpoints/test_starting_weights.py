@@ -11,7 +11,7 @@ from foreign_checkpoints import ONE_LAYER, WIDTH, make_tensors, write_google, wr
 from packs import VOCAB_SIZE
 from tiny import make_engine, write_data
 
-import run_pretraining
+from bert_packed import cli
 from bert_packed.architectures.registry import PRETRAINING
 from bert_packed.checkpoints import checkpoint, pretrained_files, starting_weights
 from bert_packed.core import command_line
@@ -302,7 +302,7 @@ def test_a_run_starts_from_a_foreign_checkpoint(tmp_path, capsys):
         "num_train_steps": 1,
     }
     argv = ["run_pretraining.py", *(f"--{name}={value}" for name, value in flags.items())]
-    assert command_line.run(run_pretraining.main, PretrainingConfig, "", argv) == 0
+    assert command_line.run(cli.pretrain, PretrainingConfig, argv) == 0
     assert f"starts from {len(theirs)} tensors of {folder}/model.safetensors" in capsys.readouterr().out
 
 

@@ -10,12 +10,13 @@ from keras import ops
 from packs import packed_and_unpacked, random_packs, write_packs
 from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine, replace_sums, write_data
 
-from bert_packed import audit
+from bert_packed import cli
 from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import QUESTION_ANSWERING, ablate
 from bert_packed.checkpoints import checkpoint
 from bert_packed.core.command_line import run
 from bert_packed.evaluation import contamination
+from bert_packed.evaluation.checkpoint_audit import AuditConfig
 from bert_packed.evaluation.contamination import unpack_batch
 from bert_packed.layers import context
 from bert_packed.layers.context import PackContext
@@ -170,7 +171,7 @@ def run_audit(folder, **changes):
         "json": folder / "audit.json",
         **changes,
     }
-    return run(audit.main, audit.AuditConfig, "", ["audit", *(f"--{n}={v}" for n, v in flags.items())])
+    return run(cli.audit, AuditConfig, ["audit", *(f"--{n}={v}" for n, v in flags.items())])
 
 
 def test_command_passes(on_disk, capsys):
@@ -186,7 +187,7 @@ def test_flags_arrive(on_disk, capsys, monkeypatch):
     given = []
     checks = [contamination.Check("small", 0.25, 0.5), contamination.Check("large", 1.0, 0.5)]
     monkeypatch.setattr(contamination, "audit", lambda *of: given.append(of) or checks)
-    assert run_audit(on_disk, num_packs=2, mlm_loss="per_token", tolerance=0.5) == audit.STATUS_FAILED
+    assert run_audit(on_disk, num_packs=2, mlm_loss="per_token", tolerance=0.5) == cli.STATUS_FAILED
     ((engine, batch, tolerance),) = given
     assert tolerance == 0.5
     assert batch["slot_weights"].sum(axis=1).tolist() == [4, 3]  # chosen: the first two packs have 4 and 2
@@ -217,7 +218,7 @@ def test_a_checkpoint_of_an_ablation_fails(on_disk, tmp_path, capsys):
     """Without next-sentence loss the weights alone look sound."""
     config = ablate(CONFIG, "no_next_sentence")
     checkpoint.save_weights(tmp_path / "model", make_engine(config=config).weights(), config)
-    assert run_audit(on_disk, init_checkpoint=tmp_path / "model") == audit.STATUS_FAILED
+    assert run_audit(on_disk, init_checkpoint=tmp_path / "model") == cli.STATUS_FAILED
     failed = [line for line in capsys.readouterr().out.splitlines() if "FAIL" in line]
     assert len(failed) == 1 and failed[0].startswith("settings: ablations of the checkpoint")
 

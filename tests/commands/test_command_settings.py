@@ -10,10 +10,13 @@ from packs import random_packs, random_sequence, write_packs
 from recorded_calls import run
 from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
 
-from bert_packed import audit, export
+from bert_packed import cli
 from bert_packed.checkpoints import checkpoint, export_formats
 from bert_packed.evaluation import contamination
+from bert_packed.evaluation.checkpoint_audit import AuditConfig
 from bert_packed.runs import model_card
+from bert_packed.runs.checkpoint_export import export_checkpoint
+from bert_packed.runs.export_config import ExportConfig
 from bert_packed.schema import PackSpec
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.engines.engine import named_weights
@@ -40,7 +43,7 @@ def files(tmp_path_factory):
 def audited(**flags):
     """The object of an audit, and its arguments."""
     stand_in = {(contamination, "audit"): lambda *_: []}
-    seen = run(audit.main, audit.AuditConfig, replaced=stand_in, **flags)
+    seen = run(cli.audit, AuditConfig, replaced=stand_in, **flags)
     assert seen.status == 0, seen.error
     (call,) = seen.calls["audit"]
     return call["engine"], call["batch"], call
@@ -76,7 +79,7 @@ def test_settings_of_the_audit(files, tmp_path):
     assert denominator(other_engine, other_batch, "mlm_loss") == "tokens"
     assert [each["tolerance"] for each in (call, other_call)] == [1e-5, 0.25]
     assert (tmp_path / "audit.json").exists()
-    flash = run(audit.main, audit.AuditConfig, **{**flags, "attention": "flash"})
+    flash = run(cli.audit, AuditConfig, **{**flags, "attention": "flash"})
     assert flash.status == 2 and "`attention`" in flash.error
 
 
@@ -126,7 +129,7 @@ def test_settings_of_the_export(files, tmp_path, name):
     flags = {flag: place(value) for flag, value in EXPORTS[name].items()}
     writers = [*((export_formats, writer) for writer in WRITERS), (model_card, "write_model_card")]
     stand_ins = {writer: lambda *_: None for writer in writers}
-    seen = run(export.main, export.ExportConfig, replaced=stand_ins, output_dir=tmp_path / name, **flags)
+    seen = run(export_checkpoint, ExportConfig, replaced=stand_ins, output_dir=tmp_path / name, **flags)
     assert seen.status == 0 and (tmp_path / name).is_dir()
     cards = [call["audit"] for call in seen.calls.pop("write_model_card", [])]
     assert cards == {"default": [None], "hf": [AUDIT]}.get(name, [])

@@ -18,7 +18,7 @@ from bert_packed.core import storage
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
 from bert_packed.records.provenance import find_documents, find_sources
-from data_gen.create_pretraining_data import DESCRIPTION, main
+from data_gen.create_pretraining_data import main
 from data_gen.jobs import runners
 from data_gen.jobs.steps import Job
 from data_gen.pack_config import PackConfig
@@ -42,7 +42,7 @@ def test_a_document_a_line_is_told(text, tmp_path, capsys, between, label, cause
     arguments = {"input_file": text[0], "vocab_file": text[1], "output_dir": tmp_path / "out"}
     arguments |= {"num_workers": 1, "max_seq_length": 32, "dupe_factor": 1}
     argv = ["create", *(f"--{name}={value}" for name, value in arguments.items())]
-    assert run(main, CreateConfig, DESCRIPTION, argv) == 0
+    assert run(main, CreateConfig, argv) == 0
     assert (read_split(tmp_path / "out", "train")[schema.NEXT_SENTENCE_LABELS] == label).all()
     error = capsys.readouterr().err
     assert re.search(
@@ -122,7 +122,7 @@ def test_a_run_behind_a_url_that_failed_goes_on(text, tmp_path, monkeypatch):
 def check_mistake(capsys, arguments, message):
     """Run the command line: exit status 2, and one line that holds `message`."""
     argv = ["create_pretraining_data.py", *(f"--{name}={value}" for name, value in arguments.items())]
-    assert run(main, CreateConfig, DESCRIPTION, argv) == 2
+    assert run(main, CreateConfig, argv) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.startswith("create_pretraining_data.py: error: ") and error.count("\n") == 1
@@ -181,7 +181,7 @@ def test_command_prints_a_table_and_writes_it(text, tmp_path, capsys):
     arguments = {"input_file": text[0], "vocab_file": text[1], "output_dir": tmp_path / "out"}
     arguments |= {"num_workers": 1, "max_seq_length": 32, "json": tmp_path / "table.json"}
     argv = ["create", *(f"--{name}={value}" for name, value in arguments.items())]
-    assert run(main, CreateConfig, DESCRIPTION, argv) == 0
+    assert run(main, CreateConfig, argv) == 0
     (row,) = json.loads((tmp_path / "table.json").read_text())
     assert row["split"] == "train" and row["documents"] == NUM_DOCUMENTS
     lengths = read_split(tmp_path / "out", "train")[schema.INPUT_MASK].sum(axis=1)

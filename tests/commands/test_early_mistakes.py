@@ -5,17 +5,17 @@ import sys
 
 import pytest
 
-import run_pretraining
+from bert_packed import cli
 from bert_packed.checkpoints.starting_weights import check_exists
 from bert_packed.core.settings import InputError
 from bert_packed.parallel import cluster
 from bert_packed.runs.pretraining_config import PretrainingConfig
+from bert_packed.training import engines
 
 PROGRAM = """
 import sys
-from {module} import command
-sys.argv[1:] = {flags!r}
-status = command()
+from bert_packed.cli import run_command
+status = run_command({command!r}, ["x", *{flags!r}])
 assert "tensorflow" not in sys.modules
 sys.exit(status)
 """
@@ -24,12 +24,12 @@ sys.exit(status)
 RUN = {"input_file": "there", "output_dir": "out"}
 MISTAKES = [
     *(
-        ("run_pretraining", {**RUN, name: "missing"}, f"`{name}` must match at least one file. ", "'missing'")
+        ("pretrain", {**RUN, name: "missing"}, f"`{name}` must match at least one file. ", "'missing'")
         for name in ("input_file", "eval_input_file", "unpacked_input_file")
     ),
     *(
         (
-            f"bert_packed.{name}",
+            name,
             {"init_checkpoint": "missing", **more},
             "`init_checkpoint` must be a folder, or the prefix of a TensorFlow checkpoint",
             "missing",
@@ -37,7 +37,7 @@ MISTAKES = [
         for name, more in (("export", {"output_dir": "out"}), ("audit", {"input_file": "there"}))
     ),
     (
-        "bert_packed.finetune_glue",
+        "glue",
         {"task_name": "RTE", "data_dir": "missing", "output_dir": "out", "init_checkpoint": "x"},
         "`data_dir` must be an existing folder. ",
         "missing",
@@ -45,11 +45,11 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("module", "flags", "rule", "received"), MISTAKES)
-def test_a_missing_input_is_told_without_tensorflow(tmp_path, module, flags, rule, received):
+@pytest.mark.parametrize(("command", "flags", "rule", "received"), MISTAKES)
+def test_a_missing_input_is_told_without_tensorflow(tmp_path, command, flags, rule, received):
     (tmp_path / "there").write_bytes(b"x")
     argv = [f"--{name}={value}" for name, value in flags.items()]
-    program = PROGRAM.format(module=module, flags=argv)
+    program = PROGRAM.format(command=command, flags=argv)
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
     assert ended.returncode == 2, ended.stderr
     assert rule in ended.stderr and f"Received: {received}." in ended.stderr
@@ -67,13 +67,13 @@ def test_in_a_cluster_the_others_are_met_before_inputs_are_looked_for(tmp_path, 
     def start(*_):
         raise JoinedError
 
-    monkeypatch.setattr(run_pretraining, "choose_backend", lambda: "tensorflow")
+    monkeypatch.setattr(engines, "choose_backend", lambda: "tensorflow")
     monkeypatch.setattr(cluster, "start", start)
     config = PretrainingConfig(
         input_file=str(tmp_path / "missing"), output_dir=str(tmp_path / "run"), distribution=distribution
     )
     with pytest.raises(JoinedError if distribution == "multi_worker" else InputError):
-        run_pretraining.main(config)
+        cli.pretrain(config)
 
 
 def test_a_prefix_and_a_folder_are_there(tmp_path):

@@ -16,8 +16,8 @@ from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import PRETRAINING, ablate
 from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.core.settings import InputError
-from bert_packed.export import ExportConfig
 from bert_packed.runs import checkpoint_export
+from bert_packed.runs.export_config import ExportConfig
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.engines.engine import named_weights
 

@@ -10,9 +10,9 @@ import pytest
 from run_logs import losses_of
 from tiny import CONFIG
 
-from bert_packed import finetune_glue
+from bert_packed import cli
 from bert_packed.core.command_line import run
-from bert_packed.tasks.config import GlueConfig
+from bert_packed.tasks.glue.config import GlueConfig
 from bert_packed.text import tokenization
 
 WORDS = ("good", "fine", "bad", "poor", "film", "play", "the", "a", "was", "very")
@@ -20,7 +20,7 @@ WORDS = ("good", "fine", "bad", "poor", "film", "play", "the", "a", "was", "very
 
 def command(**flags):
     arguments = [f"--{name}={value}" for name, value in flags.items()]
-    return run(finetune_glue.main, GlueConfig, "", ["finetune_glue", *arguments])
+    return run(cli.fine_tune, GlueConfig, ["finetune_glue", *arguments])
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from run_logs import losses_of
 from safetensors.numpy import load_file
 from tiny import CONFIG
 
-from bert_packed import finetune_ner
+from bert_packed import cli
 from bert_packed.core.command_line import run
-from bert_packed.tasks.config import NerConfig
+from bert_packed.tasks.ner.config import NerConfig
 from bert_packed.tasks.ner.scores import score
 from bert_packed.text import tokenization
 
@@ -23,7 +23,7 @@ LABELS = ["B-LOC", "B-PER", "I-LOC", "I-PER", "O"]
 
 def command(**flags):
     arguments = [f"--{name}={value}" for name, value in flags.items()]
-    return run(finetune_ner.main, NerConfig, "", ["finetune_ner", *arguments])
+    return run(cli.fine_tune, NerConfig, ["finetune_ner", *arguments])
 
 
 def write_conll(path, num_sentences, seed, long_one=False):

@@ -23,7 +23,7 @@ WORDS = [f"w{number}" for number in range(20)]
 
 def make(module, config_class, **flags):
     arguments = [f"--{name}={value}" for name, value in flags.items()]
-    assert command_line.run(module.main, config_class, "", ["make", *arguments]) == 0
+    assert command_line.run(module.main, config_class, ["make", *arguments]) == 0
 
 
 @pytest.fixture(scope="module")

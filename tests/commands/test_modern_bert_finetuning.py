@@ -12,21 +12,22 @@ from run_logs import losses_of
 from squad_files import QUESTIONS, write
 from test_modern_bert_runs import run
 
-import run_squad
-from bert_packed import finetune_glue, finetune_ner
+from bert_packed import cli
 from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import MASKED_LM, config_json
 from bert_packed.checkpoints import checkpoint
-from bert_packed.tasks.config import GlueConfig, NerConfig, SquadConfig
+from bert_packed.tasks.glue.config import GlueConfig
+from bert_packed.tasks.ner.config import NerConfig
+from bert_packed.tasks.squad.config import SquadConfig
 from bert_packed.text import byte_bpe
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.engines.engine import named_weights
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 COMMANDS = {
-    "squad": (run_squad.main, SquadConfig),
-    "glue": (finetune_glue.main, GlueConfig),
-    "ner": (finetune_ner.main, NerConfig),
+    "squad": (cli.squad, SquadConfig),
+    "glue": (cli.fine_tune, GlueConfig),
+    "ner": (cli.fine_tune, NerConfig),
 }
 PREDICTIONS = {"squad": "predictions.json", "glue": "predictions.tsv", "ner": "predictions.txt"}
 LENGTH = 64

@@ -12,16 +12,15 @@ from packs import VOCAB_SIZE
 from squad_files import CONTEXT, entry, write
 from tiny import MAX_SEQ_LENGTH, write_data
 
-import run_pretraining
-import run_squad
-from bert_packed import audit
+from bert_packed import cli
 from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import MASKED_LM, config_json
 from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.core import command_line
 from bert_packed.evaluation import inference
+from bert_packed.evaluation.checkpoint_audit import AuditConfig
 from bert_packed.runs.pretraining_config import PretrainingConfig
-from bert_packed.tasks.config import SquadConfig
+from bert_packed.tasks.squad.config import SquadConfig
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.engines.engine import named_weights
 
@@ -30,7 +29,7 @@ pytestmark = [pytest.mark.both_backends, pytest.mark.usefixtures("uncompiled")]
 
 def run(main, config_class, **flags):
     argv = ["program", *(f"--{name}={value}" for name, value in flags.items())]
-    return command_line.run(main, config_class, "", argv)
+    return command_line.run(main, config_class, argv)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +57,7 @@ def pretrain(files, folder, **flags):
         "hidden_dropout_prob": 0.1,
         "attention_probs_dropout_prob": 0.1,
     }
-    return run(run_pretraining.main, PretrainingConfig, **{**given, **flags})
+    return run(cli.pretrain, PretrainingConfig, **{**given, **flags})
 
 
 @pytest.mark.slow  # test_modern_bert_text.py trains, exports and loads too
@@ -73,7 +72,7 @@ def test_the_commands(files, tmp_path):
     assert [getattr(stored, name) for name in rates] == [0.1] * 4
     # Packed is unpacked
     flags = {"input_file": f"{files}/*.tfrecord", "init_checkpoint": tmp_path / "run", "num_packs": 4}
-    assert run(audit.main, audit.AuditConfig, **flags) == 0
+    assert run(cli.audit, AuditConfig, **flags) == 0
     # Out, and in again with recomputed blocks
     flags = {"init_checkpoint": tmp_path / "run", "vocab_file": files / "vocab.txt"}
     assert run_export(**flags, output_dir=tmp_path / "hf") == 0
@@ -99,7 +98,7 @@ def test_it_is_fine_tuned(files, tmp_path):
         "train_batch_size": 2,
         "num_train_epochs": 1,
     }
-    assert run(run_squad.main, SquadConfig, **flags) == 0
+    assert run(cli.squad, SquadConfig, **flags) == 0
     assert starting_weights.stored_head(tmp_path / "squad")[0] == "question_answering"
 
 

@@ -12,12 +12,13 @@ from causal_files import make_sequence, read_examples, write_sequences
 from pretraining_command import read_rows, run
 from safetensors.numpy import load_file
 
-from bert_packed import audit, schema
+from bert_packed import cli, schema
 from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import config_json
 from bert_packed.checkpoints import checkpoint
 from bert_packed.core import command_line
 from bert_packed.evaluation import carried_states, contamination
+from bert_packed.evaluation.checkpoint_audit import AuditConfig
 from bert_packed.evaluation.model_audit import Check
 from bert_packed.schema import CAUSAL_LM
 from data_gen import pack_job
@@ -171,7 +172,7 @@ def test_the_audit_takes_its_checkpoints(data, tmp_path, capsys, kind, chunk):
         engine = next_tokens.make_engine(config=tried)
         checkpoint.save_weights(tmp_path / name, engine.weights(), tried)
         flags = [f"--init_checkpoint={tmp_path / name}", f"--input_file={folder}/packs/*.tfrecord"]
-        status = command_line.run(audit.main, audit.AuditConfig, audit.DESCRIPTION, ["audit.py", *flags])
+        status = command_line.run(cli.audit, AuditConfig, ["audit.py", *flags])
         out = capsys.readouterr().out
         assert status == (1 if changes else 0), out
         assert ("neighbors: change of logits" in out) and ("FAIL" in out) == bool(changes)
@@ -187,13 +188,13 @@ def test_the_audit_takes_rows_as_training_does(data, tmp_path, capsys, monkeypat
     monkeypatch.setattr(carried_states, "audit", lambda *of: given.append(of) or [Check("carried", 1.0, 0.5)])
     flags = [f"--init_checkpoint={tmp_path / 'model'}", f"--input_file={folder}/rows/*.tfrecord"]
     argv = ["audit.py", *flags, "--tolerance=0.5"]
-    assert command_line.run(audit.main, audit.AuditConfig, audit.DESCRIPTION, argv) == 1
+    assert command_line.run(cli.audit, AuditConfig, argv) == 1
     ((model, packs, tolerance),) = given
     assert model.backbone.num_rows == NUM_ROWS and tolerance == 0.5
     tokens = [one[schema.INPUT_IDS] for one in read_examples((folder / "rows").glob("*.tfrecord"))]
     np.testing.assert_array_equal(packs["token_ids"].reshape(len(tokens), -1), tokens)
     printed = capsys.readouterr().out
-    assert command_line.run(audit.main, audit.AuditConfig, audit.DESCRIPTION, [*argv, "--num_packs=3"]) == 2
+    assert command_line.run(cli.audit, AuditConfig, [*argv, "--num_packs=3"]) == 2
     assert "`num_packs` must be at least 4" in capsys.readouterr().err
     assert "carried" in printed and "1 of 2 checks failed" in printed
 

@@ -21,7 +21,7 @@ from data_gen import pack_job, sample_data
 from data_gen.jobs.output import open_output_dir
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
-from data_gen.pack_tfrecords import DESCRIPTION, main
+from data_gen.pack_tfrecords import main
 
 S = 16
 LENGTHS = np.random.default_rng(3).integers(2, S + 1, 80)
@@ -49,7 +49,7 @@ def packs_in(directory):
 
 
 def command(*arguments):
-    return run(main, PackConfig, DESCRIPTION, ["pack_tfrecords.py", *map(str, arguments)])
+    return run(main, PackConfig, ["pack_tfrecords.py", *map(str, arguments)])
 
 
 @pytest.mark.parametrize(("depth", "num_packs"), [(1, 80), (2, 45), ("max", 45)])

@@ -12,9 +12,9 @@ from safetensors.numpy import load_file
 from squad_files import CONTEXT, QUESTIONS, entry, write
 from tiny import CONFIG
 
-import run_squad
+from bert_packed import cli
 from bert_packed.core.command_line import run
-from bert_packed.tasks.config import SquadConfig
+from bert_packed.tasks.squad.config import SquadConfig
 from bert_packed.tasks.squad.files import read_squad
 from bert_packed.text import tokenization
 
@@ -24,7 +24,7 @@ TRAINING = {"train_batch_size": 4, "num_train_epochs": 4, "learning_rate": 0.01,
 
 def command(**flags):
     arguments = [f"--{name}={value}" for name, value in flags.items()]
-    return run(run_squad.main, SquadConfig, "", ["run_squad.py", *arguments])
+    return run(cli.squad, SquadConfig, ["run_squad.py", *arguments])
 
 
 @pytest.fixture(scope="module")

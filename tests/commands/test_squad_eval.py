@@ -5,9 +5,9 @@ import json
 import pytest
 from squad_files import CONTEXT, QUESTIONS, entry, write
 
-from bert_packed import squad_eval
 from bert_packed.core.command_line import run
 from bert_packed.tasks.squad import scores as squad_scores
+from bert_packed.tasks.squad.evaluate import EvalConfig, evaluate
 from bert_packed.tasks.squad.files import Question, read_squad
 from bert_packed.tasks.squad.scores import exact_match, f1, normalize_answer, score
 
@@ -117,9 +117,8 @@ def test_impossible_questions_alone_can_be_scored():
 
 def command(**flags):
     return run(
-        squad_eval.main,
-        squad_eval.EvalConfig,
-        "",
+        evaluate,
+        EvalConfig,
         ["squad_eval", *(f"--{name}={value}" for name, value in flags.items())],
     )
 

@@ -18,7 +18,7 @@ from bert_packed.records import tfrecords
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
 from data_gen.verification import compare_files, find_overlong
-from data_gen.verify_tfrecords import DESCRIPTION, VerifyConfig, main
+from data_gen.verify_tfrecords import VerifyConfig, main
 
 S = 16
 LENGTHS = np.random.default_rng(5).integers(3, S // 2, 40)
@@ -47,7 +47,7 @@ def packed(input_file):
 
 
 def verify(*arguments):
-    return run(main, VerifyConfig, DESCRIPTION, ["verify_tfrecords.py", *map(str, arguments)])
+    return run(main, VerifyConfig, ["verify_tfrecords.py", *map(str, arguments)])
 
 
 def compare(tmp_path, input_file, arrays):

@@ -18,7 +18,9 @@ from bert_packed.core import command_line
 from bert_packed.core.quiet_import import import_quietly
 from bert_packed.core.settings import InputError, check_settings, parse_depth, setting
 from bert_packed.runs.pretraining_config import PretrainingConfig
-from bert_packed.tasks.config import GlueConfig, NerConfig, SquadConfig
+from bert_packed.tasks.glue.config import GlueConfig
+from bert_packed.tasks.ner.config import NerConfig
+from bert_packed.tasks.squad.config import SquadConfig
 from data_gen import pack_tfrecords
 from data_gen.pack_config import PackConfig
 from data_gen.text.create_config import CreateConfig
@@ -38,7 +40,7 @@ class Example:
 
 
 def run(capsys, *arguments, main=lambda config: None):
-    status = command_line.run(main, Example, "What it does.", ["program.py", *arguments])
+    status = command_line.run(main, Example, ["program.py", *arguments])
     return status, capsys.readouterr()
 
 
@@ -115,7 +117,7 @@ def test_help_groups_settings_and_hides_the_advanced(capsys):
         fifth: int = setting(5, "five")
 
     def help_of(flag):
-        assert command_line.run(None, Grouped, "About.", ["program.py", flag]) == 0
+        assert command_line.run(None, Grouped, ["program.py", flag]) == 0
         return [
             line.strip()
             for line in capsys.readouterr().out.split("[--name=value ...]")[1].splitlines()
@@ -137,7 +139,7 @@ def test_help_says_what_must_be_given_and_keeps_names_whole(capsys):
     class Sizes:
         size: str = setting("", " ".join(["bert-tiny"] * 30), required=True)
 
-    assert command_line.run(None, Sizes, "About.", ["program.py", "--help"]) == 0
+    assert command_line.run(None, Sizes, ["program.py", "--help"]) == 0
     *_, name, first, second, third, fourth = capsys.readouterr().out.splitlines()
     assert name == "  --size (required)"
     assert {word for line in (first, second, third, fourth) for word in line.split()} == {"bert-tiny"}
@@ -147,7 +149,7 @@ def test_help_says_what_must_be_given_and_keeps_names_whole(capsys):
     "config_class", [PretrainingConfig, SquadConfig, GlueConfig, NerConfig, CreateConfig, PackConfig]
 )
 def test_help_fits_a_reader_and_ends_with_the_call(config_class):
-    text = command_line.help_text("x", config_class, "About.", is_full=False)
+    text = command_line.help_text("x", config_class, is_full=False)
     headings = [line for line in text.splitlines() if re.fullmatch(r"\w[\w ]+:", line)]
     assert 4 <= len(headings) <= 10 and headings[-1] == "This call:"
     assert max(map(len, text.splitlines())) <= 100
@@ -201,7 +203,7 @@ def test_an_interrupt_that_python_drops_comes_again(capfd):
         time.sleep(30)
 
     with interruptible():
-        assert command_line.run(main, Example, "", ["program"]) == 130
+        assert command_line.run(main, Example, ["program"]) == 130
     assert capfd.readouterr().err == "program: interrupted\n"
 
 
@@ -211,9 +213,9 @@ def test_a_command_that_was_started_to_ignore_interrupts_does():
         return 7
 
     with interruptible(False):
-        assert command_line.run(main, Example, "", ["program"]) == 7
+        assert command_line.run(main, Example, ["program"]) == 7
     with interruptible():
-        assert command_line.run(main, Example, "", ["program"]) == 130
+        assert command_line.run(main, Example, ["program"]) == 130
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,7 +228,7 @@ class Reporting:
 def report(path, flag="json"):
     """Run a command with `--json=path`, or another flag: its status, and whether its work was begun."""
     begun = []
-    status = command_line.run(begun.append, Reporting, "", ["program.py", f"--{flag}={path}"])
+    status = command_line.run(begun.append, Reporting, ["program.py", f"--{flag}={path}"])
     return status, bool(begun)
 
 

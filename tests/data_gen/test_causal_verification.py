@@ -16,7 +16,7 @@ from bert_packed.core.settings import InputError
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
 from data_gen.verification import compare_files, find_overlong
-from data_gen.verify_tfrecords import DESCRIPTION, VerifyConfig, main
+from data_gen.verify_tfrecords import VerifyConfig, main
 
 S = 12
 NUM_ROWS = 3
@@ -252,7 +252,7 @@ def test_faults_of_rows_are_seen(damage, fault):
 def test_the_command_says_equal_or_what_is_not(made, tmp_path, capsys, kind):
     def verify(packs, path=made / "in.tfrecord"):
         argv = ["verify", f"--input_file={path}", f"--packed_file={packs}/*.tfrecord"]
-        return run(main, VerifyConfig, DESCRIPTION, argv), capsys.readouterr().out
+        return run(main, VerifyConfig, argv), capsys.readouterr().out
 
     assert verify(made / kind)[0] == 0
     other = write_sequences(tmp_path / "other.tfrecord", make_sequences(LENGTHS, seed=1, vocab_size=40))

@@ -20,7 +20,7 @@ from data_gen.pictures import draw_efficiency, draw_histogram
 
 def run(*arguments):
     argv = ["pack_tfrecords.py", "--dry_run", *arguments]
-    return command_line.run(pack_tfrecords.main, PackConfig, pack_tfrecords.DESCRIPTION, argv)
+    return command_line.run(pack_tfrecords.main, PackConfig, argv)
 
 
 def test_every_length_and_depth_has_a_row():

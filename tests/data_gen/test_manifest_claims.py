@@ -23,7 +23,7 @@ from bert_packed.schema import PackSpec
 from data_gen.manifest_claims import FileFacts, count_strategies, find_false_claims, planned_strategies
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
-from data_gen.verify_tfrecords import DESCRIPTION, VerifyConfig, main
+from data_gen.verify_tfrecords import VerifyConfig, main
 
 S = 16
 LENGTHS = np.random.default_rng(5).integers(3, S + 5, 60)
@@ -82,7 +82,7 @@ def verify(made, capsys):
 
     def compare(pattern):
         flags = (f"--input_file={made}/in.tfrecord", f"--packed_file={pattern}")
-        status = run(main, VerifyConfig, DESCRIPTION, ["verify_tfrecords.py", *flags])
+        status = run(main, VerifyConfig, ["verify_tfrecords.py", *flags])
         lines = capsys.readouterr().out.splitlines()
         return status, lines[2].split("  ")[0], lines[3:]
 

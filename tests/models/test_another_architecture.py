@@ -16,9 +16,7 @@ from exports import run_export
 from keras import ops
 from tiny import MAX_SEQ_LENGTH, write_data
 
-import run_pretraining
-import run_squad
-from bert_packed import audit
+from bert_packed import cli
 from bert_packed.architectures import registry as config
 from bert_packed.architectures.base_config import BaseConfig
 from bert_packed.architectures.packed_model import PackedModel, build_model
@@ -28,12 +26,13 @@ from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.core import command_line
 from bert_packed.core.settings import InputError, check_settings, setting
 from bert_packed.evaluation import inference
+from bert_packed.evaluation.checkpoint_audit import AuditConfig
 from bert_packed.layers.context import PackContext
 from bert_packed.layers.cpu_gradients import Linear
 from bert_packed.layers.rematerialisation import rematerialised
 from bert_packed.layers.transformer import gather_tokens
 from bert_packed.runs.pretraining_config import PretrainingConfig
-from bert_packed.tasks.config import SquadConfig
+from bert_packed.tasks.squad.config import SquadConfig
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.engines.engine import named_weights
 
@@ -149,7 +148,7 @@ def registered(monkeypatch):
 
 def run(main, config_class, **flags):
     argv = ["program", *(f"--{name}={value}" for name, value in flags.items())]
-    return command_line.run(main, config_class, "", argv)
+    return command_line.run(main, config_class, argv)
 
 
 @pytest.fixture
@@ -174,7 +173,7 @@ def pretrain(files, **flags):
         "num_warmup_steps": 1,
         "remat": "true",
     }
-    return run(run_pretraining.main, PretrainingConfig, **{**given, **flags})
+    return run(cli.pretrain, PretrainingConfig, **{**given, **flags})
 
 
 def test_it_is_trained_audited_exported_opened_and_gives_vectors(files, capsys):
@@ -193,7 +192,7 @@ def test_it_is_trained_audited_exported_opened_and_gives_vectors(files, capsys):
     # It goes on, and packed is unpacked
     assert pretrain(files, num_train_steps=2) == 0
     data = {"input_file": f"{files}/*.tfrecord", "init_checkpoint": files / "run"}
-    assert run(audit.main, audit.AuditConfig, **data, num_packs=4) == 0
+    assert run(cli.audit, AuditConfig, **data, num_packs=4) == 0
     # Out and in again
     assert (
         run_export(init_checkpoint=files / "run", output_dir=files / "hf", vocab_file=files / "vocab.txt")
@@ -272,7 +271,7 @@ def test_it_is_not_fine_tuned(files, capsys):
         "output_dir": files / "squad",
         "vocab_file": files / "vocab.txt",
     }
-    assert run(run_squad.main, SquadConfig, **flags) == 2
+    assert run(cli.squad, SquadConfig, **flags) == 2
     assert (
         "`init_checkpoint` must be of a BERT or ModernBERT. Received: model_type gate."
         in capsys.readouterr().err

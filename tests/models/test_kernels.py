@@ -12,13 +12,14 @@ from next_tokens import MAMBA2
 from packs import random_packs, write_packs
 from tiny import CONFIG, make_engine
 
-from bert_packed import audit
+from bert_packed import cli
 from bert_packed.architectures.bert.layers import SelfAttention
 from bert_packed.architectures.packed_model import check_options
 from bert_packed.checkpoints import checkpoint
 from bert_packed.core import command_line
 from bert_packed.core.settings import InputError
 from bert_packed.evaluation import pack_coverage
+from bert_packed.evaluation.checkpoint_audit import AuditConfig
 from bert_packed.kernels import choose as kernels
 from bert_packed.layers.context import PackContext
 from bert_packed.parallel import targets
@@ -269,5 +270,5 @@ def test_the_audit_passes_with_the_kernel(monkeypatch, tmp_path, capsys):
     command = ["audit", *(f"--{name}={value}" for name, value in flags.items())]
     for attend, status in ((kernel, 0), (lambda q, k, v, ids: kernel(q, k, v, ids * 0), 1)):
         monkeypatch.setitem(kernels.KERNELS["gpu"], "attend", attend)
-        assert command_line.run(audit.main, audit.AuditConfig, "", command) == status
+        assert command_line.run(cli.audit, AuditConfig, command) == status
         assert "attention: flash: the fused GPU kernel" in capsys.readouterr().out

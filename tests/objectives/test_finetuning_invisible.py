@@ -14,14 +14,9 @@ from tiny import CONFIG, replace_sums, to_floats
 from bert_packed.architectures.registry import ablate
 from bert_packed.evaluation import contamination
 from bert_packed.evaluation.contamination import unpack_batch
-from bert_packed.tasks.objectives import (
-    answer_sums,
-    answers_objective,
-    classes_objective,
-    numbers_objective,
-    tag_sums,
-    tags_objective,
-)
+from bert_packed.tasks.glue.objective import classes_objective, numbers_objective
+from bert_packed.tasks.ner.objective import tag_sums, tags_objective
+from bert_packed.tasks.squad.objective import answer_sums, answers_objective
 from bert_packed.training import engines
 from bert_packed.training.backend import gradient
 

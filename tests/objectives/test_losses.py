@@ -14,12 +14,9 @@ from tiny import to_floats
 
 from bert_packed.objectives.objective import add_sums, nll_and_right
 from bert_packed.objectives.pretraining import masked_lm_objective, prediction_weights, pretraining_objective
-from bert_packed.tasks.objectives import (
-    answers_objective,
-    classes_objective,
-    numbers_objective,
-    tags_objective,
-)
+from bert_packed.tasks.glue.objective import classes_objective, numbers_objective
+from bert_packed.tasks.ner.objective import tags_objective
+from bert_packed.tasks.squad.objective import answers_objective
 from bert_packed.training import engines
 from bert_packed.training.backend import gradient
 

@@ -19,7 +19,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.records import provenance
 from bert_packed.records.provenance import find_sources, provenance_path
 from bert_packed.text.tokenization import SPECIAL_TOKENS
-from data_gen.find_sources import DESCRIPTION, SourcesConfig, main
+from data_gen.find_sources import SourcesConfig, main
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
 from data_gen.text.create_config import CreateConfig
@@ -133,7 +133,7 @@ def test_an_index_is_what_numpy_would_write(shard, tmp_path, monkeypatch):
 
 def test_the_command_prints_the_sources(shard, capsys):
     argv = ["find_sources.py", f"--packed_file={shard}", "--record_number=1", f"--json={shard}.json"]
-    assert run(main, SourcesConfig, DESCRIPTION, argv) == 0
+    assert run(main, SourcesConfig, argv) == 0
     assert json.loads(Path(f"{shard}.json").read_text()) == [
         {"slot": 1, "input file": "a", "record": 7},
         {"slot": 2, "input file": "b", "record": 300},
@@ -144,7 +144,7 @@ def test_the_command_prints_the_sources(shard, capsys):
 def test_names_that_are_not_utf_8_are_printed(shard, capfdbinary):
     change_manifest(inputs=[{"path": os.fsdecode(b"\xff.tfrecord")}, {"path": "b"}])(shard)
     argv = ["find_sources.py", f"--packed_file={shard}", "--record_number=1"]
-    assert run(main, SourcesConfig, DESCRIPTION, argv) == 0
+    assert run(main, SourcesConfig, argv) == 0
     assert rb" \xff.tfrecord " in capfdbinary.readouterr().out
 
 
@@ -225,7 +225,7 @@ def test_mistakes_of_the_command_are_one_line(shard, capsys, damage, flags, mess
     if damage:
         damage(shard)
     argv = ["find_sources.py", f"--packed_file={shard}", *flags]
-    assert run(main, SourcesConfig, DESCRIPTION, argv) == 2
+    assert run(main, SourcesConfig, argv) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and re.search(message, error), error
 
@@ -259,7 +259,7 @@ def rows_of(shard):
     sequences, rows = list_packed(packs), []
     for number in range(1, len(packs[schema.INPUT_IDS]) + 1):
         argv = ["f.py", f"--packed_file={shard}", f"--record_number={number}", f"--json={shard}.json"]
-        assert run(main, SourcesConfig, DESCRIPTION, argv) == 0
+        assert run(main, SourcesConfig, argv) == 0
         rows += json.loads(Path(f"{shard}.json").read_text())
     assert len(rows) == len(sequences) > 4
     return rows, sequences
@@ -311,7 +311,7 @@ def test_instances_that_changed_are_named(traced, capsys):
     path = folder / "in" / "train-00000-of-00001.tfrecord"
     path.write_bytes(path.read_bytes()[:-1] + b"\0")
     argv = ["f.py", f"--packed_file={shard}", f"--json={folder}/table.json"]
-    assert run(main, SourcesConfig, DESCRIPTION, argv) == 2
+    assert run(main, SourcesConfig, argv) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert re.search(
         r"/in/train-.*tfrecord must have the SHA-256 .*, as when it was packed\. Received: ", error

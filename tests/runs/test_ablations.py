@@ -7,7 +7,7 @@ import pytest
 from packs import packed_and_unpacked
 from tiny import CONFIG, make_engine, to_floats, write_data
 
-import run_pretraining
+from bert_packed import cli
 from bert_packed.architectures.bert.config import ModelConfig
 from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import ABLATIONS, PRETRAINING, ablate, ablations
@@ -97,7 +97,7 @@ def train(data, output_dir, **changes):
         **changes,
     }
     argv = ["run_pretraining.py", *(f"--{name}={value}" for name, value in flags.items())]
-    return command_line.run(run_pretraining.main, PretrainingConfig, "", argv)
+    return command_line.run(cli.pretrain, PretrainingConfig, argv)
 
 
 @pytest.mark.usefixtures("uncompiled")

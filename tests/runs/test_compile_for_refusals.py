@@ -32,10 +32,11 @@ def test_a_batch_that_is_too_large(folder, target, packs, micro):
 def test_the_options_for_cpus_are_refused(folder):
     """A control: with them a rematerialised block keeps barriers that no GPU has."""
     code = (
-        "import sys, run_pretraining\n"
+        "import sys\n"
+        "from bert_packed import cli\n"
         "from bert_packed.parallel.targets import Target\n"
         "Target.compiler_options = Target('cpu').compiler_options\n"
-        "sys.exit(run_pretraining.command())"
+        "sys.exit(cli.run_command('pretrain'))"
     )
     done, report = command(folder, "h100:1", start=["-c", code], remat=True)
     assert (done.returncode, report) == (2, None)

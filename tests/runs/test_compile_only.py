@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tiny import CONFIG, make_engine, write_data
 
-import run_pretraining
+from bert_packed import cli
 from bert_packed.core import command_line
 from bert_packed.core.settings import InputError
 from bert_packed.objectives.features import RECORDED
@@ -59,7 +59,7 @@ def run(data, **flags):
         **flags,
     }
     argv = ["run_pretraining.py", *(f"--{name}={value}" for name, value in flags.items())]
-    return command_line.run(run_pretraining.main, PretrainingConfig, "", argv)
+    return command_line.run(cli.pretrain, PretrainingConfig, argv)
 
 
 def test_what_it_writes_and_says(data, asked, tmp_path, capsys):

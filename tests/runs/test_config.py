@@ -10,7 +10,10 @@ from bert_packed.architectures.mamba.config import MambaConfig
 from bert_packed.architectures.registry import MODEL_SIZES, load_model_config
 from bert_packed.core.settings import InputError
 from bert_packed.runs.pretraining_config import PretrainingConfig
-from bert_packed.tasks.config import FinetuneConfig, GlueConfig, NerConfig, SquadConfig
+from bert_packed.tasks.config import FinetuneConfig
+from bert_packed.tasks.glue.config import GlueConfig
+from bert_packed.tasks.ner.config import NerConfig
+from bert_packed.tasks.squad.config import SquadConfig
 
 SHAPE = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 99}
 GIVEN = {"input_file": "x", "output_dir": "y"}

@@ -14,7 +14,10 @@ from bert_packed.core.settings import InputError
 from bert_packed.records.sequences import BERT_LAYOUT
 from bert_packed.records.sequences import make_sequences as make_columns
 from bert_packed.tasks import run as finetuning
-from bert_packed.tasks.config import FinetuneConfig, GlueConfig, NerConfig, SquadConfig
+from bert_packed.tasks.config import FinetuneConfig
+from bert_packed.tasks.glue.config import GlueConfig
+from bert_packed.tasks.ner.config import NerConfig
+from bert_packed.tasks.squad.config import SquadConfig
 
 pytestmark = pytest.mark.both_backends
 LENGTHS = [5, 12, 2, 3, 7, 1, 4]

@@ -12,20 +12,21 @@ from recorded_calls import arguments, other_run, run
 from squad_files import CONTEXT, QUESTIONS, entry, write
 from tiny import CONFIG
 
-import run_squad
-from bert_packed import finetune_glue, finetune_ner
+from bert_packed import cli
 from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import QUESTION_ANSWERING
 from bert_packed.checkpoints import checkpoint
 from bert_packed.tasks import run as finetuning
-from bert_packed.tasks.config import GlueConfig, NerConfig, SquadConfig
 from bert_packed.tasks.glue import files as glue
 from bert_packed.tasks.glue import predictions as glue_predictions
 from bert_packed.tasks.glue import task as glue_finetuning
+from bert_packed.tasks.glue.config import GlueConfig
 from bert_packed.tasks.ner import task as ner_finetuning
+from bert_packed.tasks.ner.config import NerConfig
 from bert_packed.tasks.squad import files as squad
 from bert_packed.tasks.squad import predictions as squad_predictions
 from bert_packed.tasks.squad import windows as squad_windows
+from bert_packed.tasks.squad.config import SquadConfig
 from bert_packed.text import tokenization
 from bert_packed.training import loop
 from bert_packed.training.engines.engine import named_weights
@@ -34,9 +35,9 @@ from bert_packed.training.metrics_log import read_rows
 LENGTH, SAVES = 48, 4
 WORDS = [f"w{number}" for number in range(20)]
 COMMANDS = {
-    "squad": (run_squad.main, SquadConfig),
-    "glue": (finetune_glue.main, GlueConfig),
-    "ner": (finetune_ner.main, NerConfig),
+    "squad": (cli.squad, SquadConfig),
+    "glue": (cli.fine_tune, GlueConfig),
+    "ner": (cli.fine_tune, NerConfig),
 }
 RECORDED = (
     *((finetuning, name) for name in ("plan_updates", "pack_all", "make_engine")),

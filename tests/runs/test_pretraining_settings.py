@@ -14,7 +14,7 @@ from packs import VOCAB_SIZE, batch_of, random_packs, random_sequence, write_pac
 from recorded_calls import arguments, other_run, run
 from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
 
-import run_pretraining
+from bert_packed import cli
 from bert_packed.architectures.bert.heads import count_flops
 from bert_packed.architectures.registry import PRETRAINING, ablate, config_json
 from bert_packed.checkpoints import checkpoint
@@ -145,7 +145,7 @@ def train(engine, config, hooks, first_step=0, state=None):
 
 def run_to_loop(folder, **flags):
     seen = run(
-        run_pretraining.main,
+        cli.pretrain,
         PretrainingConfig,
         [(pretraining, "make_engine"), (pretraining, "Profile"), (vocabulary, "DynamicMasking")],
         {

@@ -17,11 +17,11 @@ from train_calls import FILES, LENGTH, finish, flags_of, newest, times, weights_
 
 import bert_packed
 from bert_packed import TrainConfig
+from bert_packed.cli import train as main
 from bert_packed.core.command_line import parse
 from bert_packed.core.settings import InputError
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.text_to_model import output_folder, steps
-from bert_packed.train_from_text import main
 from data_gen.pack_config import PackConfig
 from data_gen.text.create_config import CreateConfig
 from data_gen.text.sources import find_text_sources

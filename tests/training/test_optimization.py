@@ -16,7 +16,9 @@ from bert_packed.architectures.registry import LEAST_EPSILON
 from bert_packed.objectives.next_tokens import next_token_objective
 from bert_packed.objectives.pretraining import masked_lm_objective, pretraining_objective
 from bert_packed.runs.pretraining_config import PretrainingConfig
-from bert_packed.tasks.objectives import answers_objective, classes_objective, tags_objective
+from bert_packed.tasks.glue.objective import classes_objective
+from bert_packed.tasks.ner.objective import tags_objective
+from bert_packed.tasks.squad.objective import answers_objective
 from bert_packed.training.engines.engine import named_weights
 from bert_packed.training.optimization import (
     EXCLUDED_FROM_DECAY,

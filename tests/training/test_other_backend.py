@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 from tiny import CONFIG, write_data
 
-import run_pretraining
+from bert_packed import cli
 from bert_packed.checkpoints import checkpoint
 from bert_packed.core import command_line
 from bert_packed.runs.pretraining_config import PretrainingConfig
@@ -104,10 +104,7 @@ def test_a_run_goes_on_under_the_other_backend(tmp_path):
         "log_steps": 1,
     }
     command = ["run_pretraining.py", *(f"--{name}={value}" for name, value in flags.items())]
-    assert (
-        command_line.run(run_pretraining.main, PretrainingConfig, "", [*command, f"--output_dir={whole}"])
-        == 0
-    )
+    assert command_line.run(cli.pretrain, PretrainingConfig, [*command, f"--output_dir={whole}"]) == 0
     shutil.copytree(whole, moved)
     shutil.rmtree(moved / "checkpoint-5")
     printed = run_other(TESTS.parent / command[0], *command[1:], f"--output_dir={moved}")

@@ -1,7 +1,7 @@
 """Packed Mamba: blocks of convolution and selective scan that restart with every sequence of a pack.
 
 Mamba-1, as "PackMamba" trains it and as Hugging Face's `MambaForCausalLM` computes it. A Mamba-2
-(`mamba2.py`) has another mixer in the same blocks.
+has another mixer in the same blocks.
 
 Legend: B packs per batch, S pack length, D model width, E inner width, Z states of a channel, L low rank of
 the step sizes, W taps of the convolution, X = W - 1 tokens before a pack, V vocabulary.

@@ -9,7 +9,7 @@ is the same recurrence backwards:
 
     g[t] = dy[t] * C[t] + a[t+1] * g[t+1]              the gradient of h[t]; cut one step before a start
 
-Here is the loop for CPUs and for TensorFlow. `tpu_scan` and `gpu_scan` have kernels for JAX.
+Here is the loop for CPUs and for TensorFlow. `kernels/` has those for JAX on GPUs and TPUs.
 
 Legend: B packs per batch, S pack length, E inner width, Z states of a channel, T tokens of a chunk, C chunks.
 """

@@ -1,4 +1,4 @@
-"""Names of Mamba-2's tensors here and in Hugging Face's files: as in `mamba_names.py`, with another mixer.
+"""Names of Mamba-2's tensors here and in Hugging Face's files: as those of a Mamba, with another mixer.
 
 here                                    Hugging Face
 backbone/layers_0/mixer/dt_bias         backbone.layers.0.mixer.dt_bias

@@ -1,4 +1,4 @@
-"""Packed Mamba-2: the blocks of `mamba.py` around state-space duality, which restarts with every sequence.
+"""Packed Mamba-2: the blocks of a Mamba around state-space duality, which restarts with every sequence.
 
 As Hugging Face's `Mamba2ForCausalLM` computes it.
 

@@ -11,7 +11,7 @@ import numpy as np
 from bert_packed.core.progress import count_of
 from bert_packed.core.storage import write_text
 from bert_packed.records.sequences import concatenate
-from bert_packed.tasks import run as finetuning
+from bert_packed.tasks import run
 from bert_packed.tasks.glue.files import SCORE_RANGE, read_glue, read_glue_test, shown_label
 from bert_packed.tasks.glue.metrics import METRICS
 
@@ -46,7 +46,7 @@ def predict_files(config, task, model, asked, folder):
     The form is that of GLUE's server: a header, then an index and a label a line. `asked` is a list of
     `(AskedFile, GlueTexts, Sequences)`, at least one. Returns the scores of files with labels: dict of float.
     """
-    outputs, num_packs = finetuning.predict_packed(
+    outputs, num_packs = run.predict_packed(
         config, model, concatenate([sequences for _, _, sequences in asked])
     )
     logits = np.stack(outputs["logits"])  # [n, C]

@@ -7,12 +7,13 @@ from pathlib import Path
 from bert_packed.core.command_line import print_table
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import read_json, write_json
-from bert_packed.tasks.config import ALL_TASKS, FinetuningResult
+from bert_packed.tasks.config import FinetuningResult
+from bert_packed.tasks.glue.config import ALL_TASKS
 from bert_packed.tasks.glue.files import TASKS, make_glue_sequences, read_glue
 from bert_packed.training.engines import choose_backend
 
 
-def finetune_glue(config):
+def finetune(config):
     """Train, predict and score one task, or all, as a `GlueConfig` says: `FinetuningResult`.
 
     The scores of all tasks are a dict from task to scores, and `average`.
@@ -76,19 +77,19 @@ def _run_task(config, skips_finished=False):
     """One task: `FinetuningResult`."""
     from bert_packed.runs import run_directory
     from bert_packed.runs.run_summary import describe_counts
-    from bert_packed.tasks import run as finetuning
+    from bert_packed.tasks import run
     from bert_packed.tasks.batches import LabelledSequences
+    from bert_packed.tasks.glue.objective import LABELS, classes_objective, numbers_objective
     from bert_packed.tasks.glue.predictions import asked_files, predict_files
-    from bert_packed.tasks.objectives import LABELS, classes_objective, numbers_objective
 
     task, inputs = TASKS[config.task_name], {"train.tsv": [_train_file(config)]}
-    text = finetuning.read_text_model(config)
+    text = run.read_text_model(config)
     objective = classes_objective(len(task.classes)) if task.classes else numbers_objective()
     files = asked_files(config, task)
     if skips_finished and config.do_train:
         results = [file.result for file in files] + [run_directory.SCORES_FILE] * config.do_eval
         read = [file.path for file in files]
-        if finetuning.has_results(config, text, inputs, results, read):
+        if run.has_results(config, text, inputs, results, read):
             print(f"finished   {config.output_dir} has its results")
             return FinetuningResult(config.output_dir, {})
 
@@ -111,4 +112,4 @@ def _run_task(config, skips_finished=False):
         scores = predict_files(config, task, model, asked, folder)
         return scores if config.do_eval else None
 
-    return finetuning.run_task(config, text, objective, read_training, predict if asked else None)
+    return run.run_task(config, text, objective, read_training, predict if asked else None)

@@ -113,7 +113,7 @@ def make_tag_sequences(words, tags, tokenizer, max_seq_length, doc_stride, path=
         windows    [a b ##c] [##c d e] [e ##f ##g]
         predicted   a b           d e                       nothing in the third window: it is left out
 
-    Windows and the rule of the most context are those of `squad_windows.py`. Words and their tags are lists
+    Windows and the rule of the most context are those of `squad/windows.py`. Words and their tags are lists
     by sentence; `tags` None is 0 for all; `tokenizer` is a `tokenization.TextTokenizer`.
     """
     tokens, lengths, numbers = [], [], []

@@ -15,16 +15,16 @@ from bert_packed.training.engines import choose_backend
 PREDICTIONS_FILE = "predictions.txt"
 
 
-def finetune_ner(config):
+def finetune(config):
     """Train, predict and score as a `NerConfig` says: `FinetuningResult`."""
     choose_backend()
     # TensorFlow: not before the backend is chosen
     from bert_packed.runs.run_summary import describe_counts
-    from bert_packed.tasks import run as finetuning
+    from bert_packed.tasks import run
     from bert_packed.tasks.batches import LabelledSequences
-    from bert_packed.tasks.objectives import tags_objective
+    from bert_packed.tasks.ner.objective import tags_objective
 
-    text = finetuning.read_text_model(config)
+    text = run.read_text_model(config)
     training = read_conll(config.train_file) if config.do_train else None
     if training and training.tags is None:
         raise InputError(f"{config.train_file} must have a tag in its last column. Received: one column.")
@@ -60,7 +60,7 @@ def finetune_ner(config):
 
     objective = tags_objective(len(names), config.tag_loss)
     predict = functools.partial(_predict, config, names, *asked) if asked else None
-    return finetuning.run_task(config, text, objective, read_training, predict)
+    return run.run_task(config, text, objective, read_training, predict)
 
 
 def _label_names(config, training):
@@ -85,12 +85,12 @@ def _label_names(config, training):
 
 def _predict(config, names, sentences, found, model, folder):
     """Tag every word and write the tags; returns scores where the file has its own."""
-    from bert_packed.tasks import run as finetuning
+    from bert_packed.tasks import run
     from bert_packed.tasks.ner import scores as entity_scores
 
     sequences = found.sequences
     starts = sequences.offsets("prediction_ids")
-    outputs, num_packs = finetuning.predict_packed(config, model, without_predictions(sequences))
+    outputs, num_packs = run.predict_packed(config, model, without_predictions(sequences))
     # Windows overlap, but each word is predicted in one of them alone
     by_word = np.zeros(sentences.num_words, np.int64)
     for number, logits in enumerate(outputs["logits"]):  # [tokens, C]

@@ -10,7 +10,6 @@ import dataclasses
 import re
 from unicodedata import category
 
-from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import read_json
 
@@ -90,14 +89,6 @@ def read_squad(path, for_training, version_2_with_negative=False, skip_bad_answe
 def load_articles(path):
     """The list `data` of a SQuAD file: list of dicts, not yet checked."""
     return _field(path, read_json(path), "data", list, ())
-
-
-def check_files(config, names):
-    """Raise `InputError` for the first of some flags whose file is missing or a folder; empty flags pass."""
-    for name in names:
-        path = getattr(config, name)
-        if path and not storage.is_file(path):
-            raise InputError(f"`{name}` must be an existing file. Received: {path}.")
 
 
 def _question(path, entry, where, context_index, for_training):

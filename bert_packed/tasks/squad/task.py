@@ -7,18 +7,18 @@ from bert_packed.core.settings import InputError
 from bert_packed.training.engines import choose_backend
 
 
-def finetune_squad(config):
+def finetune(config):
     """Train, predict and score as a `SquadConfig` says: `FinetuningResult`."""
     config = config.resolved()
     if config.is_sample:
         raise InputError("`train_file` or `predict_file` must be given. Received: neither.")
     choose_backend()
     # TensorFlow: not before the backend is chosen
-    from bert_packed.tasks import run as finetuning
-    from bert_packed.tasks.objectives import answers_objective
+    from bert_packed.tasks import run
     from bert_packed.tasks.squad.files import read_squad
+    from bert_packed.tasks.squad.objective import answers_objective
 
-    text = finetuning.read_text_model(config)
+    text = run.read_text_model(config)
 
     def windows_of(path, for_training):
         from bert_packed.tasks.squad.windows import make_windows
@@ -37,12 +37,12 @@ def finetune_squad(config):
         return _training_data(windows), {"train_file": [config.train_file]}
 
     predict = functools.partial(_predict, config, *held_out) if held_out else None
-    return finetuning.run_task(config, text, answers_objective(), read_training, predict)
+    return run.run_task(config, text, answers_objective(), read_training, predict)
 
 
 def _training_data(windows):
     from bert_packed.tasks.batches import LabelledSequences
-    from bert_packed.tasks.objectives import ANSWER_SPANS
+    from bert_packed.tasks.squad.objective import ANSWER_SPANS
 
     names = tuple(feature.name for feature in ANSWER_SPANS)
     labels = {name: windows.answer_spans[:, column] for column, name in enumerate(names)}
@@ -51,13 +51,13 @@ def _training_data(windows):
 
 def _predict(config, questions, windows, model, folder):
     """Answer every question and write the answers; returns scores where the file has the right ones."""
-    from bert_packed.tasks import run as finetuning
+    from bert_packed.tasks import run
     from bert_packed.tasks.squad import predictions as squad_predictions
     from bert_packed.tasks.squad import scores as squad_scores
 
     logits, num_packs = [], 0
     if len(windows.sequences):  # else no context has a word: every answer is ""
-        outputs, num_packs = finetuning.predict_packed(config, model, windows.sequences)
+        outputs, num_packs = run.predict_packed(config, model, windows.sequences)
         logits = list(zip(outputs["start_logits"], outputs["end_logits"], strict=True))
     predictions = squad_predictions.extract(
         questions,

@@ -12,7 +12,7 @@ from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
 from data_gen.jobs.steps import Job, Step
 from data_gen.pack_config import PackConfig
-from data_gen.pack_tfrecords import DESCRIPTION, main
+from data_gen.pack_tfrecords import main
 
 HAS_BEAM = importlib.util.find_spec("apache_beam") is not None
 needs_beam = pytest.mark.skipif(not HAS_BEAM, reason="needs the extra `beam`")
@@ -32,7 +32,7 @@ def mistake(runner, options, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("BEAM_OPTIONS", options)
     path = write_features(tmp_path / "in.tfrecord", make_features([5, 6], 16))
     flags = {"input_file": path, "output_dir": tmp_path / "out", "max_seq_length": 16, "runner": runner}
-    assert run(main, PackConfig, DESCRIPTION, ["p.py", *(f"--{k}={v}" for k, v in flags.items())]) == 2
+    assert run(main, PackConfig, ["p.py", *(f"--{k}={v}" for k, v in flags.items())]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("p.py: error: ")]
     assert not (tmp_path / "out").exists()
     return line

@@ -171,7 +171,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(
     monkeypatch.setattr(storage, "flush_to_disk", fail)
     monkeypatch.setattr(command_line, "_show_log", lambda: None)  # it would stay for other tests
     main = COMMANDS[name][1]
-    assert command_line.run(main, COMMANDS[name][2], "", arguments(name, out, settings)) == 2
+    assert command_line.run(main, COMMANDS[name][2], arguments(name, out, settings)) == 2
     error = capsys.readouterr().err
     assert "No space left on device" in error and error.count("\n") == 1
     assert f"the same command continues with what is in {out / INCOMPLETE_NAME}" in error
@@ -194,7 +194,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_continues(
     monkeypatch.setattr(user_of(name, "write_shard"), "write_shard", interrupt)
     monkeypatch.setattr(command_line, "_show_log", lambda: None)
     _, main, config_class = COMMANDS[name]
-    assert command_line.run(main, config_class, "", arguments(name, out, settings)) == 130
+    assert command_line.run(main, config_class, arguments(name, out, settings)) == 130
     assert capsys.readouterr().err.endswith(
         f": interrupted; the same command continues with what is in {out / INCOMPLETE_NAME}\n"
     )

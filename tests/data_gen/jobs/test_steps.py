@@ -21,7 +21,7 @@ from data_gen.jobs import runners
 from data_gen.jobs.steps import Job, Step
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
-from data_gen.pack_tfrecords import DESCRIPTION, main
+from data_gen.pack_tfrecords import main
 from data_gen.text.create_config import CreateConfig
 from data_gen.text.create_job import create
 
@@ -205,10 +205,10 @@ def test_a_runner_that_is_not_installed(tmp_path, packing, capsys, monkeypatch):
     settings, _ = packing
     flags = {**settings, "output_dir": tmp_path / "out", "runner": "FlinkRunner"}
     argv = ["pack_tfrecords.py", *(f"--{name}={value}" for name, value in flags.items())]
-    assert run(main, PackConfig, DESCRIPTION, argv) == 2
+    assert run(main, PackConfig, argv) == 2
     error = capsys.readouterr().err
     assert "pip install 'bert_packed[beam]'. Received: FlinkRunner" in error and error.count("\n") == 1
-    assert run(main, PackConfig, DESCRIPTION, [*argv, "--num_workers=2"]) == 2
+    assert run(main, PackConfig, [*argv, "--num_workers=2"]) == 2
     assert "`num_workers` must be 0 with --runner=FlinkRunner" in capsys.readouterr().err
     assert not Path(tmp_path / "out").exists()
 

@@ -1,26 +1,24 @@
-"""Command line: score answers to SQuAD questions as the official script does."""
+"""Scores of answers to SQuAD questions, from files, as the official script computes them."""
 
 import dataclasses
 import sys
 
-from bert_packed.core.command_line import print_table, run
+from bert_packed.core.command_line import print_table
 from bert_packed.core.settings import InputError, check_settings, setting
 from bert_packed.core.storage import write_json
+from bert_packed.tasks.config import check_files
 from bert_packed.tasks.squad import scores as squad_scores
-from bert_packed.tasks.squad.files import check_files, read_squad
-
-DESCRIPTION = """
-Scores predicted answers to SQuAD questions: exact match and F1 in percent.
-
-v2.0 data also gives the scores of questions with and without an answer. With --na_prob_file it gives those at
-the best thresholds, too. Questions without a prediction count 0; predictions of unknown ids do not count.
-Standard error names both.
-"""
+from bert_packed.tasks.squad.files import read_squad
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
-    """Every flag of the command."""
+    """Scores predicted answers to SQuAD questions: exact match and F1 in percent.
+
+    v2.0 data also gives the scores of questions with and without an answer. With --na_prob_file it
+    gives those at the best thresholds, too. Questions without a prediction count 0; predictions of
+    unknown ids do not count. Standard error names both.
+    """
 
     data_file: str = setting("", "SQuAD JSON with the right answers", required=True)
     prediction_file: str = setting(
@@ -35,7 +33,7 @@ class EvalConfig:
         check_files(self, ["data_file", "prediction_file", "na_prob_file"])
 
 
-def main(config):
+def evaluate(config):
     """Read, score, print."""
     questions = read_squad(config.data_file, for_training=False).questions
     predictions = squad_scores.read_predictions(config.prediction_file)
@@ -59,12 +57,3 @@ def main(config):
     print_table([{"score": name, "value": value} for name, value in scores.items()])
     if config.json:
         write_json(config.json, scores)
-
-
-def command():
-    """Run `main` with the flags of the command line; returns the exit status."""
-    return run(main, EvalConfig, DESCRIPTION)
-
-
-if __name__ == "__main__":
-    sys.exit(command())
