@@ -179,7 +179,7 @@ def padded_batches(lengths, batch_size, length=None):
 
 def forward_flops(init_checkpoint, shapes):
     """Operations of an encoder on batches, (rows, tokens a row): of every token and pair, padding too."""
-    from bert_packed.architectures.bert.heads import count_flops
+    from bert_packed.architectures.bert.model import count_flops
     from bert_packed.checkpoints import starting_weights
 
     num_tokens = sum(rows * length for rows, length in shapes)

@@ -206,7 +206,7 @@ def has_all_of_a_pack(name):
 
 def step_rows(seconds, corpus, model_config, batch_size, peak):
     """Speeds of all ways: rows of a table; utilization is a share of `peak`, operations a second."""
-    from bert_packed.architectures.bert.heads import count_flops
+    from bert_packed.architectures.bert.model import count_flops
 
     rows = []
     for name, times in seconds.items():

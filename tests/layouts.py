@@ -11,7 +11,7 @@ from tiny import CONFIG, to_floats
 
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.training import engines
-from bert_packed.training.optimization import EXCLUDED_FROM_DECAY, Lamb
+from bert_packed.training.optimization import Lamb
 
 NUM_DEVICES = 16
 # 16 heads for 16 devices; small first weights, as BERT's: of large ones rounding is large too
@@ -58,9 +58,7 @@ def make_engine(
     with replicas.scope() if replicas else contextlib.nullcontext():
         given = {"layout": replicas.layout} if replicas else {}
         model = objective.build_model(config, 1, **given, **build)
-        optimizer = optimizer(
-            0.01, weight_decay_rate=0.01, exclude_from_weight_decay=EXCLUDED_FROM_DECAY, global_clipnorm=CLIP
-        )
+        optimizer = optimizer(0.01, weight_decay_rate=0.01, global_clipnorm=CLIP)
         return engines.make_engine(model, objective, optimizer, MICRO_BATCH_SIZE, replicas)
 
 

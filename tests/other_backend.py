@@ -15,7 +15,7 @@ from packs import packed_and_unpacked
 from tiny import CONFIG, make_engine, to_floats
 
 from bert_packed.checkpoints import checkpoint
-from bert_packed.training.optimization import EXCLUDED_FROM_DECAY, Lamb
+from bert_packed.training.optimization import Lamb
 
 NUM_STEPS = 20
 LEARNING_RATE = 0.01
@@ -28,7 +28,6 @@ def training_engine(config=CONFIG, micro_batch_size=2):
     optimizer = Lamb(
         LEARNING_RATE,
         weight_decay_rate=0.01,
-        exclude_from_weight_decay=EXCLUDED_FROM_DECAY,
         global_clipnorm=1.0,
     )
     return make_engine(config=config, optimizer=optimizer, micro_batch_size=micro_batch_size)

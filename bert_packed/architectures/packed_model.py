@@ -46,6 +46,9 @@ class PackedModel(keras.Model):
     def build(self, *_):
         self.build_encoder()
         self.build_heads((None, None, self.config.hidden_size))
+        undecayed = family_of(self.config).undecayed
+        for variable in self.trainable_variables:
+            variable.is_decayed = variable.name not in undecayed
         self.built = True
 
     def call(self, batch, training=None):

@@ -5,10 +5,10 @@ import importlib
 from pathlib import Path
 
 from bert_packed.architectures.base_config import DROPOUT_FIELDS, BaseConfig, field_names
-from bert_packed.architectures.bert.config import ModelConfig
-from bert_packed.architectures.mamba.config import MambaConfig
-from bert_packed.architectures.mamba2.config import Mamba2Config
-from bert_packed.architectures.modern_bert.config import ModernBertConfig
+from bert_packed.architectures.bert import config as bert
+from bert_packed.architectures.mamba import config as mamba
+from bert_packed.architectures.mamba2 import config as mamba2
+from bert_packed.architectures.modern_bert import config as modern_bert
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import read_json
 from bert_packed.schema import CAUSAL_LM, MLM, MLM_NSP
@@ -31,118 +31,70 @@ PRETRAINING, MASKED_LM, QUESTION_ANSWERING, CLASSIFICATION, TOKEN_CLASSIFICATION
     "classification",
     "token_classification",
 )
-FINETUNING_HEADS = (QUESTION_ANSWERING, CLASSIFICATION, TOKEN_CLASSIFICATION)
+FINETUNING_HEADS = (QUESTION_ANSWERING, TOKEN_CLASSIFICATION, CLASSIFICATION)
 OBJECTIVE_HEADS = {MLM_NSP: PRETRAINING, MLM: MASKED_LM, CAUSAL_LM: CAUSAL_LM}  # by `--objective`
-
-
-def _bert(num_hidden_layers, hidden_size):
-    return ModelConfig(
-        num_hidden_layers=num_hidden_layers,
-        hidden_size=hidden_size,
-        num_attention_heads=hidden_size // 64,
-        intermediate_size=4 * hidden_size,
-    )
-
-
-def _modern_bert(num_hidden_layers, hidden_size, intermediate_size):
-    return ModernBertConfig(
-        num_hidden_layers=num_hidden_layers,
-        hidden_size=hidden_size,
-        num_attention_heads=hidden_size // 64,
-        intermediate_size=intermediate_size,
-    )
-
-
-def _mamba2(num_hidden_layers, hidden_size, **changes):
-    return Mamba2Config(num_hidden_layers=num_hidden_layers, hidden_size=hidden_size, **changes)
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelFamily:
-    """One architecture, as all code outside its own files knows it.
+    """One architecture, as all code outside its own folder knows it.
 
     Attributes:
+        sizes: Published sizes by name.
         heads: Heads that its models may have. A checkpoint without any counts as having the first.
-        models: Module that needs Keras: `make_model(head, config, num_outputs, **encoder)` gives a
-            `PackedModel`, `count_flops(head, config, sums)` the operations to learn from sequences.
-        names: Module with `NAMES`, a `CheckpointNames`.
+        package: Folder. Its module `model`, which needs Keras, has `make_model(head, config, num_outputs,
+            **encoder)`, which gives a `PackedModel`, and `count_flops(head, config, sums)`, the operations to
+            learn from sequences. Its module `checkpoint_names` has `NAMES`, a `CheckpointNames`.
+        undecayed: Names of the variables without weight decay and, under LAMB, without trust ratio.
     """
 
     name: str  # as in "a BERT"
     config_class: type
     sizes: dict[str, BaseConfig]
     heads: tuple[str, ...]
-    models: str
-    names: str
+    package: str
+    undecayed: tuple[str, ...] = ("bias", "output_bias", "gamma", "beta")
 
     def load_models(self):
-        """The module `models`, imported when it is first needed."""
-        return importlib.import_module(self.models)
+        """The module `model`, imported when it is first needed."""
+        return importlib.import_module(f"{self.package}.model")
 
     def load_names(self):
-        """The `CheckpointNames` of the module `names`."""
-        return importlib.import_module(self.names).NAMES
+        """The `CheckpointNames` of the module `checkpoint_names`."""
+        return importlib.import_module(f"{self.package}.checkpoint_names").NAMES
 
 
 # By the `model_type` of `config.json`
 FAMILIES = {
     "bert": ModelFamily(
         "BERT",
-        ModelConfig,
-        {  # Turc et al. 2019, Table 1 (tiny to medium); Devlin et al. 2019, Section 3 (base, large)
-            "bert-tiny": _bert(2, 128),
-            "bert-mini": _bert(4, 256),
-            "bert-small": _bert(4, 512),
-            "bert-medium": _bert(8, 512),
-            "bert-base": _bert(12, 768),
-            "bert-large": _bert(24, 1024),
-        },
-        (PRETRAINING, MASKED_LM, QUESTION_ANSWERING, TOKEN_CLASSIFICATION, CLASSIFICATION),
-        "bert_packed.architectures.bert.heads",
-        "bert_packed.architectures.bert.checkpoint_names",
+        bert.ModelConfig,
+        bert.SIZES,
+        (PRETRAINING, MASKED_LM, *FINETUNING_HEADS),
+        "bert_packed.architectures.bert",
     ),
     "mamba": ModelFamily(
         "Mamba",
-        MambaConfig,
-        {  # "PackMamba", Section 4; the tiny ones are ours
-            "mamba-tiny": MambaConfig(num_hidden_layers=2, hidden_size=128),
-            "mamba-mini": MambaConfig(num_hidden_layers=4, hidden_size=256),
-            "mamba-110m": MambaConfig(num_hidden_layers=16, hidden_size=1024),
-            "mamba-1.4b": MambaConfig(num_hidden_layers=48, hidden_size=2048),
-            "mamba-2.8b": MambaConfig(num_hidden_layers=64, hidden_size=2560),
-        },
+        mamba.MambaConfig,
+        mamba.SIZES,
         (CAUSAL_LM,),
-        "bert_packed.architectures.mamba.model",
-        "bert_packed.architectures.mamba.checkpoint_names",
+        "bert_packed.architectures.mamba",
+        mamba.UNDECAYED,
     ),
     "mamba2": ModelFamily(
         "Mamba-2",
-        Mamba2Config,
-        {  # Dao and Gu 2024, of their repository; the tiny ones are ours, with chunks for CPUs
-            "mamba2-tiny": _mamba2(2, 128, state_size=64, chunk_size=64),
-            "mamba2-mini": _mamba2(4, 256, state_size=64, chunk_size=64),
-            "mamba2-130m": _mamba2(24, 768),
-            "mamba2-370m": _mamba2(48, 1024),
-            "mamba2-780m": _mamba2(48, 1536),
-            "mamba2-1.3b": _mamba2(48, 2048),
-            "mamba2-2.7b": _mamba2(64, 2560),
-        },
+        mamba2.Mamba2Config,
+        mamba2.SIZES,
         (CAUSAL_LM,),
-        "bert_packed.architectures.mamba2.model",
-        "bert_packed.architectures.mamba2.checkpoint_names",
+        "bert_packed.architectures.mamba2",
+        mamba.UNDECAYED,
     ),
     "modernbert": ModelFamily(
         "ModernBERT",
-        ModernBertConfig,
-        {  # Warner et al. 2024, Table 4; the tiny ones are ours
-            "modernbert-tiny": _modern_bert(3, 128, 192),
-            "modernbert-mini": _modern_bert(6, 256, 384),
-            "modernbert-base": _modern_bert(22, 768, 1152),
-            "modernbert-large": _modern_bert(28, 1024, 2624),
-        },
-        (MASKED_LM, QUESTION_ANSWERING, TOKEN_CLASSIFICATION, CLASSIFICATION),
-        "bert_packed.architectures.modern_bert.model",
-        "bert_packed.architectures.modern_bert.checkpoint_names",
+        modern_bert.ModernBertConfig,
+        modern_bert.SIZES,
+        (MASKED_LM, *FINETUNING_HEADS),
+        "bert_packed.architectures.modern_bert",
     ),
 }
 DEFAULT_TYPE = "bert"  # of a file without `model_type`, as google-research/bert writes it

@@ -12,6 +12,9 @@ from keras import ops
 from bert_packed.layers.cpu_gradients import Linear
 
 FEW_ROWS = 4  # of a table, such as that of token types
+# The first and the second of two consecutive linear layers: a layout may split the first by columns and the
+# second by rows, so that nothing is exchanged in between
+COLUMNS, ROWS = "columns", "rows"
 
 
 def dense(width, config, name, dtype=None, weights=None, use_bias=True):
@@ -28,8 +31,8 @@ def initializer(config):
 class Layout:
     """Layers, tables and products of a model on one device; other layouts override them."""
 
-    def dense(self, width, config, name, dtype=None, weights=None, use_bias=True):
-        """A linear layer as by the function `dense`; other layouts choose its place by its name."""
+    def dense(self, width, config, name, dtype=None, weights=None, use_bias=True, split=None):
+        """A linear layer as by the function `dense`; `split` is `COLUMNS`, `ROWS` or None."""
         return dense(width, config, name, dtype, weights, use_bias)
 
     def apply_together(self, layers, hidden_BSD):
@@ -40,7 +43,7 @@ class Layout:
         """Equal parts of the columns of a linear layer's result: list of float `[B, S, Y]`."""
         return ops.split(layer(hidden_BSD), num_parts, axis=-1)
 
-    def add_table(self, layer, num_rows, config, name, weights=None):
+    def add_table(self, layer, num_rows, config, name, weights=None, is_vocabulary=False):
         """Float32 variable `[num_rows, D]` of a Keras layer; initial weights as those of `dense`."""
         shape, weights = (num_rows, config.hidden_size), weights or initializer(config)
         return layer.add_weight(shape=shape, initializer=weights, name=name, autocast=False)

@@ -21,6 +21,7 @@ from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
 from bert_packed.core.settings import InputError
+from bert_packed.layers.layout import COLUMNS, ROWS
 from bert_packed.parallel.mesh import differentiable
 from bert_packed.parallel.mesh_layout import MeshLayout
 from bert_packed.parallel.replicas import AXIS
@@ -29,14 +30,7 @@ from bert_packed.parallel.summa import COLUMN, ROW
 ALL = (ROW, COLUMN)  # as one axis
 WHOLE = PartitionSpec()
 BY_COLUMNS, BY_ROWS, VECTOR = PartitionSpec(None, ALL), PartitionSpec(ALL, None), PartitionSpec(ALL)
-FIRST, SECOND = ("query", "key", "value", "qkv", "intermediate"), ("output",)  # linear layers, by name
-WEIGHTS = {
-    rf"/({'|'.join(FIRST)})/kernel$": BY_COLUMNS,
-    rf"/({'|'.join(FIRST)})/bias$": VECTOR,
-    rf"/({'|'.join(SECOND)})/kernel$": BY_ROWS,
-    r"(word|token)_embeddings$": BY_ROWS,
-    r"/output_bias$": VECTOR,
-}
+SPLITS = {COLUMNS: (BY_COLUMNS, VECTOR), ROWS: (BY_ROWS, WHOLE)}
 LAST_SPLIT = PartitionSpec(None, None, ALL)
 HEADS = PartitionSpec(None, None, ALL, None)
 
@@ -45,7 +39,9 @@ class Megatron1D(MeshLayout):
     """Layout of the module's table."""
 
     name, pack_axes = "megatron1d", (AXIS,)
-    weights, heads, ids = WEIGHTS, HEADS, WHOLE
+    splits = SPLITS
+    vocabulary = BY_ROWS, VECTOR
+    heads, ids = HEADS, WHOLE
 
     def __init__(self, mesh):
         super().__init__(mesh)
@@ -76,17 +72,17 @@ class Megatron1D(MeshLayout):
     def padded_width(self, width):
         return width
 
-    def multiply(self, name, inputs_BQX, kernels):
+    def multiply(self, split, inputs_BQX, kernels):
         kernels = list(map(jnp.asarray, kernels))
-        if name in FIRST:
+        if split == COLUMNS:
             return self._first(inputs_BQX, kernels)
-        if name in SECOND:
+        if split == ROWS:
             (kernel,) = kernels
             return [self._second(inputs_BQX, kernel)]
         return [inputs_BQX @ kernel for kernel in kernels]
 
     def look_up(self, table, ids_BS):
-        if self.spec(table.path, 2) == WHOLE:
+        if self.spec(table) == WHOLE:
             return super().look_up(table, ids_BS)
         return self._look_up(jnp.asarray(table), ids_BS)
 

@@ -4,8 +4,6 @@ Legend: B packs, Q = S, P or K tokens of each pack, S pack length, D model width
 widths.
 """
 
-import re
-
 import keras
 from jax.sharding import PartitionSpec
 from keras import ops
@@ -21,17 +19,19 @@ NO_LOGIT = -1e9
 class LaidDense(keras.layers.Dense):
     """A linear layer whose product is the layout's. Columns beyond `width` are padding, initialised to 0."""
 
-    def __init__(self, layout, width, kernel_initializer, **kwargs):
+    def __init__(self, layout, width, kernel_initializer, split, **kwargs):
         self.layout = layout
+        self.split = split
         self.width = width
         units = layout.padded_width(width)
         super().__init__(units, kernel_initializer=_padded(kernel_initializer, 1, width), **kwargs)
 
     def build(self, input_shape):
         super().build(input_shape)
-        self.layout.note_shape(self.kernel, (input_shape[-1], self.width))
+        specs = self.layout.splits.get(self.split, (None, None))
+        self.layout.note(self.kernel, (input_shape[-1], self.width), specs[0])
         if self.bias is not None:
-            self.layout.note_shape(self.bias, (self.width,))
+            self.layout.note(self.bias, (self.width,), specs[1])
 
     def call(self, inputs):
         (outputs,) = self.layout.apply_together([self], inputs)
@@ -47,24 +47,31 @@ class MeshLayout(Layout):
     Attributes:
         name: Value of `--layout`.
         pack_axes: Axes of the mesh along which packs are divided.
-        weights: Dict from regular expressions of paths to `PartitionSpec`s; other weights are replicated.
+        splits: Dict from `layout.COLUMNS` and `layout.ROWS` to the `PartitionSpec`s of such a linear layer's
+            kernel and bias.
+        vocabulary: `PartitionSpec`s of a table of the vocabulary, and of its bias.
+        by_axes: Dict from a number of axes to the `PartitionSpec` of all other weights that have as many;
+            those that are missing are replicated.
         heads, ids: `PartitionSpec`s of attention's heads `[B, S, N, H]` and of ids `[B, S]`.
     """
 
     name, pack_axes = None, ()
-    weights, heads, ids = {}, None, None
+    splits, vocabulary, by_axes = {}, (None, None), {}
+    heads, ids = None, None
 
     def __init__(self, mesh):
         self.mesh = mesh
-        self._shapes = {}  # by id of a variable whose shape has something added
+        self._noted = {}  # by id of a variable that this layout has made
 
-    def spec(self, path, num_axes):
-        """`PartitionSpec` of the weight at a path."""
-        for pattern, spec in self.weights.items():
-            if re.search(pattern, path):
-                assert len(spec) == num_axes, (path, num_axes)
-                return spec
-        return PartitionSpec()
+    def spec(self, weight):
+        """`PartitionSpec` of a Keras variable."""
+        if not weight.trainable:  # the seed of a dropout has an axis, too
+            return PartitionSpec()
+        _, _, spec = self._noted.get(id(weight), (weight, None, None))
+        return spec if spec is not None else self._usual_spec(len(weight.shape))
+
+    def _usual_spec(self, num_axes):
+        return self.by_axes.get(num_axes, PartitionSpec())
 
     def padded_rows(self, num_rows):
         """Rows of a table, padding included."""
@@ -74,8 +81,8 @@ class MeshLayout(Layout):
         """Columns of a linear layer's kernel, padding included."""
         raise NotImplementedError
 
-    def multiply(self, name, inputs_BQX, kernels):
-        """Products of one input with the kernels of linear layers of a name: list of `[B, Q, Y]`."""
+    def multiply(self, split, inputs_BQX, kernels):
+        """Products of one input with the kernels of linear layers of a split: list of `[B, Q, Y]`."""
         raise NotImplementedError
 
     def check(self, model_config, **packs):
@@ -94,12 +101,12 @@ class MeshLayout(Layout):
             )
         return text
 
-    def dense(self, width, config, name, dtype=None, weights=None, use_bias=True):
+    def dense(self, width, config, name, dtype=None, weights=None, use_bias=True, split=None):
         weights = weights or initializer(config)
-        return LaidDense(self, width, weights, use_bias=use_bias, name=name, dtype=dtype)
+        return LaidDense(self, width, weights, split, use_bias=use_bias, name=name, dtype=dtype)
 
     def apply_together(self, layers, hidden_BSD):
-        products = self.multiply(layers[0].name, hidden_BSD, [layer.kernel for layer in layers])
+        products = self.multiply(layers[0].split, hidden_BSD, [layer.kernel for layer in layers])
         return [
             (product if layer.bias is None else product + layer.bias)[..., : layer.width]
             for product, layer in zip(products, layers, strict=True)
@@ -107,24 +114,24 @@ class MeshLayout(Layout):
 
     def apply_in_parts(self, layer, num_parts, hidden_BSD):
         # The kernel is cut, not the result, which has more numbers. By `check` devices divide each part
-        products = self.multiply(layer.name, hidden_BSD, ops.split(layer.kernel, num_parts, axis=1))
+        products = self.multiply(layer.split, hidden_BSD, ops.split(layer.kernel, num_parts, axis=1))
         if layer.bias is None:
             return products
         biases = ops.split(ops.convert_to_tensor(layer.bias), num_parts)
         return [product + bias for product, bias in zip(products, biases, strict=True)]
 
-    def add_table(self, layer, num_rows, config, name, weights=None):
-        is_split = tuple(self.spec(f"/{name}", 2)) != ()
-        shape = (self.padded_rows(num_rows) if is_split else num_rows, config.hidden_size)
+    def add_table(self, layer, num_rows, config, name, weights=None, is_vocabulary=False):
+        spec = (is_vocabulary and self.vocabulary[0]) or self._usual_spec(2)
+        shape = (self.padded_rows(num_rows) if tuple(spec) else num_rows, config.hidden_size)
         rows = _padded(weights or initializer(config), 0, num_rows)
         table = layer.add_weight(shape=shape, initializer=rows, name=name, autocast=False)
-        self.note_shape(table, (num_rows, config.hidden_size))
+        self.note(table, (num_rows, config.hidden_size), spec)
         return table
 
     def add_vocabulary_bias(self, layer, config, name):
         shape = (self.padded_rows(config.vocab_size),)
         bias = layer.add_weight(shape=shape, initializer="zeros", name=name, autocast=False)
-        self.note_shape(bias, (config.vocab_size,))
+        self.note(bias, (config.vocab_size,), self.vocabulary[1])
         return bias
 
     def vocabulary_logits(self, hidden_BQD, table_VD):
@@ -150,13 +157,13 @@ class MeshLayout(Layout):
         classes_V = ops.arange(logits_BQV.shape[-1], dtype="int32")
         return ops.where(classes_V < num_classes, logits_BQV, NO_LOGIT)
 
-    def note_shape(self, variable, shape):
-        """Remember the shape of a variable without its padding."""
-        self._shapes[id(variable)] = variable, tuple(shape)  # held, so that no other gets its id
+    def note(self, variable, shape, spec):
+        """Remember a variable's shape without its padding, and its `PartitionSpec`; None is the usual one."""
+        self._noted[id(variable)] = variable, tuple(shape), spec  # held, so that no other gets its id
 
     def shape_of(self, variable):
         """The shape of a variable without its padding."""
-        return self._shapes.get(id(variable), (variable, tuple(variable.shape)))[1]
+        return self._noted.get(id(variable), (variable, tuple(variable.shape), None))[1]
 
 
 def _padded(make, axis, number):

@@ -30,10 +30,7 @@ from bert_packed.parallel.replicas import AXIS
 from bert_packed.parallel.summa import COLUMN, ROW, TRANSPORTS
 
 BLOCKS, VECTOR = PartitionSpec(ROW, COLUMN), PartitionSpec(COLUMN)
-WEIGHTS = {
-    r"/kernel$|_embeddings$": BLOCKS,
-    r"/(bias|gamma|beta|output_bias)$": VECTOR,
-}
+BY_AXES = {1: VECTOR, 2: BLOCKS}
 HIDDEN, HEADS, IDS = (
     PartitionSpec(ROW, None, COLUMN),
     PartitionSpec(ROW, None, COLUMN, None),
@@ -49,7 +46,8 @@ class Optimus2D(MeshLayout):
     """
 
     name, pack_axes = "optimus2d", (AXIS, ROW)
-    weights, heads, ids = WEIGHTS, HEADS, IDS
+    by_axes = BY_AXES
+    heads, ids = HEADS, IDS
 
     def __init__(self, mesh, transport="gather"):
         super().__init__(mesh)
@@ -87,7 +85,7 @@ class Optimus2D(MeshLayout):
     def padded_width(self, width):
         return -(-width // self.side) * self.side
 
-    def multiply(self, name, inputs_BQX, kernels):
+    def multiply(self, split, inputs_BQX, kernels):
         return self._multiply(inputs_BQX, list(map(jnp.asarray, kernels)))
 
     def look_up(self, table, ids_BS):

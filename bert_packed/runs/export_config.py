@@ -19,7 +19,7 @@ class ExportConfig:
                  next sentences. A fine-tuned model opens as BertForQuestionAnswering,
                  BertForSequenceClassification or BertForTokenClassification, a Mamba as MambaForCausalLM or
                  Mamba2ForCausalLM.
-    keras        model.keras. Import bert_packed.architectures.bert.heads, .modern_bert.model, .mamba.model or
+    keras        model.keras. Import bert_packed.architectures.bert.model, .modern_bert.model, .mamba.model or
                  .mamba2.model, where the model's class is. Then call keras.saving.load_model.
     saved_model  TensorFlow SavedModel of static shapes, with signatures `packed` and `unpacked`. It returns
                  the logits of the heads that the model has.

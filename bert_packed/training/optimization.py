@@ -1,14 +1,10 @@
 """LAMB, AdamW and StableAdamW, the learning-rate schedule, and the packing correction of betas."""
 
 import math
-import re
 import types
 
 import keras
 from keras import ops
-
-# Regular expressions: those of google-research/bert, and the parameters that Mamba's authors do not decay
-EXCLUDED_FROM_DECAY = ("LayerNorm", "bias", "RMSNorm", "mixer/A_log$", "mixer/D$")
 
 
 class MomentOptimizer(keras.optimizers.Optimizer):
@@ -19,7 +15,7 @@ class MomentOptimizer(keras.optimizers.Optimizer):
         w       = w - learning_rate * ratio * update
 
     A variable whose gradient is NaN keeps its value and its moments; the step still counts for the schedule.
-    A variable whose path matches one of the regular expressions `exclude_from_weight_decay` is not decayed.
+    A variable whose attribute `is_decayed` is false has no weight decay; `PackedModel.build` sets it.
     """
 
     def __init__(
@@ -29,7 +25,6 @@ class MomentOptimizer(keras.optimizers.Optimizer):
         beta_2=0.999,
         epsilon=1e-6,
         weight_decay_rate=0.0,
-        exclude_from_weight_decay=(),
         global_clipnorm=None,
         corrects_bias=True,
         **kwargs,
@@ -39,7 +34,6 @@ class MomentOptimizer(keras.optimizers.Optimizer):
         self.beta_2 = beta_2
         self.epsilon = epsilon
         self.weight_decay_rate = weight_decay_rate
-        self.exclude_from_weight_decay_patterns = tuple(exclude_from_weight_decay or ())
         self.corrects_bias = corrects_bias
 
     def build(self, variables):
@@ -48,17 +42,13 @@ class MomentOptimizer(keras.optimizers.Optimizer):
         super().build(variables)
         self._momentums, self._velocities = self.add_optimizer_variables(variables, ["momentum", "velocity"])
         # By index: under TensorFlow `update_step` receives the backend's variable, which has no path
-        self._decays = [self.decays(variable) for variable in variables]
+        self._are_decayed = [getattr(variable, "is_decayed", True) for variable in variables]
         # Numbers of values; an engine whose layout pads weights puts those without padding here
         self.sizes = [math.prod(variable.shape) for variable in variables]
 
     def moments_of(self, index):
         """First and second moment of the weight with this index: two variables of its shape."""
         return self._momentums[index], self._velocities[index]
-
-    def decays(self, variable):
-        """True if weight decay applies to a variable."""
-        return self.weight_decay_rate > 0 and not _matches(self.exclude_from_weight_decay_patterns, variable)
 
     def ratio(self, index, variable, update, gradient, root):
         """The factor of a variable's update, a number or a scalar; `root` is sqrt(v), corrected as in it."""
@@ -86,7 +76,7 @@ class MomentOptimizer(keras.optimizers.Optimizer):
             new_velocity = new_velocity / (1 - ops.power(beta_2, step))
         root = ops.sqrt(new_velocity)
         update = new_momentum / (root + self.epsilon)
-        if self._decays[index]:
+        if self.weight_decay_rate > 0 and self._are_decayed[index]:
             update = update + self.weight_decay_rate * ops.convert_to_tensor(variable)
         ratio = self.ratio(index, variable, update, gradient, root)
         update = ops.cast(learning_rate, dtype) * (update * ratio)
@@ -98,43 +88,24 @@ class MomentOptimizer(keras.optimizers.Optimizer):
 
     def get_config(self):
         names = ("beta_1", "beta_2", "epsilon", "weight_decay_rate", "corrects_bias")
-        settings = {name: getattr(self, name) for name in names}
-        patterns = self.exclude_from_weight_decay_patterns
-        return {**super().get_config(), **settings, "exclude_from_weight_decay": patterns}
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
 
 class Lamb(MomentOptimizer):
     """LAMB (You et al. 2019), step for step `tfa.optimizers.LAMB`.
 
-        ratio   = |w| / |update|    (1 where either norm is 0, or the variable is excluded)
+        ratio   = |w| / |update|    (1 where either norm is 0, or the variable is not decayed)
 
     `keras.optimizers.Lamb` is another algorithm: its weight decay stays outside the trust ratio.
-
-    Args:
-        exclude_from_layer_adaptation: Regular expressions; a variable whose path contains a match has a ratio
-            of 1. None for the same as `exclude_from_weight_decay`.
     """
 
-    def __init__(self, learning_rate=0.001, exclude_from_layer_adaptation=None, name="lamb", **kwargs):
+    def __init__(self, learning_rate=0.001, name="lamb", **kwargs):
         super().__init__(learning_rate, name=name, **kwargs)
-        if exclude_from_layer_adaptation is None:
-            exclude_from_layer_adaptation = self.exclude_from_weight_decay_patterns
-        self.exclude_from_layer_adaptation_patterns = tuple(exclude_from_layer_adaptation)
         # In a plain object: Keras and TensorFlow would track a dict that is an attribute of the optimizer
         self._last = types.SimpleNamespace(ratios={})
 
-    def build(self, variables):
-        if self.built:
-            return
-        super().build(variables)
-        self._adapts = [self.adapts(variable) for variable in variables]
-
-    def adapts(self, variable):
-        """True if the trust ratio applies to a variable."""
-        return not _matches(self.exclude_from_layer_adaptation_patterns, variable)
-
     def ratio(self, index, variable, update, gradient, root):
-        if not self._adapts[index]:
+        if not self._are_decayed[index]:
             return 1.0
         weight_norm, update_norm = _norm(variable), _norm(update)
         is_usable = ops.logical_and(weight_norm > 0, update_norm > 0)
@@ -161,10 +132,6 @@ class Lamb(MomentOptimizer):
             "trust_ratio_median": _median(values),
             "trust_ratio_max": ops.max(values),
         }
-
-    def get_config(self):
-        patterns = self.exclude_from_layer_adaptation_patterns
-        return {**super().get_config(), "exclude_from_layer_adaptation": patterns}
 
 
 class AdamWeightDecay(MomentOptimizer):
@@ -307,7 +274,6 @@ def optimizer_settings(config, packing_factor=1.0):
         "beta_2": beta_2,
         "epsilon": config.epsilon,
         "weight_decay_rate": config.weight_decay,
-        "exclude_from_weight_decay": EXCLUDED_FROM_DECAY,
         "global_clipnorm": config.max_grad_norm or None,
     }
 
@@ -315,10 +281,6 @@ def optimizer_settings(config, packing_factor=1.0):
 def trust_ratios(optimizer):
     """`Lamb.trust_ratios`; {} for other optimizers."""
     return optimizer.trust_ratios() if isinstance(optimizer, Lamb) else {}
-
-
-def _matches(patterns, variable):
-    return any(re.search(pattern, variable.path) for pattern in patterns)
 
 
 def _norm(tensor):

@@ -25,7 +25,7 @@ from benchmarks.accelerator_steps import FUSED, PACKED, PADDED, UNPACKED, Model
 from benchmarks.peers import training
 from benchmarks.synthetic_data import sums_of_a_row, wikipedia_corpus
 from benchmarks.training_steps import first_head
-from bert_packed.architectures.bert.heads import count_flops
+from bert_packed.architectures.bert.model import count_flops
 from bert_packed.architectures.registry import FLOAT32, MIXED, PRETRAINING, family_of
 from bert_packed.core.settings import InputError
 from bert_packed.kernels import choose as kernels

@@ -11,7 +11,7 @@ from tiny import CONFIG
 from benchmarks import machine_rates, step_instructions, step_memory, step_profile
 from benchmarks.machine_rates import Rates
 from benchmarks.step_instructions import COPIES, ELEMENTWISE, PRODUCTS, SUMS, HandingOut, Work, core_seconds
-from bert_packed.architectures.bert.heads import count_flops
+from bert_packed.architectures.bert.model import count_flops
 from bert_packed.architectures.registry import PRETRAINING
 from bert_packed.core.settings import InputError
 

@@ -14,7 +14,7 @@ from benchmarks import training_speed
 from benchmarks.peers import keras_hub_model, process, training
 from benchmarks.synthetic_data import describe_corpus, plan_corpus, sums_of_a_row, write_sequences
 from benchmarks.training_speed import PACKED, PLAIN, PLAIN_ON_PACKS, UNPACKED, SpeedConfig
-from bert_packed.architectures.bert.heads import count_flops
+from bert_packed.architectures.bert.model import count_flops
 from bert_packed.architectures.registry import PRETRAINING
 from bert_packed.core.settings import InputError
 from bert_packed.training.step_report import StepProgram

@@ -28,6 +28,8 @@ from data_gen.text.create_config import CreateConfig
 
 @dataclasses.dataclass(frozen=True)
 class Example:
+    """What it does."""
+
     input_file: str = setting("", "where from", changeable=True)
     num_shards: int = setting(8, "number of output files", minimum=1)
     rate: float = setting(0.5, "share", minimum=0)

@@ -15,7 +15,7 @@ from modern_bert_models import CONFIG as MODERN_BERT
 from reference import import_reference, minilm_folder, reference_minilm
 from tiny import CONFIG, make_engine
 
-from bert_packed.architectures.bert import layers
+from bert_packed.layers import transformer as layers
 from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import MASKED_LM, ablate
 from bert_packed.checkpoints import checkpoint

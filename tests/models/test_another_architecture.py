@@ -139,7 +139,7 @@ NAMES = CheckpointNames(
 @pytest.fixture
 def registered(monkeypatch):
     """The one line."""
-    family = ModelFamily("Gate", GateConfig, {}, (MASKED_LM,), models=__name__, names=__name__)
+    family = ModelFamily("Gate", GateConfig, {}, (MASKED_LM,), __name__)
     monkeypatch.setitem(config.FAMILIES, "gate", family)
 
 

@@ -22,7 +22,7 @@ from bert_packed.architectures.registry import (
 )
 from bert_packed.schema import CAUSAL_LM
 from bert_packed.training.engines.engine import named_weights
-from bert_packed.training.optimization import EXCLUDED_FROM_DECAY, AdamWeightDecay
+from bert_packed.training.optimization import AdamWeightDecay
 
 pytestmark = pytest.mark.both_backends
 BERT = ModelConfig(
@@ -243,7 +243,7 @@ def test_matrices_alone_are_decayed(head, config, decayed):
     model = build_model(head, config, 3)
     for variable in model.trainable_variables:
         variable.assign(np.ones(variable.shape))
-    optimizer = AdamWeightDecay(0.5, weight_decay_rate=0.1, exclude_from_weight_decay=EXCLUDED_FROM_DECAY)
+    optimizer = AdamWeightDecay(0.5, weight_decay_rate=0.1)
     gradients = [ops.zeros(variable.shape) for variable in model.trainable_variables]
     optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
     for variable in model.trainable_variables:

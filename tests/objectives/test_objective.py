@@ -35,7 +35,7 @@ from bert_packed.schema import PackSpec
 from bert_packed.training import engines, loop
 from bert_packed.training.engines.engine import named_weights
 from bert_packed.training.metrics_log import MetricsLog, read_rows, rows_to_keep, train_columns
-from bert_packed.training.optimization import EXCLUDED_FROM_DECAY, AdamWeightDecay
+from bert_packed.training.optimization import AdamWeightDecay
 
 pytestmark = pytest.mark.both_backends
 SPEC = PackSpec(MAX_SEQ_LENGTH, 4, 12)
@@ -134,7 +134,7 @@ def next_token_objective(block=CausalMeanBlock):
 
 def next_token_engine(config=ONE_LAYER, micro_batch_size=None, block=CausalMeanBlock, seed=1):
     objective = next_token_objective(block)
-    optimizer = AdamWeightDecay(0.01, weight_decay_rate=0.1, exclude_from_weight_decay=EXCLUDED_FROM_DECAY)
+    optimizer = AdamWeightDecay(0.01, weight_decay_rate=0.1)
     return engines.make_engine(objective.build_model(config, seed), objective, optimizer, micro_batch_size)
 
 

@@ -13,13 +13,13 @@ import pytest
 from packs import packed_and_unpacked
 from tiny import CONFIG, Trained, to_floats
 
-from bert_packed.architectures.bert import layers
+from bert_packed.layers import transformer as layers
 from bert_packed.core.settings import InputError
 from bert_packed.layers.cpu_gradients import has_gradients_for_cpus
 from bert_packed.objectives.pretraining import masked_lm_objective, pretraining_objective
 from bert_packed.parallel.replicas import Replicas, check_shares, make_replicas
 from bert_packed.training import engines
-from bert_packed.training.optimization import EXCLUDED_FROM_DECAY, Lamb
+from bert_packed.training.optimization import Lamb
 
 pytestmark = pytest.mark.both_backends
 NUM_DEVICES = 4
@@ -66,9 +66,7 @@ def make_engine(num_devices, config=WITH_DROPOUT, clip=CLIP, rate=0.01, skips_em
     objective = dataclasses.replace(objective, skips_empty=skips_empty)
     with replicas.scope() if replicas else contextlib.nullcontext():
         model = objective.build_model(config, 1)
-        optimizer = Lamb(
-            rate, weight_decay_rate=0.01, exclude_from_weight_decay=EXCLUDED_FROM_DECAY, global_clipnorm=clip
-        )
+        optimizer = Lamb(rate, weight_decay_rate=0.01, global_clipnorm=clip)
         return engines.make_engine(model, objective, optimizer, MICRO_BATCH_SIZE, replicas)
 
 
@@ -282,7 +280,7 @@ def test_another_architecture_and_objective_are_shared_alike():
     for num_devices in (1, NUM_DEVICES):  # TensorFlow joins no other number in one process
         replicas = make_some(num_devices) if num_devices > 1 else None
         with replicas.scope() if replicas else contextlib.nullcontext():
-            optimizer = Lamb(0.01, exclude_from_weight_decay=EXCLUDED_FROM_DECAY, global_clipnorm=CLIP)
+            optimizer = Lamb(0.01, global_clipnorm=CLIP)
             engine = next_tokens.make_engine(
                 "per_sequence", optimizer=optimizer, micro_batch_size=4, replicas=replicas
             )

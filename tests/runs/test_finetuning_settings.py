@@ -198,7 +198,7 @@ def test_the_optimizer(changed):
     assert changed.engine.max_grad_norm == 0.5
     for variable in changed.engine.model.trainable_variables:
         is_plain = "LayerNorm" in variable.path or "bias" in variable.path.split("/")[-1]
-        assert optimizer.decays(variable) == (not is_plain)
+        assert variable.is_decayed == (not is_plain)
 
 
 def test_the_learning_rate_of_the_log_and_of_the_optimizer(changed):

@@ -9,7 +9,7 @@ import pytest
 from clock import Clock
 
 from bert_packed.architectures.bert.config import ModelConfig
-from bert_packed.architectures.bert.heads import count_flops
+from bert_packed.architectures.bert.model import count_flops
 from bert_packed.architectures.registry import PRETRAINING, ablate
 from bert_packed.core.progress import count_of, describe_duration
 from bert_packed.objectives.pretraining import pretraining_objective

@@ -13,7 +13,7 @@ from tiny import CONFIG, make_engine, to_floats
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.training import engines
 from bert_packed.training.engines.engine import clip
-from bert_packed.training.optimization import EXCLUDED_FROM_DECAY, AdamWeightDecay, Lamb, StableAdamW
+from bert_packed.training.optimization import AdamWeightDecay, Lamb, StableAdamW
 
 pytestmark = pytest.mark.both_backends
 
@@ -23,7 +23,7 @@ SHALLOW = dataclasses.replace(CONFIG, num_hidden_layers=1)
 
 
 def training_engine(micro_batch_size=None, config=CONFIG):
-    optimizer = Lamb(0.01, weight_decay_rate=0.01, exclude_from_weight_decay=EXCLUDED_FROM_DECAY)
+    optimizer = Lamb(0.01, weight_decay_rate=0.01)
     return make_engine(config=config, optimizer=optimizer, micro_batch_size=micro_batch_size)
 
 
@@ -149,7 +149,6 @@ def test_steps_by_stable_adamw_are_those_of_unpacked_sequences():
             beta_2=0.98,
             epsilon=1e-3,
             weight_decay_rate=0.1,
-            exclude_from_weight_decay=EXCLUDED_FROM_DECAY,
             global_clipnorm=limit,
         )
         engine = make_engine(config=SHALLOW, optimizer=optimizer)

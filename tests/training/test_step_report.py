@@ -9,7 +9,7 @@ from packs import packed_and_unpacked
 from tiny import CONFIG, make_engine
 
 from bert_packed.training.absent_devices import memory_in
-from bert_packed.training.optimization import EXCLUDED_FROM_DECAY, Lamb
+from bert_packed.training.optimization import Lamb
 from bert_packed.training.step_report import (
     StepProgram,
     buffer_sizes,
@@ -287,7 +287,7 @@ def test_memory_by_the_plan_of_buffers():
 @pytest.fixture(scope="module")
 def step():
     """A step of the tiny model, of three micro-batches: batch, programs, weights before."""
-    optimizer = Lamb(0.01, weight_decay_rate=0.01, exclude_from_weight_decay=EXCLUDED_FROM_DECAY)
+    optimizer = Lamb(0.01, weight_decay_rate=0.01)
     engine = make_engine(optimizer=optimizer, micro_batch_size=2)
     packed, _ = packed_and_unpacked(0)
     batch = {name: np.concatenate([values, values])[:6] for name, values in packed.items()}

@@ -8,7 +8,7 @@ import pytest
 from packs import packed_and_unpacked
 from tiny import CONFIG
 
-from bert_packed.architectures.bert.heads import count_flops
+from bert_packed.architectures.bert.model import count_flops
 from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import CLASSIFICATION, FAMILIES, PRETRAINING
 from bert_packed.objectives.objective import count_sequences

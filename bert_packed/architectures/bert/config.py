@@ -52,3 +52,23 @@ class ModelConfig(BaseConfig):
     def weight_bytes(self):
         num_rows = self.max_position_embeddings + self.type_vocab_size
         return super().weight_bytes + 4 * num_rows * self.hidden_size
+
+
+def _size(num_hidden_layers, hidden_size):
+    return ModelConfig(
+        num_hidden_layers=num_hidden_layers,
+        hidden_size=hidden_size,
+        num_attention_heads=hidden_size // 64,
+        intermediate_size=4 * hidden_size,
+    )
+
+
+# Turc et al. 2019, Table 1 (tiny to medium); Devlin et al. 2019, Section 3 (base, large)
+SIZES = {
+    "bert-tiny": _size(2, 128),
+    "bert-mini": _size(4, 256),
+    "bert-small": _size(4, 512),
+    "bert-medium": _size(8, 512),
+    "bert-base": _size(12, 768),
+    "bert-large": _size(24, 1024),
+}

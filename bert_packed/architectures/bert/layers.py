@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from bert_packed.layers.dropout import Dropout
-from bert_packed.layers.layout import ONE_DEVICE
+from bert_packed.layers.layout import COLUMNS, ONE_DEVICE, ROWS
 from bert_packed.layers.transformer import activation, attend_in_sequences, gather_tokens
 
 
@@ -36,14 +36,14 @@ class PackedEmbeddings(keras.layers.Layer):
 
     def build(self, *_):
         config = self.config
-        self.word_embeddings_VD = self._table("word_embeddings", config.vocab_size)
+        self.word_embeddings_VD = self._table("word_embeddings", config.vocab_size, is_vocabulary=True)
         self.token_type_embeddings = self._table("token_type_embeddings", config.type_vocab_size)
         self.position_embeddings = self._table("position_embeddings", config.max_position_embeddings)
         self.norm.build((None, None, config.hidden_size))
         self.built = True
 
-    def _table(self, name, rows):
-        return self.layout.add_table(self, rows, self.config, name)
+    def _table(self, name, rows, is_vocabulary=False):
+        return self.layout.add_table(self, rows, self.config, name, is_vocabulary=is_vocabulary)
 
     def call(self, token_ids_BS, token_type_ids_BS, position_ids_BS, training=None):
         hidden_BSD = (
@@ -71,10 +71,10 @@ class SelfAttention(keras.layers.Layer):
         self.layout = layout
         self.num_heads = config.num_attention_heads
         self.head_width = config.hidden_size // config.num_attention_heads
-        self.query = layout.dense(config.hidden_size, config, "query")
-        self.key = layout.dense(config.hidden_size, config, "key")
-        self.value = layout.dense(config.hidden_size, config, "value")
-        self.output_dense = layout.dense(config.hidden_size, config, "output")
+        self.query = layout.dense(config.hidden_size, config, "query", split=COLUMNS)
+        self.key = layout.dense(config.hidden_size, config, "key", split=COLUMNS)
+        self.value = layout.dense(config.hidden_size, config, "value", split=COLUMNS)
+        self.output_dense = layout.dense(config.hidden_size, config, "output", split=ROWS)
         self.norm = layer_norm(config)
         self.attention_dropout = Dropout(config.attention_probs_dropout_prob)
         self.dropout = Dropout(config.hidden_dropout_prob)
@@ -111,8 +111,8 @@ class FeedForward(keras.layers.Layer):
     def __init__(self, config, name="feed_forward", layout=ONE_DEVICE, **kwargs):
         super().__init__(name=name, **kwargs)
         self.inner_width = config.intermediate_size
-        self.intermediate = layout.dense(config.intermediate_size, config, "intermediate")
-        self.output_dense = layout.dense(config.hidden_size, config, "output")
+        self.intermediate = layout.dense(config.intermediate_size, config, "intermediate", split=COLUMNS)
+        self.output_dense = layout.dense(config.hidden_size, config, "output", split=ROWS)
         self.activation = activation(config.hidden_act)
         self.norm = layer_norm(config)
         self.dropout = Dropout(config.hidden_dropout_prob)

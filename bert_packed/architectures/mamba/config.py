@@ -82,3 +82,15 @@ class MambaConfig(StateSpaceConfig):
                 f"Received: {inner}."
             )
         return config
+
+
+# "PackMamba", Section 4; the tiny ones are ours
+SIZES = {
+    "mamba-tiny": MambaConfig(num_hidden_layers=2, hidden_size=128),
+    "mamba-mini": MambaConfig(num_hidden_layers=4, hidden_size=256),
+    "mamba-110m": MambaConfig(num_hidden_layers=16, hidden_size=1024),
+    "mamba-1.4b": MambaConfig(num_hidden_layers=48, hidden_size=2048),
+    "mamba-2.8b": MambaConfig(num_hidden_layers=64, hidden_size=2560),
+}
+# Mamba's authors decay neither biases and norms nor the mixer's A and D
+UNDECAYED = ("bias", "conv1d_bias", "dt_bias", "scale", "A_log", "D")

@@ -86,3 +86,19 @@ class Mamba2Config(StateSpaceConfig):
                 f"Received: {content['num_heads']}."
             )
         return config
+
+
+def _size(num_hidden_layers, hidden_size, **changes):
+    return Mamba2Config(num_hidden_layers=num_hidden_layers, hidden_size=hidden_size, **changes)
+
+
+# Dao and Gu 2024, of their repository; the tiny ones are ours, with chunks for CPUs
+SIZES = {
+    "mamba2-tiny": _size(2, 128, state_size=64, chunk_size=64),
+    "mamba2-mini": _size(4, 256, state_size=64, chunk_size=64),
+    "mamba2-130m": _size(24, 768),
+    "mamba2-370m": _size(48, 1024),
+    "mamba2-780m": _size(48, 1536),
+    "mamba2-1.3b": _size(48, 2048),
+    "mamba2-2.7b": _size(64, 2560),
+}

@@ -131,3 +131,21 @@ def _is_plain(kind, angles):
     """True for an entry of `rope_parameters` that gives a kind of attention no more than a base of angles."""
     is_default = isinstance(angles, dict) and angles.get("rope_type", "default") == "default"
     return kind in _THETAS and is_default and not angles.keys() - {"rope_type", "rope_theta"}
+
+
+def _size(num_hidden_layers, hidden_size, intermediate_size):
+    return ModernBertConfig(
+        num_hidden_layers=num_hidden_layers,
+        hidden_size=hidden_size,
+        num_attention_heads=hidden_size // 64,
+        intermediate_size=intermediate_size,
+    )
+
+
+# Warner et al. 2024, Table 4; the tiny ones are ours
+SIZES = {
+    "modernbert-tiny": _size(3, 128, 192),
+    "modernbert-mini": _size(6, 256, 384),
+    "modernbert-base": _size(22, 768, 1152),
+    "modernbert-large": _size(28, 1024, 2624),
+}

@@ -23,7 +23,7 @@ from bert_packed.architectures.registry import (
 )
 from bert_packed.layers.context import PackContext
 from bert_packed.layers.dropout import Dropout
-from bert_packed.layers.layout import ONE_DEVICE
+from bert_packed.layers.layout import COLUMNS, ONE_DEVICE, ROWS
 from bert_packed.layers.rematerialisation import run_rematerialised
 from bert_packed.layers.transformer import activation, attend_in_sequences, gather_tokens
 
@@ -51,7 +51,7 @@ def output_weights(config):
 def output_layer(config, use_bias, layout):
     """The last linear layer of attention and of the feed-forward network: float `[..., X]` to `[..., D]`."""
     width, weights = config.hidden_size, output_weights(config)
-    return layout.dense(width, config, "output", weights=weights, use_bias=use_bias)
+    return layout.dense(width, config, "output", weights=weights, use_bias=use_bias, split=ROWS)
 
 
 def layer_norm(config, name):
@@ -78,7 +78,9 @@ class RotaryAttention(keras.layers.Layer):
         self.num_heads = config.num_attention_heads
         self.head_width = config.hidden_size // config.num_attention_heads
         weights, use_bias = CutoffNormal(config), config.attention_bias
-        self.qkv = layout.dense(3 * config.hidden_size, config, "qkv", weights=weights, use_bias=use_bias)
+        self.qkv = layout.dense(
+            3 * config.hidden_size, config, "qkv", weights=weights, use_bias=use_bias, split=COLUMNS
+        )
         self.output_dense = output_layer(config, use_bias, layout)
         self.attention_dropout = Dropout(config.attention_dropout)
         self.dropout = Dropout(config.attention_dropout)
@@ -117,7 +119,9 @@ class GatedFeedForward(keras.layers.Layer):
         self.layout = layout
         self.inner_width = config.intermediate_size
         width, weights, use_bias = 2 * self.inner_width, CutoffNormal(config), config.mlp_bias
-        self.intermediate = layout.dense(width, config, "intermediate", weights=weights, use_bias=use_bias)
+        self.intermediate = layout.dense(
+            width, config, "intermediate", weights=weights, use_bias=use_bias, split=COLUMNS
+        )
         self.output_dense = output_layer(config, use_bias, layout)
         self.activation = activation(config.hidden_activation)
         self.dropout = Dropout(config.mlp_dropout)
@@ -184,7 +188,7 @@ class ModernBertEncoder(keras.layers.Layer):
     def build(self, *_):
         config = self.config
         self.embeddings_VD = self.layout.add_table(
-            self, config.vocab_size, config, "token_embeddings", CutoffNormal(config)
+            self, config.vocab_size, config, "token_embeddings", CutoffNormal(config), is_vocabulary=True
         )
         for layer in (self.embeddings_norm, *self.blocks, self.last_norm):
             layer.build((None, None, config.hidden_size))

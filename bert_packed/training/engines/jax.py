@@ -136,7 +136,7 @@ class JaxEngine(Engine):
         if self._layout is None:
             return SAME
         weight = self._weight_of_moment.get(id(variable), variable)
-        return self._layout.spec(weight.path, len(weight.shape))
+        return self._layout.spec(weight)
 
     @property
     def _packs_spec(self):
