@@ -19,7 +19,7 @@ from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, setting
 from bert_packed.runs.interleaved_timing import time_interleaved
 from bert_packed.training.engines import choose_backend
-from data_gen.text import sample_corpus
+from data_gen.text import corpus
 from data_gen.text.corpus import read_lines
 
 GIGA = 1e9
@@ -91,7 +91,7 @@ def read_texts(config):
         lines = (line for _, line in read_lines(config.text_file) if line)
         texts = list(itertools.islice(lines, config.num_texts))
     else:
-        documents = itertools.islice(sample_corpus.read_sample_documents(), config.num_texts)
+        documents = itertools.islice(corpus.read_sample_documents(), config.num_texts)
         texts = [" ".join(sentences) for sentences in documents]
     if not texts:
         raise InputError(f"`text_file` must hold a text. Received: none in {config.text_file}.")

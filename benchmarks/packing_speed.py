@@ -22,8 +22,7 @@ from bert_packed.packing.descending import pack_lpfhp, pack_spfhp
 from bert_packed.packing.histogram import load_known_histogram
 from bert_packed.packing.nnlshp import OFFSET, WEIGHT, mix_nnlshp, packing_matrix, round_and_repair
 from bert_packed.packing.online import OnlinePacker
-from bert_packed.packing.plan import validate_plan
-from bert_packed.packing.strategies import list_strategies
+from bert_packed.packing.plan import list_strategies, validate_plan
 
 NUM_ARTICLES = 10**9
 NUM_ONLINE = 2_000_000  # sequences of the online stream

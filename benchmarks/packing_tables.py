@@ -27,8 +27,7 @@ from bert_packed.packing.nnlshp import first_mix, mix_nnlshp, packing_matrix
 from bert_packed.packing.plan import validate_plan
 from bert_packed.tasks.glue.files import TASKS, read_lines
 from bert_packed.text.tokenization import encode_sentences, load_vocab, make_tokenizer
-from data_gen.dry_run import DEPTHS
-from data_gen.pictures import plot_efficiency, plot_lengths
+from data_gen.dry_run import DEPTHS, plot_efficiency, plot_lengths
 
 SORTED_BATCH = 32
 MARKDOWN_WIDTH = 120

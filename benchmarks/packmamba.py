@@ -23,9 +23,9 @@ from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, setting
 from bert_packed.packing.algorithms import ALGORITHMS, DEFAULT_ALGORITHM
 from bert_packed.packing.histogram import count_lengths
-from bert_packed.records.read_lengths import read_histogram
 from bert_packed.runs.interleaved_timing import time_interleaved
 from bert_packed.training.engines import choose_backend
+from data_gen.dry_run import read_histogram
 
 PARTS = PADDING, TRAINING, OPERATORS, VARIANTS = "padding", "training", "operators", "variants"
 SINGLE, PADDED, PACKED = "one at a time", "padded", "packed"

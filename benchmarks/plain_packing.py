@@ -6,7 +6,7 @@ The baseline of `data_throughput.py`. Loops over tokens are left to `list`; noth
 import random
 
 from bert_packed import schema
-from bert_packed.core.quiet_import import import_quietly
+from bert_packed.core.runtime import import_quietly
 from bert_packed.packing.algorithms import ALGORITHMS
 from bert_packed.packing.histogram import count_lengths
 

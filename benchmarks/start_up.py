@@ -167,7 +167,7 @@ def first_batch_rows(config, folder):
 
 def first_batch(way, config, folder):
     """Start a training once: seconds to know its data, seconds to have a batch, bytes read."""
-    from bert_packed.core.quiet_import import import_quietly
+    from bert_packed.core.runtime import import_quietly
 
     import_quietly("tensorflow")
     from bert_packed.data.input_pipeline import train_batches

@@ -11,8 +11,8 @@ import math
 from pathlib import Path
 
 from bert_packed.core.settings import InputError
-from bert_packed.training.program_products import product_flops
 from bert_packed.training.program_text import executions, read_module
+from bert_packed.training.step_report import product_flops
 
 # Part of the name of an operation -> part of the step; the first that fits. Layers give the names
 PARTS = {

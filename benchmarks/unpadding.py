@@ -27,9 +27,9 @@ from bert_packed.architectures.registry import load_model_config
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, setting
 from bert_packed.packing.histogram import fold
-from bert_packed.records.read_lengths import read_histogram
 from bert_packed.runs.interleaved_timing import time_interleaved
 from bert_packed.training.engines import choose_backend
+from data_gen.dry_run import read_histogram
 
 DESCRIPTION = """
 Figures 5 and 6 and Section E of "Efficient Sequence Packing without Cross-contamination": without padding

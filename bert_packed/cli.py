@@ -178,10 +178,12 @@ def squad(config):
     """Fine-tune on SQuAD; without files, on the questions about this project."""
     config = config.resolved()
     if config.is_sample:
-        from data_gen.sample_questions import QUESTIONS_FILE, build_missing
+        from data_gen.sample_data import QUESTIONS_FILE, build_vocabulary
 
         # A checkpoint's ids mean the WordPieces of the vocabulary beside it
-        own_vocab = "" if config.vocab_file or config.init_checkpoint else build_missing(config.do_lower_case)
+        own_vocab = (
+            "" if config.vocab_file or config.init_checkpoint else build_vocabulary(config.do_lower_case)
+        )
         config = dataclasses.replace(
             config,
             train_file=str(QUESTIONS_FILE),

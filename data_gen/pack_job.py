@@ -14,14 +14,14 @@ from bert_packed.assembly.feature_packs import FeatureKind
 from bert_packed.assembly.feature_spec import parse_features
 from bert_packed.assembly.rows import plan_rows
 from bert_packed.core import storage
+from bert_packed.core.runtime import code_sha256, versions
 from bert_packed.core.settings import InputError
-from bert_packed.core.versions import code_sha256, versions
 from bert_packed.packing import plan as plans
 from bert_packed.records.first_records import find_common_objective
 from bert_packed.records.inputs import find_files, read_input_manifests, stamp_files
 from bert_packed.records.provenance import describe_path, provenance_path
 from bert_packed.schema import CAUSAL_LM, MLM_NSP
-from data_gen.assignments import CutRows, PlannedPacks, lay_row
+from data_gen.assignments import CutRows, PlannedPacks, lay_row, read_array, write_array
 from data_gen.jobs.output import open_output_dir, refuse_own_input
 from data_gen.jobs.runners import check_runner, choose_num_workers
 from data_gen.jobs.steps import Job, Step
@@ -38,7 +38,6 @@ from data_gen.pack_steps import (
     sort_run,
     write_shard,
 )
-from data_gen.run_files import read_array, write_array
 
 logger = logging.getLogger(__name__)
 

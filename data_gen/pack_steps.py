@@ -21,8 +21,7 @@ from bert_packed.records.example_bytes import serialize_examples
 from bert_packed.records.inputs import check_promises, unchanged
 from bert_packed.records.provenance import PACK_COLUMNS, write_traced
 from bert_packed.records.sequences import concatenate, entry_bytes, take
-from data_gen.assignments import CutRows, PlannedPacks
-from data_gen.run_files import read_array, read_run, write_array, write_run
+from data_gen.assignments import CutRows, PlannedPacks, read_array, read_run, write_array, write_run
 
 # Of a run and of a part, as columns; two or three times that while they are joined and cut. Each part reads a
 # piece of each run, so reads grow with the square of their number: runs grow with the input, up to a limit

@@ -25,7 +25,7 @@ def main(config):
             f"fast as unpacked data of length {config.max_seq_length}; pictures in {folder}"
         )
         return
-    from bert_packed.core.freed_memory import keep_freed_memory
+    from bert_packed.core.runtime import keep_freed_memory
     from data_gen.pack_job import metrics_row, pack  # SciPy and HiGHS: not for --help
 
     keep_freed_memory()

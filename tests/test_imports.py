@@ -83,7 +83,7 @@ IMPORTS_A_BACKEND = {
 
 # What its owners promise nothing about, each name with the reason for it
 PRIVATE = {
-    "bert_packed.core.freed_memory": {"ctypes": "mallopt is a function of the C library alone"},
+    "bert_packed.core.runtime": {"ctypes": "mallopt is a function of the C library alone"},
     "bert_packed.torch.pretraining": {"_attn_implementation": "transformers has a public setter alone"},
     "bert_packed.training.absent_devices": {
         "jax.interpreters.mlir.make_ir_context": "TensorFlow's program for JAX's absent devices",
@@ -166,7 +166,7 @@ def test_few_modules_import_a_backend():
         if folder_of(module) != "bert_packed.parallel"
     }
     assert {module: found for module, found in named.items() if found} == IMPORTS_A_BACKEND
-    quiet = {name for name in LIBRARY if "bert_packed.core.quiet_import" in imported(name)[0]}
+    quiet = {name for name in LIBRARY if "bert_packed.core.runtime" in imported(name)[0]}
     # URLs; records in an unusual form; the backend that a command chooses
     assert quiet == {
         "bert_packed.core.storage",

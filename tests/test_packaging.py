@@ -21,7 +21,7 @@ from bert_packed.cli import COMMANDS, main
 from bert_packed.core import command_line
 from bert_packed.packing.histogram import KNOWN_FOLDER
 from bert_packed.runs.pretraining_config import PretrainingConfig
-from data_gen.sample_questions import QUESTIONS_FILE
+from data_gen.sample_data import QUESTIONS_FILE
 
 ROOT = Path(__file__).resolve().parent.parent
 EXTRA = re.compile(r"(?:bert_packed|-e '?\"?\.)\[([a-z,]+)\]")

@@ -1,6 +1,6 @@
 """Objects in another process: a peer as its users run it, whatever this process has set.
 
-A command of ours keeps freed memory (`bert_packed.core.freed_memory`), which would make torch in the same
+A command of ours keeps freed memory (`bert_packed.core.runtime`), which would make torch in the same
 process faster than its users have it. A second process with the same setting shows by how much.
 """
 
@@ -8,7 +8,7 @@ import contextlib
 import os
 import signal
 
-from bert_packed.core.freed_memory import ALL_BLOCKS, is_ours_to_set
+from bert_packed.core.runtime import ALL_BLOCKS, is_ours_to_set
 from data_gen.jobs.runners import start_workers, telling_lost_workers
 
 # Names of transformers in tables

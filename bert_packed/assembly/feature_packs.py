@@ -10,6 +10,7 @@ Two sequences of `inputs:int:8,label:int:each` in a pack with K=3:
 
 import dataclasses
 import math
+from collections import Counter
 
 import numpy as np
 
@@ -19,7 +20,6 @@ from bert_packed.assembly.record_kind import plan_lengths
 from bert_packed.core import progress
 from bert_packed.core.settings import InputError
 from bert_packed.packing import histogram as histograms
-from bert_packed.packing.vector_packing import NAME, lower_bound, pack_vectors
 from bert_packed.records import examples, tfrecords
 from bert_packed.records.record_rules import make_check
 from bert_packed.records.sequences import ORIGINS, Column, make_sequences, range_indices, take
@@ -224,3 +224,47 @@ class FeatureKind:
                     f"Received: {flat.min()}."
                 )
         return columns
+
+
+NAME = "vector-greedy"
+
+
+def pack_vectors(sizes, counts, capacities, depth):
+    """Pack classes: dict from strategy, an ascending tuple of class numbers, to its number of packs.
+
+    `sizes`, `[c, g]`, are the g lengths of each class, none over its capacity, `[g]`; `counts`, `[c]`, its
+    sequences; `depth` the most of them in a pack.
+    """
+    shares = sizes / capacities
+    order = np.lexsort((-shares.sum(axis=1), -shares.max(axis=1)))
+    sizes, left = sizes[order], np.array(counts, np.int64)[order]
+    strategies = Counter()
+    first = 0
+    while True:
+        while first < len(left) and not left[first]:
+            first += 1
+        if first == len(left):
+            return {tuple(sorted(key)): int(count) for key, count in sorted(strategies.items())}
+        members, room = [], np.array(capacities, np.int64)
+        available = left.copy()
+        place = first
+        while True:
+            members.append(place)
+            available[place] -= 1
+            room = room - sizes[place]
+            if len(members) == depth:
+                break
+            fits = (available[place:] > 0) & np.all(sizes[place:] <= room, axis=1)
+            if not fits.any():
+                break
+            place += int(np.argmax(fits))
+        used, times = np.unique(members, return_counts=True)
+        repeats = int((left[used] // times).min())
+        left[used] -= repeats * times
+        strategies[tuple(sorted(order[members].tolist()))] += repeats
+
+
+def lower_bound(sizes, counts, capacities, depth):
+    """Fewest packs that the totals allow."""
+    totals = counts @ sizes
+    return int(max(*(-(-totals // capacities)), -(-int(counts.sum()) // depth)))

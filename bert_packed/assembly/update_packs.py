@@ -24,7 +24,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.packing.algorithms import ALGORITHMS, DEFAULT_ALGORITHM
 from bert_packed.packing.histogram import count_lengths
 from bert_packed.packing.nnlshp import MAX_STRATEGIES
-from bert_packed.packing.strategies import count_strategies
+from bert_packed.packing.plan import count_strategies
 from bert_packed.records.sequences import to_offsets
 from bert_packed.schema import PackSpec
 

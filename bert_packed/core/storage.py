@@ -15,7 +15,7 @@ import shutil
 import uuid
 from pathlib import Path
 
-from bert_packed.core.quiet_import import import_quietly
+from bert_packed.core.runtime import import_quietly
 from bert_packed.core.settings import InputError
 
 HASH_BYTES = 2**20  # read at once

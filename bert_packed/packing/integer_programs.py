@@ -20,7 +20,7 @@ import numpy as np
 from highspy import HighsModelStatus as Status
 
 from bert_packed.packing.highs import make_model, solve
-from bert_packed.packing.strategies import count_strategies, list_strategies
+from bert_packed.packing.plan import count_strategies, list_strategies
 
 # Of `fewest_packs`
 MAX_STRATEGIES = 2_000

@@ -21,9 +21,8 @@ import numpy as np
 
 from bert_packed.packing.arguments import check_whole
 from bert_packed.packing.histogram import check_arguments, check_histogram
-from bert_packed.packing.plan import make_plan
+from bert_packed.packing.plan import count_strategies, list_strategies, make_plan
 from bert_packed.packing.slots import count_slots, fill_slots
-from bert_packed.packing.strategies import count_strategies, list_strategies
 
 OFFSET, WEIGHT = 8, 0.09  # the published choice, Section F.4.5
 COVER_WEIGHT = 3e4

@@ -8,7 +8,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from bert_packed import schema
-from bert_packed.core.quiet_import import import_quietly
+from bert_packed.core.runtime import import_quietly
 from bert_packed.core.settings import InputError
 from bert_packed.records.example_columns import decode_columns
 

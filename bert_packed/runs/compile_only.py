@@ -12,9 +12,9 @@ import numpy as np
 
 from bert_packed import schema
 from bert_packed.core.command_line import print_table
+from bert_packed.core.runtime import versions
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import write_json, write_text
-from bert_packed.core.versions import versions
 from bert_packed.parallel.replicas import count_replicas
 from bert_packed.parallel.targets import GIB, absent_target
 from bert_packed.runs.pretraining import build_engine

@@ -9,7 +9,7 @@ import keras
 
 from bert_packed.architectures.packed_model import check_options
 from bert_packed.architectures.registry import AUTO, OBJECTIVE_HEADS
-from bert_packed.checkpoints import checkpoint, kept_optimizer, starting_weights
+from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.core.settings import InputError
 from bert_packed.data import input_pipeline
 from bert_packed.data.batch_growth import GrowingBatches
@@ -92,7 +92,7 @@ def start_engine(config, model_config, data, folder, latest, processes=ALONE):
     steps_before = 0
     if config.keep_optimizer_state:
         # Needed before the optimizer is built: its schedule begins at that step
-        steps_before = kept_optimizer.steps_before(latest, config.init_checkpoint)
+        steps_before = checkpoint.steps_before(latest, config.init_checkpoint)
     engine = build_engine(config, model_config, data, processes, steps_before)
     if config.layout != "none":
         processes.say(engine.replicas.layout.describe(model_config))
@@ -106,7 +106,7 @@ def start_engine(config, model_config, data, folder, latest, processes=ALONE):
         )
         processes.say("\n".join(found.lines()))
     if config.keep_optimizer_state:  # of `--init_checkpoint`, too
-        kept_optimizer.load(config.init_checkpoint, engine)
+        checkpoint.load(config.init_checkpoint, engine)
         processes.say(f"  its optimizer's moments, of {steps_before:,} steps, are kept")
     return engine, None
 

@@ -8,7 +8,7 @@ import signal
 import threading
 from concurrent import futures
 
-from bert_packed.core.freed_memory import LARGE_ARRAYS, keep_freed_memory
+from bert_packed.core.runtime import LARGE_ARRAYS, keep_freed_memory
 from bert_packed.core.settings import InputError
 
 LOCAL = "local"

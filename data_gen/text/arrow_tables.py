@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from bert_packed.core import progress
 from bert_packed.core.settings import InputError
-from data_gen.text.mapped_arrays import map_bytes, release
+from data_gen.text.token_corpus import map_bytes, release
 
 ROWS_AT_ONCE = 1024
 BYTES_AT_ONCE = 2**20  # of text, unless one row has more

@@ -10,8 +10,8 @@ import numpy as np
 from tqdm import tqdm
 
 from bert_packed.core import storage
+from bert_packed.core.runtime import code_sha256, versions
 from bert_packed.core.settings import InputError
-from bert_packed.core.versions import code_sha256, versions
 from bert_packed.packing import histogram as histograms
 from bert_packed.records.inputs import find_files, stamp_files, unchanged
 from bert_packed.records.provenance import describe_path, provenance_path
@@ -24,7 +24,7 @@ from data_gen.jobs.runners import TEXT_BYTES_THAT_PAY, check_runner, choose_num_
 from data_gen.jobs.steps import Job, Step
 from data_gen.text.bert_records import BertRecords
 from data_gen.text.causal_records import CausalRecords
-from data_gen.text.corpus import TextDocuments, join_lines
+from data_gen.text.corpus import NAME, TextDocuments, join_lines, read_sample_documents
 from data_gen.text.create_config import WORDPIECE
 from data_gen.text.create_steps import (
     Shard,
@@ -37,7 +37,6 @@ from data_gen.text.create_steps import (
 )
 from data_gen.text.document_sampling import choose_readings, save_readings, split_documents
 from data_gen.text.instances import InstanceRules
-from data_gen.text.sample_corpus import NAME, read_sample_documents
 from data_gen.text.sources import Source, find_text_sources
 
 logger = logging.getLogger(__name__)

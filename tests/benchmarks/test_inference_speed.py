@@ -19,7 +19,7 @@ from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
 from bert_packed.runs.checkpoint_export import export_checkpoint
 from bert_packed.runs.export_config import ExportConfig
-from data_gen.text import sample_corpus
+from data_gen.text import corpus
 
 
 def test_speeds_are_of_texts_and_ratios_of_neighbours():
@@ -111,6 +111,6 @@ def test_texts_are_the_first_lines_or_the_first_documents_of_the_sample(tmp_path
     with pytest.raises(InputError, match=r"`text_file` must hold a text\. Received: none in .*a\.txt"):
         read_texts(tmp_path / "a.txt")
     documents = [["One.", "Two."], ["Three."], ["Four."]]
-    monkeypatch.setattr(sample_corpus, "read_sample_documents", lambda: iter(documents))
+    monkeypatch.setattr(corpus, "read_sample_documents", lambda: iter(documents))
     assert read_texts("", 2) == ["One. Two.", "Three."]
     assert read_texts("", 9) == ["One. Two.", "Three.", "Four."]

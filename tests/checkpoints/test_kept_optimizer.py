@@ -9,7 +9,7 @@ from packs import batch_of, random_packs
 from safetensors.numpy import load_file
 from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
 
-from bert_packed.checkpoints import checkpoint, kept_optimizer, starting_weights
+from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.core.settings import InputError
 from bert_packed.training.optimization import AdamWeightDecay, Lamb, StableAdamW, WarmupStableDecay
 
@@ -34,9 +34,9 @@ def train(engine, phase):
 
 def begin(folder, kind=Lamb):
     """The engine of a second phase, as `run_pretraining.py` begins it."""
-    engine = make(seed=2, first_step=kept_optimizer.steps_before(None, folder), kind=kind)
+    engine = make(seed=2, first_step=checkpoint.steps_before(None, folder), kind=kind)
     starting_weights.load(folder, engine.weights(), SMALL)
-    kept_optimizer.load(folder, engine)
+    checkpoint.load(folder, engine)
     return engine
 
 
@@ -97,23 +97,23 @@ def test_steps_before_are_those_of_earlier_runs(phases, tmp_path):
     engine = begin(phases[0])
     engine.optimizer.iterations.assign(NUM_STEPS + 2)
     second = checkpoint.save_checkpoint(tmp_path, 2, engine, SMALL, {})
-    assert kept_optimizer.steps_before(second, "a folder that is gone") == NUM_STEPS
-    assert kept_optimizer.steps_before(None, tmp_path) == NUM_STEPS + 2
+    assert checkpoint.steps_before(second, "a folder that is gone") == NUM_STEPS
+    assert checkpoint.steps_before(None, tmp_path) == NUM_STEPS + 2
 
 
 def test_what_has_no_such_moments_is_refused(phases, tmp_path):
     folder = phases[0]
     adam = make(kind=AdamWeightDecay)
     with pytest.raises(InputError, match=r"must hold the moments of .*adam_weight_decay. Received: lamb"):
-        kept_optimizer.load(folder, adam)
+        checkpoint.load(folder, adam)
     wide = make(config=dataclasses.replace(SMALL, hidden_size=32))
     with pytest.raises(InputError, match=r"holds another model: lamb/.*must have shape"):
-        kept_optimizer.load(folder, wide)
+        checkpoint.load(folder, wide)
     for engine in (adam, wide):
         assert int(engine.optimizer.iterations) == 0
     checkpoint.save_weights(tmp_path / "weights", make().weights(), SMALL)
     with pytest.raises(InputError, match=r"weights/training.safetensors must hold an optimizer's state"):
-        kept_optimizer.steps_before(None, tmp_path / "weights")
+        checkpoint.steps_before(None, tmp_path / "weights")
 
 
 def test_a_flipped_bit_of_a_moment_is_refused(phases, tmp_path):
@@ -124,4 +124,4 @@ def test_a_flipped_bit_of_a_moment_is_refused(phases, tmp_path):
     content[-100] ^= 1
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"training.safetensors must have the SHA-256"):
-        kept_optimizer.load(folder, make())
+        checkpoint.load(folder, make())

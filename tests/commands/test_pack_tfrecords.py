@@ -332,7 +332,7 @@ def test_command_prints_and_writes_the_metrics(tmp_path, input_file, capsys):
 
 def test_the_command_keeps_freed_memory(tmp_path, input_file, monkeypatch):
     calls = []
-    monkeypatch.setattr("bert_packed.core.freed_memory.keep_freed_memory", lambda *of: calls.append(of))
+    monkeypatch.setattr("bert_packed.core.runtime.keep_freed_memory", lambda *of: calls.append(of))
     flags = (f"--input_file={input_file}", f"--output_dir={tmp_path / 'out'}", f"--max_seq_length={S}")
     assert command(*flags) == 0
     assert calls == [()]

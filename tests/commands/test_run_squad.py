@@ -222,7 +222,7 @@ def test_contexts_without_a_word_are_answered_with_nothing(packed, tmp_path, cap
 
 def test_own_questions_are_sound(tmp_path):
     """The project's own questions pass the checks of training, and each is asked once."""
-    from data_gen.sample_questions import QUESTIONS_FILE
+    from data_gen.sample_data import QUESTIONS_FILE
 
     questions = read_squad(QUESTIONS_FILE, for_training=True).questions
     assert len(questions) == len({question.text for question in questions}) == 30

@@ -15,7 +15,7 @@ import pytest
 from interrupts import interruptible
 
 from bert_packed.core import command_line
-from bert_packed.core.quiet_import import import_quietly
+from bert_packed.core.runtime import import_quietly
 from bert_packed.core.settings import InputError, check_settings, parse_depth, setting
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.tasks.glue.config import GlueConfig

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from bert_packed.core import freed_memory
+from bert_packed.core import runtime
 from data_gen.jobs.runners import start_workers
 
 NUM_BYTES = 48 << 20  # more than the C library keeps by itself, 32 MiB
@@ -55,7 +55,7 @@ def output_of(program, **more):
 def test_a_program_gets_its_memory_from_the_system_once(backend):
     pytest.importorskip(backend)
     if not is_glibc:
-        assert freed_memory.keep_freed_memory() is False
+        assert runtime.keep_freed_memory() is False
         return
     # Not 0: other threads of the libraries allocate as well
     assert least_faults(backend) < NUM_BYTES / resource.getpagesize() / 20
@@ -63,7 +63,7 @@ def test_a_program_gets_its_memory_from_the_system_once(backend):
 
 LARGE_BLOCK = """
 import ctypes, resource
-from bert_packed.core.freed_memory import ALL_BLOCKS, keep_freed_memory
+from bert_packed.core.runtime import ALL_BLOCKS, keep_freed_memory
 keep_freed_memory(ALL_BLOCKS)
 library = ctypes.CDLL(None)
 library.malloc.restype = ctypes.c_void_p
@@ -109,10 +109,10 @@ def test_workers_keep_what_they_free():
 @pytest.mark.parametrize("name", ["GLIBC_TUNABLES", "MALLOC_ARENA_MAX"])
 def test_settings_of_the_users_own_stay(monkeypatch, name):
     monkeypatch.setenv(name, "")
-    assert freed_memory.keep_freed_memory() is False
+    assert runtime.keep_freed_memory() is False
 
 
-@pytest.mark.parametrize("settings", [freed_memory.LARGE_ARRAYS, freed_memory.ALL_BLOCKS])
+@pytest.mark.parametrize("settings", [runtime.LARGE_ARRAYS, runtime.ALL_BLOCKS])
 def test_the_library_is_told_every_setting(monkeypatch, settings):
     told, answers = [], [1, 1, 1]
 
@@ -121,16 +121,16 @@ def test_the_library_is_told_every_setting(monkeypatch, settings):
             told.append((number, value))
             return answers.pop()
 
-    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda _: Library())
-    monkeypatch.setattr(freed_memory.os, "environ", {})
-    monkeypatch.setattr(freed_memory.platform, "libc_ver", lambda: ("glibc", "2.36"))
-    assert freed_memory.keep_freed_memory(settings) is True
+    monkeypatch.setattr(runtime.ctypes, "CDLL", lambda _: Library())
+    monkeypatch.setattr(runtime.os, "environ", {})
+    monkeypatch.setattr(runtime.platform, "libc_ver", lambda: ("glibc", "2.36"))
+    assert runtime.keep_freed_memory(settings) is True
     assert dict(told) == settings
     answers[:] = [0]  # refused
-    assert freed_memory.keep_freed_memory(settings) is False
+    assert runtime.keep_freed_memory(settings) is False
 
 
 def test_another_c_library_is_left_alone(monkeypatch):
-    monkeypatch.setattr(freed_memory.platform, "libc_ver", lambda: ("", ""))
-    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda _: pytest.fail("must not be asked"))
-    assert freed_memory.keep_freed_memory() is False
+    monkeypatch.setattr(runtime.platform, "libc_ver", lambda: ("", ""))
+    monkeypatch.setattr(runtime.ctypes, "CDLL", lambda _: pytest.fail("must not be asked"))
+    assert runtime.keep_freed_memory() is False

@@ -13,9 +13,8 @@ from bert_packed.packing import nnlshp
 from bert_packed.packing.descending import pack_lpfhp
 from bert_packed.packing.histogram import fold, load_known_histogram
 from data_gen import dry_run, pack_tfrecords
-from data_gen.dry_run import DEPTHS, recommend, try_choices
+from data_gen.dry_run import DEPTHS, draw_efficiency, draw_histogram, recommend, try_choices
 from data_gen.pack_config import PackConfig
-from data_gen.pictures import draw_efficiency, draw_histogram
 
 
 def run(*arguments):

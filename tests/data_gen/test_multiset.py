@@ -5,19 +5,19 @@ import pytest
 from unpacked_records import make_features, write_features
 
 from bert_packed.records.read_bert import read_packed
-from data_gen import multiset
-from data_gen.multiset import (
+from data_gen import verification
+from data_gen.pack_config import PackConfig
+from data_gen.pack_job import pack
+from data_gen.verification import (
     NUM_BUCKETS,
     BucketSums,
+    compare_files,
     find_buckets,
     find_unmatched,
     group_buckets,
     hold,
     unmatched,
 )
-from data_gen.pack_config import PackConfig
-from data_gen.pack_job import pack
-from data_gen.verification import compare_files
 
 S = 16
 
@@ -98,7 +98,7 @@ def test_buckets_are_grouped_to_fit(monkeypatch):
     counts = np.zeros(NUM_BUCKETS, np.int64)
     counts[:5] = [3, 4, 2, 9, 7]
     for most, expected in ((7, [[0, 1], [2], [3], [4]]), (6, [[0], [1, 2], [3], [4]]), (25, [[*range(5)]])):
-        monkeypatch.setattr(multiset, "MOST_HELD", most)
+        monkeypatch.setattr(verification, "MOST_HELD", most)
         assert [group.tolist() for group in group_buckets(np.arange(5), counts)] == expected
     assert group_buckets(np.arange(0), counts) == []
 
@@ -123,7 +123,7 @@ def test_unmatched_is_the_difference_of_multisets():
 @pytest.mark.parametrize("most_held", [100, 10**6])
 def test_what_has_no_partner_is_found_group_by_group(monkeypatch, most_held):
     """Of sides that share a third, and hold some digests twice."""
-    monkeypatch.setattr(multiset, "MOST_HELD", most_held)
+    monkeypatch.setattr(verification, "MOST_HELD", most_held)
     digests, held_at_once = draw(400), []
     sides = [np.concatenate([digests[:200], digests[:9]]), np.concatenate([digests[130:], digests[130:140]])]
     origins = [np.stack([np.arange(len(side))] * 3, axis=1) for side in sides]
@@ -137,7 +137,7 @@ def test_what_has_no_partner_is_found_group_by_group(monkeypatch, most_held):
         held_at_once.append(len(found[0]))
         return found
 
-    monkeypatch.setattr(multiset, "hold", watch)
+    monkeypatch.setattr(verification, "hold", watch)
     groups = list(find_unmatched([sums_of(side) for side in sides], [reader(0), reader(1)]))
     found = [np.concatenate([group[side] for group in groups])[:, 0].tolist() for side in range(2)]
     assert sorted(found[0]) == [*range(130), *range(200, 209)]
@@ -162,5 +162,5 @@ def test_entirely_different_files_are_counted(tmp_path, monkeypatch):
         *(f"in the inputs, not in the packs: {one}, record {number}" for number in range(1, 6)),
         *(f"in the packs, not in the inputs: {packs[0]}, record {number}" for number in numbers),
     ]
-    monkeypatch.setattr(multiset, "MOST_HELD", 100)
+    monkeypatch.setattr(verification, "MOST_HELD", 100)
     assert compare_files([one], packs, "error") == expected

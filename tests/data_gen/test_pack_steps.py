@@ -20,9 +20,9 @@ from bert_packed.records import tfrecords
 from bert_packed.records.inputs import stamp_files
 from bert_packed.records.sequences import ORIGINS, make_sequences
 from data_gen import assignments, pack_job, pack_steps
+from data_gen.assignments import read_array, read_run
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
-from data_gen.run_files import read_array, read_run
 
 S = 16
 

@@ -7,7 +7,7 @@ import pytest
 
 from bert_packed.core import storage
 from bert_packed.records.sequences import Column, Sequences, concatenate
-from data_gen.run_files import read_run, write_run
+from data_gen.assignments import read_run, write_run
 
 layout = {
     "sizes": Column("<i4"),

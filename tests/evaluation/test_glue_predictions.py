@@ -7,7 +7,7 @@ import pytest
 
 from bert_packed.records.sequences import BERT_LAYOUT, make_sequences
 from bert_packed.tasks import run as finetuning
-from bert_packed.tasks.glue import predictions as glue_predictions
+from bert_packed.tasks.glue import scores as glue_predictions
 from bert_packed.tasks.glue.files import TASKS, GlueTexts
 
 LOGITS = {  # of two examples of dev, then of three that the server asks

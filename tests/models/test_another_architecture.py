@@ -27,10 +27,9 @@ from bert_packed.core import command_line
 from bert_packed.core.settings import InputError, check_settings, setting
 from bert_packed.evaluation import inference
 from bert_packed.evaluation.checkpoint_audit import AuditConfig
-from bert_packed.layers.context import PackContext
+from bert_packed.layers.context import PackContext, gather_tokens
 from bert_packed.layers.cpu_gradients import Linear
 from bert_packed.layers.rematerialisation import rematerialised
-from bert_packed.layers.transformer import gather_tokens
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.tasks.squad.config import SquadConfig
 from bert_packed.text.tokenization import SPECIAL_TOKENS

@@ -5,8 +5,7 @@ import pytest
 from keras import ops
 from scipy.special import erf
 
-from bert_packed.layers.context import PackContext
-from bert_packed.layers.transformer import activation, gather_tokens
+from bert_packed.layers.context import PackContext, activation, gather_tokens
 
 pytestmark = pytest.mark.both_backends
 

@@ -15,9 +15,11 @@ from test_packed_attention import SEED, attend  # noqa: E402
 
 from bert_packed.kernels.gpu import attention as gpu_attention  # noqa: E402
 from bert_packed.kernels.tpu import attention as packed_attention  # noqa: E402
-from bert_packed.layers.context import PackContext  # noqa: E402
+from bert_packed.layers.context import (  # noqa: E402
+    PackContext,
+    attend_in_sequences,
+)
 from bert_packed.layers.dropout import Dropout  # noqa: E402
-from bert_packed.layers.transformer import attend_in_sequences  # noqa: E402
 from bert_packed.parallel.targets import absent_target  # noqa: E402
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")

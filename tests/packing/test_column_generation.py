@@ -8,7 +8,7 @@ import highspy
 import numpy as np
 import pytest
 
-from bert_packed.packing import bounds, column_generation, diving, integer_programs, master, relaxation, slots
+from bert_packed.packing import bounds, column_generation, integer_programs, relaxation, slots
 from bert_packed.packing.column_generation import pack_cghp
 from bert_packed.packing.descending import pack_lpfhp
 from bert_packed.packing.histogram import fold, load_known_histogram
@@ -142,10 +142,10 @@ def test_a_solve_ends_within_the_effort():
     histogram = load_known_histogram("wikipedia_512", 512)
     counter = Effort()
     search = relaxation.Relaxation(histogram, 3, counter)
-    counter.limit = counter.steps + 100 * master.STEPS_PER_ITERATION * len(search.lengths)
+    counter.limit = counter.steps + 100 * relaxation.STEPS_PER_ITERATION * len(search.lengths)
     assert search.run(0.0) is False
     past = counter.steps - counter.limit
-    assert 0 <= past <= 2 * master.STEPS_PER_ITERATION * len(search.lengths)
+    assert 0 <= past <= 2 * relaxation.STEPS_PER_ITERATION * len(search.lengths)
 
 
 def test_a_dive_whose_steps_do_not_suffice_for_a_solve_has_not_ended():
@@ -155,9 +155,9 @@ def test_a_dive_whose_steps_do_not_suffice_for_a_solve_has_not_ended():
     rows = len(search.lengths)
     # The two plans of a turn, and half of a solve's first iteration
     search.effort.limit = search.effort.steps + 2 * relaxation.STEPS_OF_REST * rows
-    search.effort.limit += master.STEPS_PER_ITERATION * rows // 2
-    _, ended = diving.dive(search, 0)
-    assert (ended, search.effort.left) == (False, master.STEPS_PER_ITERATION * rows // 2)
+    search.effort.limit += relaxation.STEPS_PER_ITERATION * rows // 2
+    _, ended = column_generation.dive(search, 0)
+    assert (ended, search.effort.left) == (False, relaxation.STEPS_PER_ITERATION * rows // 2)
 
 
 def test_the_integer_program_saves_a_pack_and_says_when_it_gives_up(monkeypatch):

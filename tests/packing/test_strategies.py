@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from bert_packed.packing.strategies import count_strategies, list_strategies
+from bert_packed.packing.plan import count_strategies, list_strategies
 
 
 def by_trying(size, depth):

@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 
-from bert_packed.packing.vector_packing import lower_bound, pack_vectors
+from bert_packed.assembly.feature_packs import lower_bound, pack_vectors
 
 
 def test_vectors_are_packed_within_all_capacities():

@@ -8,7 +8,7 @@ import pytest
 from layouts import CLIP, WIDE, WITH_DROPOUT, batch_at, make_devices, make_engine, needs_jax, train, values_of
 from tiny import Trained, to_floats
 
-from bert_packed.layers import transformer as layers
+from bert_packed.layers import context as layers
 from bert_packed.layers.cpu_gradients import has_gradients_for_cpus
 from bert_packed.layers.dropout import is_kept
 from bert_packed.objectives.pretraining import masked_lm_objective

@@ -14,8 +14,8 @@ from bert_packed.records.read_causal import (
     read_packed_causal,
     read_parts,
 )
-from bert_packed.records.read_lengths import read_histogram
 from bert_packed.records.record_rules import LayoutError
+from data_gen.dry_run import read_histogram
 
 UNPACKED = {
     schema.INPUT_IDS: [0, 7, 4, 8],

@@ -9,7 +9,7 @@ from unpacked_records import make_features, write_features
 from bert_packed.core.settings import InputError
 from bert_packed.packing.histogram import load_known_histogram
 from bert_packed.records import tfrecords
-from bert_packed.records.read_lengths import read_histogram
+from data_gen.dry_run import read_histogram
 
 
 def test_lengths_of_all_files_and_batches_add_up(tmp_path, monkeypatch):

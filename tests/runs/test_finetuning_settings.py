@@ -18,7 +18,7 @@ from bert_packed.architectures.registry import QUESTION_ANSWERING
 from bert_packed.checkpoints import checkpoint
 from bert_packed.tasks import run as finetuning
 from bert_packed.tasks.glue import files as glue
-from bert_packed.tasks.glue import predictions as glue_predictions
+from bert_packed.tasks.glue import scores as glue_predictions
 from bert_packed.tasks.glue import task as glue_finetuning
 from bert_packed.tasks.glue.config import GlueConfig
 from bert_packed.tasks.ner import task as ner_finetuning

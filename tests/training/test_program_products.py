@@ -4,8 +4,8 @@
 
 import pytest
 
-from bert_packed.training.program_products import matmul_flops
 from bert_packed.training.program_text import read_module
+from bert_packed.training.step_report import matmul_flops
 
 
 def module_of(*lines):

@@ -7,9 +7,9 @@ P predictions per pack, K sequences per pack, Q = P or K positions to gather, V 
 import keras
 from keras import ops
 
+from bert_packed.layers.context import activation, attend_in_sequences, gather_tokens
 from bert_packed.layers.dropout import Dropout
 from bert_packed.layers.layout import COLUMNS, ONE_DEVICE, ROWS
-from bert_packed.layers.transformer import activation, attend_in_sequences, gather_tokens
 
 
 def layer_norm(config):

@@ -21,11 +21,10 @@ from bert_packed.architectures.registry import (
     QUESTION_ANSWERING,
     TOKEN_CLASSIFICATION,
 )
-from bert_packed.layers.context import PackContext
+from bert_packed.layers.context import PackContext, activation, attend_in_sequences, gather_tokens
 from bert_packed.layers.dropout import Dropout
 from bert_packed.layers.layout import COLUMNS, ONE_DEVICE, ROWS
 from bert_packed.layers.rematerialisation import run_rematerialised
-from bert_packed.layers.transformer import activation, attend_in_sequences, gather_tokens
 
 
 class CutoffNormal(keras.initializers.Initializer):

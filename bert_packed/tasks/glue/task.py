@@ -28,8 +28,7 @@ def _run_all(config):
     """Every task that is there, each in its folder, and the table of all."""
     # TensorFlow: not for --help
     from bert_packed.runs.run_directory import RUN_FILE, SCORES_FILE
-    from bert_packed.tasks.glue.metrics import table_of_tasks
-    from bert_packed.tasks.glue.predictions import asked_files
+    from bert_packed.tasks.glue.scores import asked_files, table_of_tasks
 
     folder = Path(config.output_dir)
     if (folder / RUN_FILE).exists():
@@ -80,7 +79,7 @@ def _run_task(config, skips_finished=False):
     from bert_packed.tasks import run
     from bert_packed.tasks.batches import LabelledSequences
     from bert_packed.tasks.glue.objective import LABELS, classes_objective, numbers_objective
-    from bert_packed.tasks.glue.predictions import asked_files, predict_files
+    from bert_packed.tasks.glue.scores import asked_files, predict_files
 
     task, inputs = TASKS[config.task_name], {"train.tsv": [_train_file(config)]}
     text = run.read_text_model(config)

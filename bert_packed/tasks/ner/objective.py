@@ -8,7 +8,7 @@ import functools
 from keras import ops
 
 from bert_packed.architectures.registry import TOKEN_CLASSIFICATION
-from bert_packed.layers.transformer import gather_tokens
+from bert_packed.layers.context import gather_tokens
 from bert_packed.objectives.features import PREDICTIONS, SEQUENCES
 from bert_packed.objectives.objective import Objective, count_sequences, nll_and_right
 from bert_packed.objectives.pretraining import prediction_weights

@@ -5,8 +5,7 @@ import importlib.util
 import os
 import sys
 
-from bert_packed.core.freed_memory import ALL_BLOCKS, keep_freed_memory
-from bert_packed.core.quiet_import import import_quietly
+from bert_packed.core.runtime import ALL_BLOCKS, import_quietly, keep_freed_memory
 from bert_packed.core.settings import InputError
 
 # Keras backend -> module and class of its engine

@@ -5,7 +5,7 @@ import sys
 
 from data_gen.pack_config import PackConfig
 from data_gen.sample_data import pack_sample_corpus
-from data_gen.text import sample_corpus
+from data_gen.text import corpus
 
 DOCSTRING = """Return the number of items that are in the table.
 
@@ -28,21 +28,19 @@ Nor does a heading end with a full stop or anything like it
 
 
 def test_paragraphs_of_prose_are_kept_and_nothing_else():
-    assert sample_corpus.prose_paragraphs(DOCSTRING) == [
+    assert corpus.prose_paragraphs(DOCSTRING) == [
         "Return the number of items that are in the table.",
         "The first of two lines is a sentence, and so is the second, which ends it.",
     ]
 
 
 def test_documents_are_the_same_again_and_no_paragraph_comes_twice(monkeypatch):
-    documents = list(itertools.islice(sample_corpus.read_sample_documents(), 300))
-    assert documents == list(itertools.islice(sample_corpus.read_sample_documents(), 300))
-    assert all(len(document) >= sample_corpus.MIN_DOCUMENT_SENTENCES for document in documents)
+    documents = list(itertools.islice(corpus.read_sample_documents(), 300))
+    assert documents == list(itertools.islice(corpus.read_sample_documents(), 300))
+    assert all(len(document) >= corpus.MIN_DOCUMENT_SENTENCES for document in documents)
     text = "One sentence of five words.\n\nTwo sentences of five words."
-    monkeypatch.setattr(
-        sample_corpus, "_texts", lambda: iter([text, text, "Three sentences, and a\nlittle more."])
-    )
-    assert list(sample_corpus.read_sample_documents()) == [
+    monkeypatch.setattr(corpus, "_texts", lambda: iter([text, text, "Three sentences, and a\nlittle more."]))
+    assert list(corpus.read_sample_documents()) == [
         ["One sentence of five words.", "Two sentences of five words."]
     ]
 
@@ -52,8 +50,8 @@ def test_installed_packages_and_what_distributions_change_are_not_read(monkeypat
     for name in (*kept, *left, "numpy.py", "numpy/a.py", "site-packages/numpy/a.py", "site-packages/json.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f'"""{name}"""\n\n\nclass A:\n    """Of a class."""\n')
-    monkeypatch.setattr(sample_corpus.sysconfig, "get_path", lambda _: str(tmp_path))
-    texts = list(sample_corpus._texts())
+    monkeypatch.setattr(corpus.sysconfig, "get_path", lambda _: str(tmp_path))
+    texts = list(corpus._texts())
     assert texts[-4:] == [kept[0], "Of a class.", kept[1], "Of a class."]
     assert len(texts) > 50 and {"site", "tkinter"} <= sys.stdlib_module_names  # topics before them
     assert texts.count("Of a class.") == 2
