@@ -280,7 +280,7 @@ def finished(tmp_path_factory):
         return folder, said.getvalue()
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        for module in (create_job, sample_data):  # in the place of what all of Python's modules say
+        for module in (create_job, corpus):  # in the place of what all of Python's modules say
             monkeypatch.setattr(module, "read_sample_documents", lambda: iter(make_documents()))
         # `train` compiles no step to see whether it fits
         monkeypatch.setattr(backend, "device_memory_bytes", lambda: None)
