@@ -7,10 +7,11 @@ from pathlib import Path
 
 from bert_packed.cli import COMMANDS
 from bert_packed.core.settings import as_text
+from bert_packed.tasks.registry import TASKS
 
 PAGE = Path(__file__).resolve().parent / "reference" / "flags.md"
-FINETUNING = "squad", "glue", "ner"
-SHARED = "squad, glue and ner"
+FINETUNING = tuple(TASKS)
+SHARED = f"{', '.join(FINETUNING[:-1])} and {FINETUNING[-1]}"
 WIDTH = 118
 PAGE_NAME = re.compile(r"docs/(\w+)/(\w+\.md)")
 
@@ -57,10 +58,10 @@ def page():
     parts = [HEAD]
     for name, its_groups in described.items():
         if name == FINETUNING[0]:
-            about = "Flags that all three fine-tunings have, with the same meaning and default."
+            about = "Flags that all fine-tuning tasks have, with the same meaning and default."
             parts += [f"## {SHARED}\n\n{about}\n", *write_groups(SHARED, shared)]
         about = COMMANDS[name].about
-        more = f", beside the flags of [{SHARED}](#squad-glue-and-ner)" if name in FINETUNING else ""
+        more = f", beside the flags of [{SHARED}](#{SHARED.replace(',', '').replace(' ', '-')})" if name in FINETUNING else ""
         parts += [f"## {name}\n\n{about[0].upper()}{about[1:]}{more}.\n", *write_groups(name, its_groups)]
     return "\n".join([*parts, FOOT])
 
