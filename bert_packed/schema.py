@@ -80,7 +80,7 @@ UNPACKED_LENGTHS = {
     MASKED_LM_WEIGHTS: "P",
     NEXT_SENTENCE_LABELS: 1,
 }
-# Of records for causal language modelling. Unpacked, "n" is the length of the sequence itself.
+# Records for causal language modelling have these. Unpacked, "n" is the length of the sequence
 CAUSAL_LENGTHS = {
     INPUT_IDS: "S",
     INPUT_MASK: "S",

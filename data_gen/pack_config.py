@@ -24,7 +24,7 @@ LEFT_OUT = "be left out with {}, which cannot follow it"
 NOT_FEATURES = {"features=": LEFT_OUT.format("--features")}
 NOT_SPLIT = {"split_sequences=false": LEFT_OUT.format("--split_sequences")}
 NOT_DRY_RUN = {"dry_run=false": LEFT_OUT.format("--dry_run")}
-# For records of one objective only, which is that of the files
+# Settings of one objective only, which is that of the files
 BERT_SETTINGS = ("max_predictions_per_pack", "masked_lm_weights")
 CAUSAL_SETTINGS = ("split_sequences", "num_rows")
 

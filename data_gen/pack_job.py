@@ -245,7 +245,7 @@ def cut_shards(num_packs, num_shards, packs_per_part, num_rows=1):
 def _sort_runs(work, runs, totals, parts, job):
     """Sort all runs by part; each is removed once it is sorted."""
     write_array(work.part_ends_path, np.array([part.last for part in parts], np.int64))
-    # On disk: one array per run in memory would grow with lengths times sequences
+    # Tables are on disk: one array per run in memory would grow with lengths times sequences
     steps, before = [], np.zeros_like(totals)
     for number, (path, num_sequences) in enumerate(runs):
         lengths, counts = read_array(histogram_path(path))

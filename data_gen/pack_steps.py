@@ -23,8 +23,9 @@ from bert_packed.records.provenance import PACK_COLUMNS, write_traced
 from bert_packed.records.sequences import concatenate, entry_bytes, take
 from data_gen.assignments import CutRows, PlannedPacks, read_array, read_run, write_array, write_run
 
-# Of a run and of a part, as columns; two or three times that while they are joined and cut. Each part reads a
-# piece of each run, so reads grow with the square of their number: runs grow with the input, up to a limit
+# Size of a run and of a part as columns; two or three times that while they are joined and cut. Each part
+# reads a piece of each run, so reads grow with the square of their number: runs grow with the input, up to a
+# limit
 RUN_BYTES, MAX_RUN_BYTES = 2**25, 2**27
 NUM_RUNS = 2**10  # approximately, within the limits of their size
 PACKS_AT_ONCE = 512  # assembled and encoded together: 512 packs of S=512 take about 10 MB
@@ -93,7 +94,7 @@ class ShardWork:
 
 def choose_run_bytes(num_bytes):
     """Bytes of a run and of a part for an input of `num_bytes`."""
-    # By nothing else, so that a resumed run chooses the same
+    # Nothing else decides, so that a resumed run chooses the same
     return min(max(num_bytes // NUM_RUNS, RUN_BYTES), MAX_RUN_BYTES)
 
 

@@ -72,7 +72,7 @@ def compare_files(input_files, packed_files, overlong):
         for path in input_files:
             for batch in kind.read_unpacked(path):
                 inputs[path].num_records += len(batch)
-                # With "error", packing refuses overlong sequences: here they count as missing
+                # Packing refuses overlong sequences where it is "error": here they count as missing
                 if overlong != "error" and not num_rows:
                     batch, num_overlong = kind.fit(batch)
                     inputs[path].num_overlong.update(num_overlong)

@@ -64,7 +64,7 @@ class ModelFamily:
         return importlib.import_module(f"{self.package}.checkpoint_names").NAMES
 
 
-# By the `model_type` of `config.json`
+# The keys are the values of `model_type` in `config.json`
 FAMILIES = {
     "bert": ModelFamily(
         "BERT",
@@ -170,7 +170,7 @@ def check_at_most(config, limit_name, what, value, model="the model"):
         raise InputError(f"{what} must be at most {limit_name}={limit} of {model}. Received: {value}.")
 
 
-# By the names of `--ablation`: the fields that each sets
+# The names of `--ablation`, and the fields that each sets
 ABLATIONS = {
     "no_attention_mask": ("ablation_no_attention_mask",),
     "no_position_reset": ("ablation_no_position_reset",),

@@ -41,7 +41,7 @@ class BertKind(RecordKind):
 
     def make_spec(self, depth, measured):
         """`PackSpec` for K=`depth` and `measured` predictions; `InputError` where these do not fit."""
-        # At least 1, also for data without predictions: a feature of length 0 looks like a missing one
+        # Data without predictions need room for 1, too: a feature of length 0 looks like a missing one
         needed = max(measured, 1)
         if self.max_predictions_per_pack and self.max_predictions_per_pack < needed:
             raise InputError(

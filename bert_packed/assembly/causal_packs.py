@@ -42,7 +42,7 @@ class CausalKind(RecordKind):
         return 0 if self.is_split else super().num_lengths
 
     def fit(self, sequences):
-        # Without truncation: the bytes of lost labels would not be known
+        # Sequences are never truncated: the bytes of lost labels would not be known
         if not self.is_split:
             return super().fit(sequences)
         if "label_bytes" in sequences.layout:

@@ -66,7 +66,7 @@ def prune_checkpoints(output_dir, keep):
     """Remove all but the newest `keep` checkpoints, at least 1, and damaged ones not past the newest."""
     found = list_checkpoints(output_dir)
     for old in found[:-keep]:
-        # Under another name first: killed in the middle, a half-empty folder must not pass for complete
+        # The folder gets another name first: half-empty after a kill, it must not pass for complete
         storage.remove_folder(old.rename(old.with_name(old.name + storage.PARTIAL_SUFFIX)))
     for path in list(Path(output_dir).iterdir()):
         damaged = DAMAGED.fullmatch(path.name)
@@ -316,7 +316,7 @@ def load(init_checkpoint, engine):
         raise InputError(
             f"{path} must hold the moments of this run's `optimizer`, {kind}. Received: {', '.join(kinds)}."
         )
-    # Without dropout's seeds, which the new run draws from its own `random_seed`
+    # Seeds of dropout stay behind: the new run draws them from its `random_seed`
     moments, state = (
         {name: values for name, values in found.items() if name.startswith(f"{kind}/")}
         for found in (stored, engine.training_state())

@@ -78,7 +78,7 @@ def write_hugging_face(
             values = weights[row.ours].numpy().astype(np.float32)
             tensors[row.hugging_face] = np.ascontiguousarray(row.to_hugging_face(values))
     check_arrays(tensors, "of the export")
-    # Without the format, transformers refuses the file
+    # transformers refuses a file without the format
     write_tensors(tensors, folder / "model.safetensors", {"format": "pt"})
     config = {"architectures": [names.classes[model.head]], **names.hugging_face_config(model)}
     if classes:

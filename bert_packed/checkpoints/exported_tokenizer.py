@@ -72,7 +72,7 @@ def write_tokenizer(folder, vocab_file, do_lower_case, max_length=None, ids=None
             "cls_token": tokenization.CLS,
             "mask_token": tokenization.MASK,
         }
-    # Without it transformers gives texts longer than the position table to the model
+    # This limit keeps transformers from giving the model texts longer than its position table
     if max_length:
         settings["model_max_length"] = max_length
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")

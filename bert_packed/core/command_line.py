@@ -22,7 +22,7 @@ from bert_packed.core.settings import InputError, as_text, unmet_settings
 from bert_packed.core.storage import PARTIAL_SUFFIX, is_remote, write_json
 
 TOP = Path(__file__).resolve().parents[2]
-# Of the installed package, where `setup.py` puts them, or of the checkout
+# `setup.py` puts them into the package; a checkout has them at its top
 CONFIG_FOLDER = next(filter(Path.is_dir, (TOP / "bert_packed" / "configs", TOP / "configs")), TOP / "configs")
 PARSERS = {int: flags.IntegerParser, float: flags.FloatParser, str: flags.ArgumentParser}
 HELP_FLAGS = {"--help", "-h", "-help", "--helpshort", "--helpfull"}
@@ -53,11 +53,11 @@ def run(main, config_class, argv=None):
     program = Path(argv[0]).name
     if asked := HELP_FLAGS.intersection(argv[1:]):
         is_full = "--helpfull" in asked
-        _print_for_readers_that_may_stop(help_text(program, config_class, is_full))
+        _print_help(help_text(program, config_class, is_full))
         return 0
     _show_log()
     try:
-        with _dropped_interrupts_again():
+        with _interrupts_repeated():
             return main(parse(config_class, argv)) or 0
     except (InputError, OSError, MemoryError) as error:
         print(f"{program}: error: {_one_line(error)}", file=sys.stderr)
@@ -67,7 +67,7 @@ def run(main, config_class, argv=None):
         return STATUS_INTERRUPTED
 
 
-def _print_for_readers_that_may_stop(text):
+def _print_help(text):
     """Print text whose reader, such as `head`, may stop early; that is no mistake."""
     try:
         print(text, flush=True)
@@ -77,7 +77,7 @@ def _print_for_readers_that_may_stop(text):
 
 
 @contextlib.contextmanager
-def _dropped_interrupts_again():
+def _interrupts_repeated():
     """Interrupt once more where Ctrl-C fell into code that cannot raise.
 
     In a `__del__` or a callback of the garbage collector Python prints the interrupt and drops it. JAX, which
@@ -90,7 +90,7 @@ def _dropped_interrupts_again():
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):
             before(unraisable)
             return
-        # By another thread, and later: raised in here it would be dropped again
+        # Another thread interrupts, and later: raised in here, the interrupt would be dropped again
         main_thread = threading.main_thread().ident
         again = threading.Timer(SECONDS_TO_INTERRUPT, signal.pthread_kill, (main_thread, signal.SIGINT))
         again.daemon = True

@@ -21,7 +21,7 @@ from bert_packed.core.settings import InputError
 HASH_BYTES = 2**20  # read at once
 PARTIAL_SUFFIX = ".partial"  # of what is not complete, or never became so
 REPLACED_SUFFIX = f".replaced{PARTIAL_SUFFIX}"  # of a folder until its successor has its name
-# Of writing alone, in whose errors the system names no file
+# Errors of writing alone, in which the system names no file
 _NO_ROOM = (errno.EFBIG, errno.ENOSPC, errno.EDQUOT)
 _NO_DEFAULT = object()
 
@@ -103,7 +103,7 @@ def write_folder(path):
         for written in (*partial.rglob("*"), partial):
             flush_to_disk(written)
         if final.exists():
-            # Under another name first: killed in the middle, a half-empty folder must not pass for complete
+            # The folder gets another name first: half-empty after a kill, it must not pass for complete
             final.rename(replaced)
         partial.rename(final)
         flush_folder(final.parent)

@@ -92,7 +92,7 @@ def audit_checkpoint(config):
         dataset = input_pipeline.chosen_packs(index, spec, numbers, objective.features)
     batch = next(CheckedBatches(dataset, files, spec, model_config, objective.features))
     num_sequences = int(batch["slot_weights"].sum())
-    # Without neighbours every check would pass, and prove nothing
+    # Every check would pass without neighbours, and prove nothing
     if not contamination.num_neighbours(batch):
         raise InputError("`input_file` must hold several sequences in a pack. Received: one in each.")
     packs = carried_states.take_rows(batch, num_rows) if num_rows else None

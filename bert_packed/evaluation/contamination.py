@@ -18,8 +18,8 @@ from bert_packed.objectives.features import OWNERS, RECORDED
 from bert_packed.training.backend import compiled, gradient
 
 KEY_BIAS_TOLERANCE = 1e-6  # their true gradient is 0, so there is no largest one to compare with
-# Of the model's largest gradient. Smaller ones are what is left of larger values that cancel, and are rounded
-# as these: where attention is still uniform, queries and keys have 1e-7 of it
+# A share of the model's largest gradient. Smaller gradients are what remains of larger values that cancel,
+# and are rounded as these: while attention is uniform, queries and keys have 1e-7 of it
 LEAST_SHARE = 1e-5
 HIDDEN = "hidden_states"  # compared as the outputs of the objective are
 

@@ -28,7 +28,7 @@ from bert_packed.training.engines import choose_backend
 
 logger = logging.getLogger(__name__)
 
-# From a text's hidden states `[tokens, D]`; copies, since a slice would keep the whole batch in memory
+# Each takes a text's hidden states `[tokens, D]` and copies: a slice would keep the whole batch in memory
 POOLINGS = {
     "mean": lambda hidden: hidden.mean(axis=0),
     "cls": lambda hidden: hidden[0].copy(),
@@ -227,7 +227,7 @@ def map_in_threads(function, items, num_threads):
     if num_threads == 1:
         yield from ((item, function(item)) for item in items)
         return
-    # By the caller: a function that is compiled when it is first called is compiled once
+    # The caller's thread: a function that is compiled when it is first called is compiled once
     for item in items:
         yield item, function(item)
         break

@@ -63,8 +63,8 @@ def choose_kernels(attention, model_config, max_seq_length, platform):
     if attention == "flash" and reason:
         raise InputError(f"`attention` must not be flash where {reason}.")
     if attention == "dense" or reason:
-        is_news = attention == "auto" and kernel_name in KERNELS
-        return Kernels({}, f"dense: no flash where {reason}" if is_news else "dense")
+        is_reported = attention == "auto" and kernel_name in KERNELS
+        return Kernels({}, f"dense: no flash where {reason}" if is_reported else "dense")
     return Kernels(options, f"flash: the fused {kernel_name.upper()} kernel of Pallas")
 
 
@@ -78,7 +78,7 @@ def _imported(module, function):
     return call
 
 
-# By JAX's name of the platform, and by the option of the model
+# The keys are JAX's name of the platform, and the option of the model
 KERNELS = {
     "gpu": {
         "attend": _imported("gpu.attention", "attend"),

@@ -18,7 +18,7 @@ class PackContext:
 
     def __init__(self, sequence_ids_BS, position_ids_BS):
         self.sequence_ids_BS = sequence_ids_BS  # 1..K, 0 is padding; None where only positions are read
-        # From 0 in every sequence; None where a Mamba is to treat each pack as one sequence
+        # Positions begin at 0 in every sequence; None where a Mamba is to treat each pack as one sequence
         self.position_ids_BS = position_ids_BS
         self._mask_B1SS = None
 
@@ -69,7 +69,7 @@ def attend_in_sequences(heads, context, dropout, training=None, attend=None, lay
     """
     query_BSNH, key_BSNH, value_BSNH = heads
     if attend is None:
-        # In float32, scores and softmax: the sum over a row has up to S terms
+        # Scores and softmax are float32: the sum over a row has up to S terms
         scores_BNSS = context.hide(ops.cast(attention_scores(query_BSNH, key_BSNH), "float32"))
         probs_BNSS = ops.cast(ops.softmax(scores_BNSS, axis=-1), value_BSNH.dtype)
         return weighted_values(dropout(probs_BNSS, training=training), value_BSNH)

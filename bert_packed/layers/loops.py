@@ -19,7 +19,7 @@ def scan(step, carry, inputs, reverse=False):
         step: Function `(carry, slices)` to (carry, outputs); dtypes and shapes of the carry stay.
         carry, inputs: Tuples of tensors; inputs `[T, ...]`, T static.
     """
-    # Under TensorFlow `keras.ops.scan` does not compile in every shape (Keras 3.15)
+    # `keras.ops.scan` does not compile in every shape under TensorFlow (Keras 3.15)
     if keras.backend.backend() == "jax":
         import jax
 

@@ -74,7 +74,7 @@ def find_dropouts(block):
 
 def _layers_in(layer, found):
     """A layer and those below it, each once: iterable."""
-    # By attributes, with their lists and dicts: Keras has public lists of a model's layers alone
+    # Attributes are searched, lists and dicts too: Keras has public lists of a model's layers alone
     found[id(layer)] = layer
     for value in keras.tree.flatten(vars(layer)):
         if isinstance(value, keras.Layer) and id(value) not in found:

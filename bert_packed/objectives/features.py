@@ -73,7 +73,7 @@ NEXT_SENTENCES = (
 SEQUENCES = (*TOKENS, *SLOTS)
 MASKED_TOKENS = (*TOKENS, SLOTS[1], *PREDICTIONS)  # where no sequence is classified
 RECORDED = (*SEQUENCES, *PREDICTIONS, *NEXT_SENTENCES)  # all that a packed record holds
-# Of packs for next-token prediction; positions have no limit, since no table of embeddings is indexed by them
+# Packs for next-token prediction have these; positions have no limit, as they index no table of embeddings
 NEXT_TOKENS = (
     _id("token_ids", schema.INPUT_IDS, "vocab_size"),
     _slot("sequence_ids", schema.INPUT_MASK),
@@ -83,7 +83,7 @@ NEXT_TOKENS = (
     _recorded("slot_weights", schema.SEQUENCE_WEIGHTS),
     _recorded("sequence_bytes", schema.SEQUENCE_BYTES),  # of the labels' text
 )
-# For packs that continue from one another
+# Packs that continue one another need not begin at position 0
 NEXT_TOKENS_OF_ROWS = tuple(dataclasses.replace(feature, begins_at_0=False) for feature in NEXT_TOKENS)
 # The arrays with the sequence, 1..K, of each token and of each prediction; 0 is unused
 OWNERS = {"S": "sequence_ids", "P": "prediction_sequences"}

@@ -33,7 +33,7 @@ class Objective:
     sums: Callable[[dict, dict], dict]  # (outputs, batch) to float32 scalars, `sum_names`
     counts: Callable[[dict], dict]  # batch to the sums that need no model, `COUNT_NAMES` among them
     losses: dict[str, str]  # from each sum that is minimised to the count that divides it
-    # From a figure to its dividend and divisor, both sums; a perplexity is e to the power of the ratio
+    # Each figure has a dividend and a divisor, both sums; a perplexity is e to the power of their ratio
     accuracies: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     perplexities: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     num_outputs: int | None = None  # classes, 1 for a number; None where the head does not classify

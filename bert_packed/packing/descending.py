@@ -28,7 +28,7 @@ def pack_spfhp(histogram, max_seq_length, max_sequences_per_pack):
         # up would always find the packs that this very length has opened and never leave them.
         space = open_packs.largest(max_seq_length)
         while num_left and space >= length:
-            # Of equal spaces the one touched last, as in the listing: such packs differ in depth
+            # The one touched last comes first of equal spaces, as in the listing: such packs differ in depth
             num_packs, pack = open_packs.pop(space)
             count = min(num_packs, num_left)
             if num_packs > count:

@@ -22,11 +22,11 @@ from highspy import HighsModelStatus as Status
 from bert_packed.packing.highs import make_model, solve
 from bert_packed.packing.plan import count_strategies, list_strategies
 
-# Of `fewest_packs`
+# Limits of `fewest_packs`
 MAX_STRATEGIES = 2_000
 MAX_SEQUENCES = 10**6  # beyond, one pack is below the solver's tolerance
 MAX_NODES = 1_000
-# Of `repack`
+# Limits of `repack`
 MAX_ROUNDS = 24  # programs; each takes some hundredths of a second, seldom a second
 FIRST_SEQUENCES, MOST_SEQUENCES = 32, 128  # repacked in a round
 FIRST_PACKS, MOST_PACKS = 1500, 3000  # to choose from

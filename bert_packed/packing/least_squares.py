@@ -106,8 +106,8 @@ class _UsedColumns:
 
     def drop(self, positions):
         """Remove columns by position, by rotations that take them out of the factor."""
-        # To factorise again what comes after it is less code, but BLAS starts threads for it, and on a busy
-        # machine waiting for them took 98 % of the time.
+        # Factorising again what follows would be less code, but BLAS starts threads for it: on a busy
+        # machine, waiting for them took 98 % of the time
         for position in sorted(positions.tolist(), reverse=True):
             num = len(self.columns) - 1
             del self.columns[position]

@@ -88,7 +88,7 @@ def meet(cluster, seconds):
 
     Each connects to the first one's address and sends its index; once all have, the first answers.
     """
-    # Before the backend connects, which would abort, or wait without a limit
+    # The backend connects later: it would abort, or wait without a limit
     deadline, first = time.monotonic() + seconds, cluster.addresses[0]
     address = host_of(first), int(first.rpartition(":")[2])
     received = (_go_to_first if cluster.index else _hear_all)(cluster, address, deadline)

@@ -110,7 +110,7 @@ def make_replicas(distribution, strategy=None, target=None):
 
 def count_replicas(layout, mesh_shape):
     """Number of parts into which a mesh (copies, rows, columns) divides packs."""
-    # Under optimus2d each row of a copy of the model has its own packs
+    # Each row of a copy of the model has other packs under optimus2d
     copies, rows, _ = mesh_shape
     return copies * rows if layout == "optimus2d" else copies
 

@@ -13,7 +13,7 @@ from bert_packed.parallel.processes import GRACE_SECONDS, HEARTBEAT_SECONDS, end
 WATCH_SECONDS = 5.0  # between looks at the others' servers
 ANSWER_SECONDS = 5.0
 SHUTDOWN_SECONDS = 10
-# In messages of JAX's errors, which all have the same class
+# JAX's errors all have the same class; their messages have one of these words
 JAX_LOSSES = re.compile(r"Gloo|NCCL|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED")
 
 
@@ -118,7 +118,7 @@ class TensorFlowService:
         others = [pair for pair in enumerate(cluster.addresses) if pair[0] != cluster.index]
         while not self._leaving.wait(WATCH_SECONDS):
             for index, address in others:
-                # After a grace period: where all end by the same error, this process is leaving too
+                # A grace period: where all end by the same error, this process is leaving too
                 if is_refused(address) and not self._leaving.wait(GRACE_SECONDS):
                     end_lost(f"worker {index} ({address}) was lost")
 

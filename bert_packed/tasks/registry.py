@@ -25,7 +25,7 @@ class Task:
         return f"{self.package}.config:{self.config_name}"
 
 
-# By the name of the command
+# The keys are the names of the commands
 TASKS = {
     "squad": Task("fine-tuning on SQuAD", "bert_packed.tasks.squad", "SquadConfig", "squad"),
     "glue": Task("fine-tuning on GLUE", "bert_packed.tasks.glue", "GlueConfig"),
@@ -52,7 +52,7 @@ def finetune(config):
         MemoryError: the devices have too little memory.
     """
     for task in TASKS.values():
-        # By name, which imports nothing; a class of the same name elsewhere is no task's
+        # Names are compared, which imports nothing; a class of the same name elsewhere is no task's
         kind = type(config)
         if task.config == f"{kind.__module__}:{kind.__name__}":
             return importlib.import_module(f"{task.package}.task").finetune(config)

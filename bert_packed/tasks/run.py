@@ -152,7 +152,7 @@ def _fine_tune(config, text, objective, data, inputs, folder):
         state = checkpoint.restore_checkpoint(latest, engine)
         first_step = state["step"]
         due = loop.due_steps(config.log_steps, steps, first_step)
-        # Before any file changes: the log may be damaged
+        # The log may be damaged, so it is read before any file changes
         rows = metrics_log.rows_to_keep(path, first_step, due, config.accept_lost_rows)
         print(run_directory.describe_continuation(folder, latest))
     else:

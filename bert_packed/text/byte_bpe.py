@@ -28,7 +28,7 @@ ENCODER_TOKENS = (
     (tokenization.CLS, tokenization.SEP, tokenization.MASK, tokenization.PAD),  # ModernBERT
     ("<s>", "</s>", "<mask>", "<pad>"),  # RoBERTa
 )
-# Of a vocabulary that is trained here, from id 0; as everywhere, 0 is padding
+# A vocabulary that is trained here begins with these; as everywhere, id 0 is padding
 TRAINED_TOKENS = (tokenization.PAD, tokenization.CLS, tokenization.SEP, tokenization.MASK)
 LINE_END = "Ċ"  # bytes that are no printable characters have others in their place: this is "\n"
 WHITE_SPACE = ("Ġ", LINE_END, "ĉ", "č", "ċ", "Č", *" \n\t\r\v\f")  # added tokens hold these themselves

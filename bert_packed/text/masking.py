@@ -6,7 +6,7 @@ import numpy as np
 
 from bert_packed.core.settings import InputError
 
-# Of the predicted tokens; the rest stay as they are. Names and values are those of Hugging Face's collator
+# These shares of the predicted tokens are replaced, the rest stay. Hugging Face's collator has the same names
 MASK_REPLACE_PROB = 0.8
 RANDOM_REPLACE_PROB = 0.1
 

@@ -180,7 +180,7 @@ class PackingCollator:
         for pack, row, ids in zip(draws, tokens.numpy(), sequence_ids.numpy(), strict=True):
             for number in range(1, ids.max() + 1):
                 is_own = ids == number
-                # By the tokens alone, so that neighbours and the order of batches change nothing
+                # Tokens alone decide, so that neighbours and the order of batches change nothing
                 rng = np.random.default_rng([self.seed, zlib.crc32(row[is_own].tobytes())])
                 pack[is_own] = rng.random((is_own.sum(), 3))
         return torch.from_numpy(draws)

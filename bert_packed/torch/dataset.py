@@ -194,7 +194,7 @@ class PackedDataset(torch.utils.data.IterableDataset):
             "sequence_ids": sequence_ids,
             "masked_lm_positions": positions,
             "masked_lm_ids": values[schema.MASKED_LM_IDS],
-            # By position: in records for other programs the weights are 0 and 1, not sequences
+            # Positions say the sequence: in records for other programs the weights are 0 and 1
             "masked_lm_sequences": sequence_ids[positions] * (values[schema.MASKED_LM_WEIGHTS] > 0),
             "cls_positions": values[schema.NEXT_SENTENCE_POSITIONS],
             "next_sentence_labels": values[schema.NEXT_SENTENCE_LABELS],
@@ -206,7 +206,7 @@ class PackedDataset(torch.utils.data.IterableDataset):
 
     def _settings(self):
         return {
-            # With other settings `num_read` would count different packs
+            # `num_read` would count different packs under other settings
             "seed": self._seed,
             "shuffle_buffer_size": self._shuffle_buffer_size,
             "num_packs": self.num_packs,

@@ -99,7 +99,7 @@ def _as_stablehlo(serialized):
             return ir.WalkResult.ADVANCE
 
         module.operation.walk(note)
-        # Of variables, by TensorFlow: StableHLO has no such operation, and the compiler does without
+        # TensorFlow copies variables; StableHLO has no such operation, and the compiler needs none
         for copy in copies:
             copy.results[0].replace_all_uses_with(copy.operands[0])
             copy.erase()

@@ -29,7 +29,7 @@ def products_in(dtype, platform):
     else:
         import tensorflow as tf
 
-        # For the process, and for good: it is read when the traced program is compiled
+        # This holds for the process, and for good: it is read when the traced program is compiled
         tf.config.experimental.enable_tensor_float_32_execution(not is_exact)
         yield
 

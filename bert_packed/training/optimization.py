@@ -41,7 +41,7 @@ class MomentOptimizer(keras.optimizers.Optimizer):
             return
         super().build(variables)
         self._momentums, self._velocities = self.add_optimizer_variables(variables, ["momentum", "velocity"])
-        # By index: under TensorFlow `update_step` receives the backend's variable, which has no path
+        # A list by index: under TensorFlow `update_step` receives the backend's variable, without attributes
         self._are_decayed = [getattr(variable, "is_decayed", True) for variable in variables]
         # Numbers of values; an engine whose layout pads weights puts those without padding here
         self.sizes = [math.prod(variable.shape) for variable in variables]
@@ -101,7 +101,7 @@ class Lamb(MomentOptimizer):
 
     def __init__(self, learning_rate=0.001, name="lamb", **kwargs):
         super().__init__(learning_rate, name=name, **kwargs)
-        # In a plain object: Keras and TensorFlow would track a dict that is an attribute of the optimizer
+        # A plain object hides the dict, which Keras and TensorFlow would track as the optimizer's attribute
         self._last = types.SimpleNamespace(ratios={})
 
     def ratio(self, index, variable, update, gradient, root):
@@ -288,7 +288,7 @@ def _norm(tensor):
 
 
 def _median(values_N):
-    # By ranks: TensorFlow sorts by `top_k`, whose result has a dynamic dimension
+    # Ranks, no sorting: TensorFlow sorts by `top_k`, whose result has a dynamic dimension
     number = values_N.shape[0]
     places_N = ops.arange(number)
     is_equal_NN = ops.equal(values_N[None, :], values_N[:, None])

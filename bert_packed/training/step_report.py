@@ -165,7 +165,7 @@ def buffer_sizes(serialized):
 
 def _fields(serialized):
     """Values of a protocol buffer message, lists by field number."""
-    # By number, since no public package has XLA's schema
+    # No public package has XLA's schema, so fields go by number
     found = collections.defaultdict(list)
     for field in UnknownFieldSet(Empty.FromString(serialized)):
         found[field.field_number].append(field.data)
@@ -289,7 +289,7 @@ def _known(combine, values):
 
 LIBRARY_PRODUCTS = re.compile(r"__cublas\$(lt\$)?matmul|__cublas\$gemm")
 OTHER_PRODUCTS = re.compile(r"gemm|matmul|triton|mosaic_gpu|__cudnn\$", re.IGNORECASE)
-# Of Pallas kernels, whose programs are not printed: for TPUs, and as `kernels/gpu/attention.py` adds it
+# Programs of Pallas kernels are not printed. XLA adds this for TPUs, and `kernels/gpu/attention.py` for GPUs
 _DECLARED_FLOPS = {
     "tpu_custom_call": re.compile(r'"cost_estimate":\{"flops":"?(\d+)'),
     "__gpu$xla.gpu.triton": re.compile(r"\\22flops\\22: \\22(\d+)"),

@@ -49,7 +49,7 @@ class LogInterval:
     @classmethod
     def from_state(cls, state, scale):
         """Restore the interval in which a checkpoint was saved."""
-        # By `get`: older versions saved less
+        # Older versions saved less, hence `get`
         return cls(
             dict(state["interval"]), state.get("num_skipped", 0), dict(state.get("watched", {})), scale
         )

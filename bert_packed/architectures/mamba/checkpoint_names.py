@@ -14,7 +14,7 @@ from bert_packed.schema import CAUSAL_LM
 from bert_packed.text.vocabularies import boundary_ids
 
 _EMBEDDINGS = TensorName("backbone/embeddings", "backbone.embeddings.weight")
-# Of every `config.json`, so that no default of transformers applies
+# Every `config.json` has these, so that no default of transformers applies
 FIXED = {"hidden_act": "silu", "pad_token_id": 0, "residual_in_fp32": True}
 
 
@@ -82,7 +82,7 @@ NAMES = CheckpointNames(
     shapeless=("layer_norm_epsilon", "use_bias", "use_conv_bias"),
     classes={CAUSAL_LM: "MambaForCausalLM"},
     hugging_face_config=_hugging_face_config,
-    # Without them transformers takes token 0 for both
+    # transformers takes token 0 for both where they are missing
     token_ids=boundary_ids,
     vocabularies=("vocab.txt", "tokenizer.json"),
 )

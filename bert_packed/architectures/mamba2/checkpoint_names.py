@@ -45,7 +45,7 @@ def _hugging_face_config(model):
 NAMES = dataclasses.replace(
     mamba_names.NAMES,
     tensor_names=lambda config, head: tensor_names(config),
-    # Of groups and states the shapes show the product alone
+    # The shapes show the product of groups and states alone
     shapeless=(
         *mamba_names.NAMES.shapeless,
         *("n_groups", "time_step_limit_min", "time_step_limit_max", "tie_word_embeddings"),

@@ -101,7 +101,7 @@ NAMES = CheckpointNames(
         CLASSIFICATION: "ModernBertForSequenceClassification",
     },
     hugging_face_config=_hugging_face_config,
-    # Without them transformers takes those of the published vocabulary, and a table of 50,284 rows
+    # transformers takes those of the published vocabulary where they are missing, and a table of 50,284 rows
     token_ids=encoder_ids,
     vocabularies=("tokenizer.json", "vocab.txt"),
 )

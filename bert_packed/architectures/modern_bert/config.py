@@ -99,7 +99,7 @@ class ModernBertConfig(BaseConfig):
 
     @classmethod
     def from_json(cls, path, content):
-        # Without the field transformers takes the first state
+        # transformers takes the first state where the field is missing
         found = {"classifier_pooling": "cls"}
         found |= {name: content[name] for name in field_names(cls) if name in content}
         if found.get("initializer_cutoff_factor", 0) is None:

@@ -129,8 +129,8 @@ def _forward_kernel(reach, queries, keys, result_TH, log_sums_T, rate):
         totals_TH, highest_T, sums_T = sums
         others = _tile(keys, place, tile)
         scores_TT = _scores(queries, others)
-        # For a query without a key in the tile all scores are equal and all weights 1. They count until the
-        # tile with its own key, where `fading` is exactly 0, or not at all after it
+        # A query without a key in the tile has equal scores, and weights of 1. They count until the tile with
+        # its own key, where `fading` is exactly 0, or not at all after it
         new_highest_T = jnp.maximum(highest_T, scores_TT.max(axis=1))
         fading_T = jnp.exp(highest_T - new_highest_T)
         weights_TT = jnp.exp(scores_TT - new_highest_T[:, None])
@@ -168,7 +168,7 @@ def _key_gradients_kernel(reach, queries, keys, key_gradient_TH, value_gradient_
     def add(place, totals):
         key_total_TH, value_total_TH = totals
         others = _tile(queries, place, tile)
-        # With keys in rows, as the products need them: else the chip would transpose both factors
+        # Keys are in rows, as the products need them: else the chip would transpose both factors
         kept_probs_TT, scores_gradient_TT = _gradients(others, keys, mine, rate, query_axis=1)
         key_total_TH += product(scores_gradient_TT, others.query, 1, 0)
         value_total_TH += product(kept_probs_TT, others.gradient, 1, 0)
@@ -240,7 +240,7 @@ def _call(kernel, rate, inputs, outputs, num_products):
         in_specs=jax.tree.map(lambda of: block(of, length, lambda i: 0), inputs),
         out_specs=[block(of, tile, lambda i: i) for of in outputs],
         out_shape=[jax.ShapeDtypeStruct(of.shape, of.dtype) for of in outputs],
-        # For a reader of the program, as if all tiles were visited
+        # Whoever reads the program finds the operations of all tiles, visited or not
         metadata={"flops": str(2 * num_products * length * outputs[0].size)},
         compiler_params=triton.CompilerParams(
             num_warps=4 if dtype == "bfloat16" and head_width <= 64 else 8,

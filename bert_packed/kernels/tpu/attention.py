@@ -213,8 +213,8 @@ def _forward_kernel(
     is_own_TT = _is_own(query_ids_1T, key_ids_1T)
     for head, own in sizes.heads():
         scores_TT = _scores(query_TX[:, own], key_TX[:, own], is_own_TT)
-        # For a query without a key in the tile all scores are equal and all weights 1. They count until the
-        # tile with its own key, where `fading` is exactly 0, or not at all after it
+        # A query without a key in the tile has equal scores, and weights of 1. They count until the tile with
+        # its own key, where `fading` is exactly 0, or not at all after it
         highest_1T = jnp.maximum(highest_JT[head], scores_TT.max(axis=0, keepdims=True))
         fading_1T = jnp.exp(highest_JT[head] - highest_1T)
         weights_TT = jnp.exp(scores_TT - highest_1T)

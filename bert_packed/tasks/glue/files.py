@@ -78,7 +78,7 @@ TASKS = {
     )
 }
 TASK_NAMES = tuple(TASKS)
-# Of the files, without .tsv, that the server takes
+# The files that the server takes have these names, and .tsv
 SERVER_NAMES = tuple(name for task in TASKS.values() for name in (*task.endings, *dict(task.diagnostics)))
 SCORE_RANGE = (0.0, 5.0)  # of STS-B
 

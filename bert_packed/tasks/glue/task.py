@@ -98,7 +98,7 @@ def _run_task(config, skips_finished=False):
         print(f"{path}: {len(sequences):,} examples{describe_counts(counts)}", flush=True)
         return sequences
 
-    # Before training: a mistake in them would show after hours
+    # Files are read before training: a mistake in them would show after hours
     read = [(file, file.read(task)) for file in files]
     asked = [(file, examples, sequences_of(file.path, examples)) for file, examples in read]
 

@@ -45,7 +45,7 @@ def finetune(config):
         )
         return found
 
-    # Before training: a mistake in them would show after hours
+    # Files are read before training: a mistake in them would show after hours
     numbers = number_tags(config.train_file, training, names) if training else None
     asked = None
     if config.do_predict:

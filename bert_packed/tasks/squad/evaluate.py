@@ -51,7 +51,7 @@ def evaluate(config):
             )
         na_probs = squad_scores.read_predictions(config.na_prob_file, float)
     for line in squad_scores.warnings_about(questions, predictions):
-        # On stderr, which leaves the table alone on stdout
+        # Warnings go to stderr, which leaves the table alone on stdout
         print(f"squad_eval: warning: {line}", file=sys.stderr)
     scores = squad_scores.score(questions, predictions, na_probs, config.na_prob_thresh, version_2)
     print_table([{"score": name, "value": value} for name, value in scores.items()])

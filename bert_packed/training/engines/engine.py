@@ -78,7 +78,7 @@ class Engine:
         """Dropout seeds, states carried from pack to pack, and the optimizer's variables: dict by path."""
         weights = {id(weight) for weight in self.model.weights}
         seeds = [variable for variable in self.model.variables if id(variable) not in weights]
-        # By order: Keras' own numbers count the seed generators of all models of the process
+        # Seeds are numbered by order: Keras's numbers count the seed generators of all models of the process
         state = {f"dropout_seed/{number}": seed for number, seed in enumerate(seeds)}
         carried = {_path_below(self.model, v): v for v in self.model.non_trainable_weights}
         return {**state, **carried, **{variable.path: variable for variable in self.optimizer.variables}}
