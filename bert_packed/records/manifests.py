@@ -24,7 +24,7 @@ def is_of_scans(name):
 
 
 def listed_files(manifest):
-    """The file entries of a manifest, of packs or of splits; any JSON that is none of ours has none."""
+    """The file entries of a manifest, of packs or of splits; other JSON has none."""
     splits = manifest.get("splits")
     groups = [manifest, *(dicts_in(list(splits.values())) if isinstance(splits, dict) else [])]
     entries = [entry for group in groups for entry in dicts_in(group.get("files"))]

@@ -1,11 +1,5 @@
-"""A third architecture, defined by this test, goes through every command: one model, one table, one line.
+"""An architecture of this test's, one folder and one row, goes through every command."""
 
-Each token sees its sequence's mean, through a gate. The package has no word of it.
-
-Legend: B packs per batch, S pack length, D model width, V vocabulary.
-"""
-
-import dataclasses
 import json
 
 import keras
@@ -13,23 +7,18 @@ import numpy as np
 import pytest
 from encoder_files import TEXTS, WORDS
 from exports import run_export
-from keras import ops
+from gate.config import GateConfig
 from tiny import MAX_SEQ_LENGTH, write_data
 
 from bert_packed import cli
 from bert_packed.architectures import registry as config
-from bert_packed.architectures.base_config import BaseConfig
-from bert_packed.architectures.packed_model import PackedModel, build_model
+from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import MASKED_LM, ModelFamily, load_model_config
-from bert_packed.architectures.tensor_names import CheckpointNames, TensorName
 from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.core import command_line
-from bert_packed.core.settings import InputError, check_settings, setting
+from bert_packed.core.settings import InputError
 from bert_packed.evaluation import inference
 from bert_packed.evaluation.checkpoint_audit import AuditConfig
-from bert_packed.layers.context import PackContext, gather_tokens
-from bert_packed.layers.cpu_gradients import Linear
-from bert_packed.layers.rematerialisation import rematerialised
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.tasks.squad.config import SquadConfig
 from bert_packed.text.tokenization import SPECIAL_TOKENS
@@ -38,111 +27,11 @@ from bert_packed.training.engines.engine import named_weights
 pytestmark = [pytest.mark.both_backends, pytest.mark.usefixtures("uncompiled", "registered")]
 
 
-# ---- what its file in models/, its table in checkpoints/ and its config would hold
-
-
-@dataclasses.dataclass(frozen=True)
-class GateConfig(BaseConfig):
-    vocab_size: int = setting(31, "tokens in the vocabulary", minimum=1)
-    hidden_size: int = setting(16, "width of every layer", minimum=1)
-    num_hidden_layers: int = setting(1, "blocks", minimum=1)
-
-    without_attention = "tokens see the mean of their sequence"
-
-    def __post_init__(self):
-        check_settings(self)
-
-
-class GateBlock(keras.layers.Layer):
-    def __init__(self, config, name):
-        super().__init__(name=name)
-        self.gate, self.mix = (Linear(config.hidden_size, name=part) for part in ("gate", "mix"))
-
-    def build(self, hidden_shape):
-        self.gate.build(hidden_shape)
-        self.mix.build(hidden_shape)
-        self.built = True
-
-    def call(self, hidden_BSD, context, training=None):
-        own_BSS = ops.cast(context.mask_B1SS[:, 0], hidden_BSD.dtype)
-        means_BSD = ops.matmul(own_BSS, hidden_BSD) / ops.sum(own_BSS, axis=-1, keepdims=True)
-        return hidden_BSD + ops.sigmoid(self.gate(hidden_BSD)) * self.mix(means_BSD)
-
-
-@keras.saving.register_keras_serializable(package="test")
-class GateModel(PackedModel):
-    config_class = GateConfig
-    head = MASKED_LM
-
-    def __init__(self, config, name="gates", remat=False):
-        super().__init__(config, name)
-        self.remat = remat
-        self.blocks = [GateBlock(config, f"block_{i}") for i in range(config.num_hidden_layers)]
-
-    def build_encoder(self):
-        shape = (self.config.vocab_size, self.config.hidden_size)
-        self.table_VD = self.add_weight(shape=shape, initializer="random_normal", name="table")
-        for block in self.blocks:
-            block.build((None, None, self.config.hidden_size))
-
-    def build_heads(self, hidden_shape):
-        self.bias_V = self.add_weight(shape=(self.config.vocab_size,), initializer="zeros", name="bias")
-
-    def embed(self, batch):
-        return ops.take(self.table_VD, batch["token_ids"], axis=0)
-
-    def encode(self, batch, training=None):
-        return self.encode_embedded(self.embed(batch), batch, training)
-
-    def encode_embedded(self, hidden_BSD, batch, training=False):
-        context = PackContext(batch["sequence_ids"], batch["position_ids"])
-        for block in self.blocks:
-            if self.remat:
-                hidden_BSD = rematerialised(block, hidden_BSD, context, training)
-            else:
-                hidden_BSD = block(hidden_BSD, context=context, training=training)
-        return hidden_BSD
-
-    def apply_heads(self, hidden_BSD, batch, training=None):
-        gathered_BPD = gather_tokens(hidden_BSD, batch["prediction_positions"])
-        return {"mlm_logits": ops.matmul(gathered_BPD, ops.transpose(self.table_VD)) + self.bias_V}
-
-
-def make_model(head, config, num_outputs, remat=False):
-    return GateModel(config, remat=remat)
-
-
-def count_flops(head, config, sums):
-    return 6 * 2 * config.hidden_size**2 * config.num_hidden_layers * sums["num_tokens"]
-
-
-def tensor_names(config, head):
-    table = [TensorName("table", "gates.embeddings.weight"), TensorName("bias", "head.bias")]
-    for i in range(config.num_hidden_layers):
-        for part in ("gate", "mix"):
-            ours, theirs = f"block_{i}/{part}", f"gates.layers.{i}.{part}"
-            table.append(TensorName(f"{ours}/kernel", f"{theirs}.weight", hugging_face_transposed=True))
-            table.append(TensorName(f"{ours}/bias", f"{theirs}.bias"))
-    return table
-
-
-NAMES = CheckpointNames(
-    tensor_names=tensor_names,
-    outputs={MASKED_LM: TensorName("bias", "head.bias")},
-    encoder="block_",
-    classes={MASKED_LM: "GateForMaskedLM"},
-    hugging_face_config=lambda model: config.config_json(model.config),
-)
-
-
 @pytest.fixture
 def registered(monkeypatch):
-    """The one line."""
-    family = ModelFamily("Gate", GateConfig, {}, (MASKED_LM,), __name__)
+    """The row."""
+    family = ModelFamily("Gate", GateConfig, {}, (MASKED_LM,), "gate")
     monkeypatch.setitem(config.FAMILIES, "gate", family)
-
-
-# ---- and what it then can do
 
 
 def run(main, config_class, **flags):

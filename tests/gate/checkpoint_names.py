@@ -1,0 +1,23 @@
+"""Names of its tensors here and in Hugging Face's form."""
+
+from bert_packed.architectures.registry import MASKED_LM, config_json
+from bert_packed.architectures.tensor_names import CheckpointNames, TensorName
+
+
+def tensor_names(config, head):
+    table = [TensorName("table", "gates.embeddings.weight"), TensorName("bias", "head.bias")]
+    for i in range(config.num_hidden_layers):
+        for part in ("gate", "mix"):
+            ours, theirs = f"block_{i}/{part}", f"gates.layers.{i}.{part}"
+            table.append(TensorName(f"{ours}/kernel", f"{theirs}.weight", hugging_face_transposed=True))
+            table.append(TensorName(f"{ours}/bias", f"{theirs}.bias"))
+    return table
+
+
+NAMES = CheckpointNames(
+    tensor_names=tensor_names,
+    outputs={MASKED_LM: TensorName("bias", "head.bias")},
+    encoder="block_",
+    classes={MASKED_LM: "GateForMaskedLM"},
+    hugging_face_config=lambda model: config_json(model.config),
+)
