@@ -177,25 +177,23 @@ def fresh_mask_pairs(config, folder):
 
 def masked_batches(config, folder):
     """A run's engine, and its endless batches: dict from `WITH` and `WITHOUT` fresh masks."""
-    from bert_packed.runs import pretraining, pretraining_data
+    from bert_packed.runs.pretraining import Run
+    from bert_packed.runs.run_batches import train_batches
 
-    static = PretrainingConfig(
+    dynamic = PretrainingConfig(
         input_file=config.input_file,
         output_dir=folder,
         objective=config.objective,
         bert_config_file=config.bert_config_file,
         train_batch_size=config.batch_size,
         micro_batch_size=config.micro_batch_size,
+        masking="dynamic",
+        vocab_file=config.vocab_file,
     )
-    dynamic = dataclasses.replace(static, masking="dynamic", vocab_file=config.vocab_file)
-    data = pretraining_data.read_data(dynamic)
-    model_config = load_model_config(config.bert_config_file, data.train.vocab_size)
-    pretraining_data.check_fits(data, model_config, dynamic)
-    engine = pretraining.build_engine(static, model_config, data)
-    return engine, {
-        way: pretraining.train_batches(static, model_config, engine.objective, data.train, masking)
-        for way, masking in ((WITH, data.masking), (WITHOUT, None))
-    }
+    run = Run(dynamic)
+    run.read_data()
+    static = dataclasses.replace(run, data=dataclasses.replace(run.data, masking=None))
+    return run.build_engine(), {WITH: train_batches(run), WITHOUT: train_batches(static)}
 
 
 def restart_pairs(model_config, batch_size, length):

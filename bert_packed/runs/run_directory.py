@@ -32,28 +32,23 @@ from bert_packed.core.storage import (
 from bert_packed.parallel.processes import ALONE
 from bert_packed.parallel.targets import devices_here
 from bert_packed.records.manifests import SCANS_NAME
-from bert_packed.tasks.glue import SERVER_NAMES
+from bert_packed.tasks import RESULT_FILES
 from bert_packed.training.nonfinite import NotFiniteError
 
 RUN_FILE = "run.json"
 FLAGFILE = "resolved.flags"
 LOCK_FILE = ".lock"
 SCANS_FILE = SCANS_NAME  # what was found by reading all input files
-SCORES_FILE = "eval_results.json"  # of fine-tuning, as Hugging Face's examples name it
+SCORES_FILE = "eval_results.json"  # as Hugging Face's examples name it
 OWN_FILES = (
-    *(RUN_FILE, FLAGFILE, "metrics.csv", "eval_metrics.csv"),
-    *("vocab.txt", "tokenizer.json"),
-    # Of fine-tuning
-    *("labels.txt", SCORES_FILE, "predictions.txt"),
-    *(f"predictions{ending}.tsv" for ending in ("", "_matched", "_mismatched")),
-    *(f"{name}.tsv" for name in SERVER_NAMES),
-    *("predictions.json", "nbest_predictions.json", "null_odds.json"),
+    *(RUN_FILE, FLAGFILE, LOCK_FILE, SCANS_FILE, "metrics.csv", "eval_metrics.csv"),
+    *("vocab.txt", "tokenizer.json", SCORES_FILE, *RESULT_FILES),
 )
 SKIPPED_FILE = re.compile(r"skipped_steps\.\d+\.jsonl")
 EVENTS_FOLDER = "tensorboard"
 # Defaults of flags that are gone. `autotune` is not among them: it chose for each machine
 REMOVED_FLAGS = {"recipe": "", "summa": "gather", "peak_flops": 0.0}
-EXPORT = re.compile(r"export-\d+((\.replaced)?\.partial)?")  # of `exports.py`
+EXPORT = re.compile(r"export-\d+(\.replaced)?")  # of `exports.py`
 
 
 @contextlib.contextmanager
@@ -345,16 +340,11 @@ def remove_partial(folder):
 
 def _is_ours(path):
     if path.is_dir():
-        if path.name == EVENTS_FOLDER or DAMAGED.fullmatch(path.name):
-            return True
-        if EXPORT.fullmatch(path.name):
-            return True
-        return bool(NAME.fullmatch(path.name.removesuffix(PARTIAL_SUFFIX)))
-    if SKIPPED_FILE.fullmatch(path.name):
-        return True
-    # Some files are written under a name with a number of the process's own
+        whole = path.name.removesuffix(PARTIAL_SUFFIX)
+        return path.name == EVENTS_FOLDER or any(one.fullmatch(whole) for one in (DAMAGED, EXPORT, NAME))
+    # A file that is being written has a random number and a suffix after its name
     name = re.sub(r"(\.[0-9a-f]{32})?\.partial$", "", path.name)
-    return name in (*OWN_FILES, LOCK_FILE, SCANS_FILE)
+    return name in OWN_FILES or bool(SKIPPED_FILE.fullmatch(path.name))
 
 
 def _check_folder(output_dir):

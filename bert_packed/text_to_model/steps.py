@@ -244,14 +244,16 @@ def _train_model(config, folder):
     if not _is_due(4, "training", exists(folder.path("audit.json")) and exists(folder.run)):
         return 0
     folder.remove_after("run")
-    if not exists(folder.training_flags):
+    if exists(folder.training_flags):
+        # As an earlier call chose it, or as a person has changed it since; but its places are this call's
+        training = parse(PretrainingConfig, ["bert-packed", f"--flagfile={folder.training_flags}"])
+        places = choices.places_of(config, folder, training.bert_config_file)
+        training = dataclasses.replace(training, **places)
+    else:
         training, chosen = _choose(config, folder)
         print_table([dataclasses.asdict(one) for one in chosen])
         _write_flags(folder, "pretrain", "pretrain", training)
-    # As it was chosen, or as a person has changed it since; but its places are those of this call
-    training = parse(PretrainingConfig, ["bert-packed", f"--flagfile={folder.training_flags}"])
-    places = choices.places_of(config, folder, training.bert_config_file)
-    return pretrain(dataclasses.replace(training, **places)).stopped_by
+    return pretrain(training).stopped_by
 
 
 def _choose(config, folder):

@@ -113,9 +113,8 @@ def test_mistakes(data, tmp_path, capsys):
     assert train(data, tmp_path / "run", ablation="no_mask") == 2
     assert "must be empty or a comma-separated list of no_attention_mask" in capsys.readouterr().err
     short = dataclasses.replace(ablate(CONFIG, "no_position_reset"), max_position_embeddings=23)
-    from bert_packed.runs.pretraining import build_engine
-    from bert_packed.runs.pretraining_data import read_data
+    from bert_packed.runs.pretraining_data import check_fits, read_data
 
     config = PretrainingConfig(input_file=f"{data}/*.tfrecord", output_dir=str(tmp_path))
-    with pytest.raises(InputError, match=r"max_position_embeddings=23\. Received: 24"):
-        build_engine(config, short, read_data(config))
+    with pytest.raises(InputError, match=r"max_position_embeddings=23 of .*\. Received: 24"):
+        check_fits(read_data(config), short, config)
