@@ -44,7 +44,7 @@ def compile_run(config, backend):
     """
     folder = Path(config.compile_only)
     _check_folder(folder)
-    # Before anything asks the backend for its devices, after which they are fixed
+    # This comes before anything asks the backend for its devices, which fixes them
     target = absent_target(config.compile_for) if config.compile_for else None
     if target and config.mesh and math.prod(config.mesh_shape) != target.num_devices:
         raise InputError(
@@ -130,7 +130,7 @@ def find_largest(run):
             config,
             micro_batch_size=size * unit,
             train_batch_size=num_parts * size * unit,
-            # Of the schedule alone; it must be whole micro-batches
+            # It belongs to the schedule alone, but must be whole micro-batches
             initial_batch_size=size * unit if config.initial_batch_size else 0,
         )
         try:

@@ -53,7 +53,7 @@ def check_export(config, model_config, data):
         return
     check_vocabulary(path, model_config, "export_vocab_file")
     known = data.train.vocabularies or ([data.vocabulary.facts["sha256"]] if data.vocabulary else [])
-    # Without manifests and `vocab_file` there is nothing to compare with
+    # There is nothing to compare with without manifests and `vocab_file`
     if known and file_sha256(path) not in known:
         raise InputError(
             "`export_vocab_file` must be the vocabulary of `input_file`, by the manifest.json beside that or "
@@ -163,7 +163,7 @@ def _texts(folder, manifest):
         if made.get("kind") != "unpacked":
             continue
         listed = [file["sha256"] for split in made["splits"].values() for file in split["files"]]
-        # By content: the folder may have been made again since from other texts
+        # Content decides, since the folder may have been made again from other texts
         if entry["sha256"] in listed:
             for text in made["inputs"]:
                 texts[text["sha256"]] = f"{text['path']}, SHA-256 `{text['sha256']}`" + (

@@ -192,7 +192,7 @@ class Run:
             if self.engine.num_train_traces:
                 print(f"compiled   {self.engine.num_train_traces} training program")
             self.report(metrics)
-        # After the report: whatever befalls the comparison, the run's figures are out
+        # The report comes first: whatever befalls the comparison, the run's figures are out
         speed, not_compared = [], ""
         try:
             with out_of_memory_names("the comparison of speeds", "micro_batch_size"):
@@ -216,7 +216,7 @@ class Run:
         scope = replicas.scope if replicas else contextlib.nullcontext
         with scope():
             optimizer = build_optimizer(config, self.data.train.packing_factor or 1.0, steps_before)
-        # For absent devices no weight is allocated; TensorFlow traces variables that have values
+        # JAX allocates no weight for absent devices; TensorFlow traces variables that have values
         is_abstract = target.devices and keras.backend.backend() == "jax"
         if not is_abstract and config.layout == "none":  # each device holds the whole model
             check_memory(self.model_config, TRAINING_COPIES)
@@ -310,7 +310,7 @@ class Run:
         )
 
     def _first_writes(self, write):
-        # In every process: they fetch parts of the weights from each other's devices
+        # Every process does this: they fetch parts of the weights from each other's devices
         held = self.engine.to_save(keeps=self.processes.is_first)
         # A string, since the decision travels to the other processes as JSON
         self.processes.first_decides(lambda: str(write(held)))
@@ -349,7 +349,7 @@ class Run:
             ("packed", self.engine, packed, packed.packing_factor),
         ):
             batches = list(itertools.islice(train_batches(full, packs=packs), NUM_TIMED_STEPS))
-            # By the factor of all data: these few packs may hold more or fewer sequences
+            # The factor is of all data: these few packs may hold more or fewer sequences
             per_step = factor * config.train_batch_size
             contenders.append(Contender(name, engine.train_step, batches, per_step, factor))
         return compare(contenders, NUM_TIMED_STEPS)

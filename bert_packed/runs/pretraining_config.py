@@ -14,7 +14,7 @@ from bert_packed.text.masking import masking_rules
 
 @dataclasses.dataclass(frozen=True)
 class PretrainingConfig(
-    # From right to left, the order of the flags
+    # Flags have the order of these from right to left
     groups.CallSettings,
     groups.LogSettings,
     groups.DeviceSettings,

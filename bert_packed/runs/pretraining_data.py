@@ -50,7 +50,7 @@ class PackedFiles:
         """Mean sequences per pack, or None where a folder has no manifest."""
         if not self.files or not self.has_all_manifests:
             return None
-        # By the manifests: counting the sequences would decode every record
+        # The manifests have both numbers: counting the sequences would decode every record
         num_packs = sum(manifest["num_packs"] for manifest in self.manifests)
         return sum(manifest["num_sequences"] for manifest in self.manifests) / num_packs
 
@@ -130,7 +130,7 @@ def read_data(config, processes=ALONE):
             the packing factor or the vocabulary is needed and unknown, or the output directory is not a
             run's.
     """
-    # Before a reading of all records, which may take long
+    # This comes before a reading of all records, which may take long
     check_own(config.output_dir)
     names = ("input_file", "eval_input_file", "unpacked_input_file")
     check_losses(config, config.objective)
@@ -146,7 +146,7 @@ def read_data(config, processes=ALONE):
     _check_vocabularies({name: found for name, found in zip(names, (train, held_out, unpacked), strict=True)})
     if unpacked.files:
         _check_comparable(train, unpacked)
-    # Before the scan too: a missing vocabulary file should not cost a pass over all records
+    # This comes before the scan, too: a missing vocabulary should not cost a pass over all records
     vocabulary = find_records_vocabulary(config, train)
     paths = sorted({*train.files, *held_out.files})
     scans = scan_inputs(paths, os.path.join(config.output_dir, SCANS_FILE), processes)
@@ -328,7 +328,7 @@ def _check_vocabularies(found):
 
 
 def _check_comparable(train, unpacked):
-    # Before training, not after it, when the comparison is made
+    # A mistake must show before training, not when the comparison is made
     if unpacked.spec.max_sequences_per_pack != 1 or unpacked.spec.max_seq_length != train.spec.max_seq_length:
         raise InputError(
             "`unpacked_input_file` must hold packs of one sequence and the length of `input_file`. "

@@ -149,7 +149,7 @@ class CallSettings:
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig(
-    # From right to left, the order of the flags
+    # Flags have the order of these from right to left
     CallSettings,
     LogSettings,
     DeviceSettings,

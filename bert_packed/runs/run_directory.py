@@ -60,7 +60,7 @@ def locked(output_dir, processes=ALONE):
     """
     folder = _check_folder(output_dir)
     with contextlib.ExitStack() as stack:
-        # The others look for a random word in the file: a disk of their own may hold the same path
+        # The others look for a random word in the file, since another disk may hold the same path
         word = processes.first_decides(lambda: stack.enter_context(_hold(folder)))
         found = folder / LOCK_FILE
         if not found.is_file() or found.read_text() != word:
@@ -131,7 +131,7 @@ def check_own(output_dir):
     folder = _check_folder(output_dir)
     others = sorted(path.name for path in folder.iterdir() if not _is_ours(path)) if folder.exists() else []
     if folder.exists() and (others or (list_checkpoints(folder) and not (folder / RUN_FILE).exists())):
-        # Before anything is removed: `checkpoint-500` may be another tool's
+        # Nothing is removed before this: `checkpoint-500` may be another tool's
         name = others[0] if others else list_checkpoints(folder)[-1].name
         raise InputError(
             f"`output_dir` must be empty or hold this run. Received: {folder}, which holds {name}."
@@ -168,7 +168,7 @@ def find_checkpoint(folder, config, facts):
     """
     check_own(folder)
     checkpoints = list_checkpoints(folder)
-    # Without a checkpoint there is nothing to lose: a start that failed on a mistake may be repeated
+    # There is nothing to lose without a checkpoint: a start that failed on a mistake may be repeated
     if config.overwrite or not checkpoints:
         return None
     run = read_run(folder)  # `check_own` has found it beside the checkpoints
@@ -251,7 +251,7 @@ def as_begun(config, processes=ALONE):
         continues = not config.overwrite and folder.is_dir() and list_checkpoints(folder)
         run = read_run(folder) if continues and (folder / RUN_FILE).exists() else {"flags": {}}
         flags = run["flags"]
-        # Of another batch it might be no part
+        # It might not divide another batch
         is_same = flags.get("train_batch_size") == config.train_batch_size
         micro_batch_size = flags.get("micro_batch_size", 0) if is_same else 0
         return flags.get("dtype", devices_here().dtype), micro_batch_size

@@ -69,7 +69,7 @@ def describe_cost(config, model_config, model_flops, data, flops_per_second):
         f"{describe_duration(seconds * count_full_steps(config))} for "
         f"{count_of(config.num_train_steps, 'step')}"
     ]
-    # With such a step, a user's first run looks as if it hung
+    # A user's first run looks as if it hung in such a step
     if seconds > LONG_STEP_SECONDS:
         sizes = list(family_of(model_config).sizes)[:3]
         lines.append(

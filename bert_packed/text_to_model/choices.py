@@ -59,7 +59,7 @@ def choose_training(config, manifest, folder, platform):
     width = load_model_config(model.value).hidden_size
     rate = next((rate for most, rate in RATES if width <= most), LEAST_RATE)
     rate = config.learning_rate or (STARTED_RATE if config.init_checkpoint else rate)
-    # With hours a first guess, for a step to time
+    # This is a first guess where hours are given, for a step to time
     sequences = manifest["num_sequences"] * (config.num_train_epochs or DEFAULT_EPOCHS)
     packs = config.train_batch_size or packs_of_a_step(sequences, manifest["packing_factor"])
     most = (CPU_TOKENS_AT_ONCE if on_cpus else ACCELERATOR_TOKENS_AT_ONCE) // config.max_seq_length

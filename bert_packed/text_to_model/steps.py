@@ -37,7 +37,7 @@ from data_gen.text.create_config import BYTE_BPE, WORDPIECE, CreateConfig
 from data_gen.text.sources import find_text_sources
 
 NUM_STEPS = 6
-# Of the audit's comparison with unpacked sequences. What leaks changes a neighbour, for which 0 alone passes;
+# The audit compares with unpacked sequences. What leaks changes a neighbour, for which 0 alone passes;
 # this is rounding, which grows with depth: a fault in positions or losses is larger by far
 AUDIT_TOLERANCE = 1e-4
 
@@ -126,7 +126,7 @@ def find_vocabulary(config):
 
 
 def _read_model_config(config, num_tokens=None):
-    # Without either, both models that may be chosen have as many positions
+    # If neither is given, both models that may be chosen have as many positions
     model = config.bert_config_file or ("" if config.init_checkpoint else choices.CPU_MODEL)
     return starting_weights.read_model_config(config.init_checkpoint, model, num_tokens)
 

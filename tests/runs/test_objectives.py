@@ -11,7 +11,7 @@ from bert_packed.runs.pretraining_config import PretrainingConfig
 
 
 @pytest.mark.parametrize("objective", OBJECTIVE_HEADS)
-def test_an_objective_has_its_head_and_refuses_other_architectures(objective):
+def test_an_objective_refuses_other_architectures(objective):
     config, other, theirs = CONFIG, next_tokens.CONFIG, r"a BERT .*\. Received: a Mamba"
     if objective == "causal_lm":
         config, other, theirs = next_tokens.CONFIG, CONFIG, r"a Mamba .*\. Received: a BERT"

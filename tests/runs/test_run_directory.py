@@ -106,7 +106,7 @@ def test_a_run_continues_as_it_was(started, flags, change, named):
     ("name", "default", "other"),
     [("summa", "gather", "ring"), ("peak_flops", 0.0, 2e12), ("recipe", "", "devlin-base")],
 )
-def test_a_flag_that_is_gone_may_be_recorded_at_its_default_alone(started, name, default, other):
+def test_a_removed_flag_may_have_its_default_alone(started, name, default, other):
     folder, config, facts = started
     run = json.loads((folder / "run.json").read_text())
     for value in (default, other):

@@ -124,7 +124,7 @@ def test_what_happens_in_which_order(whole):
     assert [state["evaluation_due"] for state in bare.saved.values()] == [False, False]
 
 
-def test_a_row_is_of_the_steps_since_the_last_and_the_rate_of_its_own(whole):
+def test_a_row_is_of_the_steps_since_the_last(whole):
     # (1 + 2 + 3) / 6, (4 + 5 + 6) / 6, 7 / 2; the rate of a step is that of its index from 0
     packed = {"packing_efficiency": 0.8}
     assert without_times(whole.rows()) == [
@@ -263,7 +263,7 @@ class OneOfSeveral(Recorder):
         # The step in which a signal comes is the last; an evaluation that is due then stays due
         (Recorder(signal_at=5), 5),
         (Recorder(signal_at=6), 6),
-        # Of several processes one gets the signal in step 4, and says so in step 5; others see it there
+        # One of several processes gets the signal in step 4, and says so in step 5; others see it there
         (OneOfSeveral(signal_at=4), 5),
         (OneOfSeveral(other_asks_at=5), 5),
     ],
