@@ -56,15 +56,6 @@ class PretrainingConfig(
         self._check_batch_warmup()
         masking_rules(self)  # checks its shares
         self._check_layout()
-        if self.compile_for and self.num_virtual_devices:
-            raise InputError(
-                f"`num_virtual_devices` must be 0 with compile_for. Received: {self.num_virtual_devices}."
-            )
-        if self.compile_for and self.distribution != "none":
-            raise InputError(
-                "`distribution` must be none with compile_for, whose devices all share a step. Received: "
-                f"{self.distribution}."
-            )
         check_divides(self, "micro_batch_size", "train_batch_size")
 
     def _check_task(self):

@@ -277,6 +277,7 @@ class DeviceSettings(run_config.DeviceSettings):
         "tpu all cores of a TPU, multi_worker all of all processes that the environment variable TF_CONFIG "
         "lists (docs/guides/several_devices.md); a run may go on under another",
         choices=DISTRIBUTIONS,
+        only_with={"compile_for=": "be none with compile_for, whose devices all share a step"},
         changeable=True,
     )
     layout: str = setting(
@@ -382,7 +383,7 @@ class CallSettings(run_config.CallSettings):
         "with compile_only: compile for this many CPU devices; this machine need not have them; 0 = those it "
         "has",
         minimum=0,
-        only_with={"compile_only": "be 0 without compile_only"},
+        only_with={"compile_only": "be 0 without compile_only", "compile_for=": "be 0 with compile_for"},
         transient=True,
         advanced=True,
     )

@@ -4,16 +4,19 @@ import dataclasses
 import json
 import os
 
+import next_tokens
 import numpy as np
 import pytest
 from packs import random_packs, write_packs
 from tiny import CONFIG, MAX_SEQ_LENGTH, write_data
 
+from bert_packed.config import OBJECTIVE_HEADS
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.data.batches import CheckedBatches
 from bert_packed.data.input_pipeline import train_batches
 from bert_packed.records.tfrecords import scan_file
+from bert_packed.runs.objectives import choose_objective
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.runs.pretraining_data import check_fits, read_data, read_eval_data
 
@@ -192,3 +195,15 @@ def test_a_file_must_be_what_its_manifest_says(place, root, kind, is_known, entr
         read, settings = read_eval_data, dataclasses.replace(settings, do_train=False)
     with pytest.raises(InputError, match=r"packed-0\.tfrecord must .*, as the manifest\.json beside it says"):
         read(settings)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVE_HEADS)
+def test_an_objective_refuses_other_architectures(objective):
+    own, other, theirs = CONFIG, next_tokens.CONFIG, r"a BERT .*\. Received: a Mamba"
+    if objective == "causal_lm":
+        own, other, theirs = next_tokens.CONFIG, CONFIG, r"a Mamba .*\. Received: a BERT"
+    flags = config(input_file="records", objective=objective)
+    model = choose_objective(objective, own, flags).build_model(own, 0)
+    assert model.head == OBJECTIVE_HEADS[objective]
+    with pytest.raises(InputError, match=f"`bert_config_file` must be {theirs}"):
+        choose_objective(objective, other, flags)

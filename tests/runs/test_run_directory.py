@@ -59,41 +59,33 @@ def test_same_run_continues_from_its_newest_checkpoint(started):
     assert "--train_batch_size=32\n" in flags and "overwrite" not in flags
 
 
-def changed_facts(facts, change):
-    """Facts of a run with other values: a dict by kind, or for `inputs` a function of the list of files."""
-    inputs = dict(facts["inputs"])
-    if callable(change.get("inputs")):
-        inputs["input_file"] = change["inputs"](facts["inputs"]["input_file"])
-    return {
-        "inputs": inputs,
-        **{kind: {**facts[kind], **change.get(kind, {})} for kind in ("model", "data")},
-    }
-
-
 @pytest.mark.parametrize(
     ("flags", "change", "named"),
     [
         ({"learning_rate": 0.5}, {}, "learning_rate 0.001 -> 0.5"),
         ({"mlm_loss": "per_token"}, {}, "mlm_loss 'per_sequence' -> 'per_token'"),
-        ({}, {"model": {"hidden_act": "relu"}}, "hidden_act of the model 'gelu' -> 'relu'"),
-        ({}, {"data": {"packing_factor": 1.5}}, "packing_factor of the data 2.0 -> 1.5"),
+        ({}, {"model": {"hidden_size": 8, "hidden_act": "relu"}}, "hidden_act of the model 'gelu' -> 'relu'"),
         (
             {},
-            {"inputs": lambda files: [files[0], {**files[1], "sha256": "0"}]},
-            "packed-1.tfrecord changed",
+            {"data": {"packing_factor": 1.5, "vocabularies": ["1"]}},
+            "packing_factor of the data 2.0 -> 1.5",
         ),
-        ({}, {"inputs": lambda files: [*files, {"path": "more", "sha256": "1"}]}, "input_file more"),
-        ({}, {"inputs": lambda files: files[:1]}, "packed-1.tfrecord"),
+        ({}, {"inputs": lambda a, b: [a, {**b, "sha256": "0"}]}, "packed-1.tfrecord changed"),
+        ({}, {"inputs": lambda a, b: [a, b, {"path": "more", "sha256": "1"}]}, "input_file more"),
+        ({}, {"inputs": lambda a, _: [a]}, "packed-1.tfrecord"),
         # What changes no result, and a fact that is newer than the run
         ({"keep_checkpoint_max": 9}, {}, None),
         ({"save_checkpoints_steps": 7}, {}, None),
         ({"output_dir": "elsewhere"}, {}, None),
-        ({}, {"data": {"longest_sequence": 8}}, None),
+        ({}, {"data": {"packing_factor": 2.0, "vocabularies": ["1"], "longest_sequence": 8}}, None),
     ],
 )
 def test_a_run_continues_as_it_was(started, flags, change, named):
     folder, config, facts = started
-    config, facts = dataclasses.replace(config, **flags), changed_facts(facts, change)
+    config, files = dataclasses.replace(config, **flags), facts["inputs"]["input_file"]
+    if "inputs" in change:
+        change = {"inputs": {"input_file": change["inputs"](*files)}}
+    facts = {**facts, **change}
     if not named:
         assert find_checkpoint(folder, config, facts) == folder / "checkpoint-1"
         return
