@@ -142,14 +142,12 @@ def test_lost_rows_are_refused_before_a_log_changes(make_process, tmp_path, log)
     make_process(Alone(), tmp_path / "run", **CONTINUED)
     (tmp_path / "run" / LOGS[1]).write_text("".join(texts[LOGS[1]].splitlines(keepends=True)[:2]))
     make_process(Alone(), tmp_path / "run", **CONTINUED, evaluation_due=True)
+    # A process that writes no logs misses none
+    make_process(OneOfTwo(1), tmp_path / "other", **CONTINUED)
+    assert names_in(tmp_path / "other") == []
 
 
-def test_a_process_that_writes_no_logs_misses_none(make_process, tmp_path):
-    make_process(OneOfTwo(1), tmp_path / "run", **CONTINUED)
-    assert names_in(tmp_path / "run") == []
-
-
-def test_logs_are_on_the_disk_before_a_checkpoint_has_its_name(make_process, tmp_path, monkeypatch):
+def test_logs_are_on_the_disk_before_a_checkpoint(make_process, tmp_path, monkeypatch):
     done, save = [], checkpoint.save_checkpoint
     monkeypatch.setattr(storage, "flush_to_disk", lambda path: done.append(Path(path).name))
     monkeypatch.setattr(checkpoint, "save_checkpoint", lambda *of: done.append("saved") or save(*of))
@@ -159,19 +157,21 @@ def test_logs_are_on_the_disk_before_a_checkpoint_has_its_name(make_process, tmp
     assert done[:3] == [*LOGS, "saved"]
 
 
-def test_each_process_reads_its_part_of_every_micro_batch(make_process, tmp_path):
-    whole, first, second = (
-        make_process(processes, tmp_path / name)
-        for name, processes in (("whole", Alone()), ("0", OneOfTwo(0)), ("1", OneOfTwo(1)))
-    )
-    steps = [
-        [batch["token_ids"] for batch in itertools.islice(process.hooks.batches(0), 2)]
-        for process in (whole, first, second)
-    ]
-    for all_packs, *parts in zip(*steps, strict=True):
-        assert len(all_packs) == 8 and len(np.unique(all_packs, axis=0)) == 8
-        np.testing.assert_array_equal(parts[0], all_packs[[0, 1, 4, 5]])
-        np.testing.assert_array_equal(parts[1], all_packs[[2, 3, 6, 7]])
+def test_each_process_has_its_part_of_every_batch(make_process, tmp_path):
+    """A part of each micro-batch in training; the engine adds up what all processes have."""
+    trained, evaluated = [], []
+    for name, processes in (("whole", Alone()), ("0", OneOfTwo(0)), ("1", OneOfTwo(1))):
+        process = make_process(processes, tmp_path / name)
+        trained.append([batch["token_ids"] for batch in itertools.islice(process.hooks.batches(0), 2)])
+        process.hooks.evaluate(1)
+        evaluated.append(process.evaluated)
+    for whole, first, second in zip(*trained, strict=True):
+        assert len(whole) == 8 and len(np.unique(whole, axis=0)) == 8
+        np.testing.assert_array_equal(first, whole[[0, 1, 4, 5]])
+        np.testing.assert_array_equal(second, whole[[2, 3, 6, 7]])
+    assert [len(batches) for batches in evaluated] == [3, 3, 3]
+    for whole, first, second in zip(*evaluated, strict=True):
+        np.testing.assert_array_equal(np.concatenate([first, second]), whole)
 
 
 def test_growing_batches_read_on_where_steps_ended(make_process, tmp_path):
@@ -182,18 +182,6 @@ def test_growing_batches_read_on_where_steps_ended(make_process, tmp_path):
     for first_step in (1, 2, 3):
         resumed = next(process.hooks.batches(first_step))
         np.testing.assert_array_equal(resumed["token_ids"], whole[first_step])
-
-
-def test_each_process_evaluates_its_part_of_every_batch(make_process, tmp_path):
-    """The engine adds up what all of them have."""
-    found = []
-    for name, processes in (("whole", Alone()), ("0", OneOfTwo(0)), ("1", OneOfTwo(1))):
-        process = make_process(processes, tmp_path / name)
-        process.hooks.evaluate(1)
-        found.append(process.evaluated)
-    assert [len(batches) for batches in found] == [3, 3, 3]
-    for all_packs, first, second in zip(*found, strict=True):
-        np.testing.assert_array_equal(np.concatenate([first, second]), all_packs)
 
 
 def test_each_process_notes_its_packs_of_a_skipped_step(make_process, tmp_path, capsys):
