@@ -24,22 +24,6 @@ from bert_packed.core.settings import InputError, setting
 from bert_packed.parallel.targets import accelerator_of, devices_here
 from bert_packed.training.engines import choose_backend, make_engine
 
-DESCRIPTION = """
-Run on a machine with a GPU or TPU, under JAX; TensorFlow and files are not needed.
-
-exactness: packed against unpacked on the device, outputs, losses and gradients, and the audit of neighbors,
-of the first model's width with two blocks, in float32 and bfloat16. steps: training steps in bfloat16 with
-the recipe's dropout, interleaved, on packs of Wikipedia's lengths at depth 3 (packing factor 2.0) and on one
-sequence a row. Both with dense attention, or a Mamba's loop over tokens, and with the fused kernel where the
-platform has one. speed-ups: medians of the ratios of neighboring steps, in sequences a second; `from` and
-`to` are their interval of 95 %. peers: transformers on padded rows, and beside a BERT one without padding
-that is made for the device, both on torch (extra `reference`), each in turn in a separate process, beside our
-fastest step. largest micro-batch: tried on the device until it runs out of memory, beside the compiler's
-plan.
-
-Parts begin only while there is time for them; "left out" has all others with the reason. On a CPU everything
-but the last part runs, to try the command itself. Exit status 1 where a check of exactness or a part fails.
-"""
 EXACTNESS, LARGEST = "exactness", "largest"
 PARTS = (EXACTNESS, STEPS, PEERS, LARGEST)
 DEPTH = 3  # sequences in a pack, as in the papers
@@ -53,7 +37,22 @@ TERA = 1e12
 
 @dataclasses.dataclass(frozen=True)
 class AcceleratorConfig(Settings):
-    """Every flag of the command; checks itself, raises `InputError`."""
+    """Run on a machine with a GPU or TPU, under JAX; TensorFlow and files are not needed.
+
+    exactness: packed against unpacked on the device, outputs, losses and gradients, and the audit of
+    neighbors, of the first model's width with two blocks, in float32 and bfloat16. steps: training steps
+    in bfloat16 with the recipe's dropout, interleaved, on packs of Wikipedia's lengths at depth 3
+    (packing factor 2.0) and on one sequence a row. Both with dense attention, or a Mamba's loop over
+    tokens, and with the fused kernel where the platform has one. speed-ups: medians of the ratios of
+    neighboring steps, in sequences a second; `from` and `to` are their interval of 95 %. peers:
+    transformers on padded rows, and beside a BERT one without padding that is made for the device, both
+    on torch (extra `reference`), each in turn in a separate process, beside our fastest step. largest
+    micro-batch: tried on the device until it runs out of memory, beside the compiler's plan.
+
+    Parts begin only while there is time for them; "left out" has all others with the reason. On a CPU
+    everything but the last part runs, to try the command itself. Exit status 1 where a check of exactness
+    or a part fails.
+    """
 
     models: str = setting(
         "bert-base",
@@ -234,4 +233,4 @@ def exactness_row(model_config, batch, dtype, kernel=None):
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, AcceleratorConfig, DESCRIPTION))
+    sys.exit(run(main, AcceleratorConfig))

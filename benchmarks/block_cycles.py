@@ -22,20 +22,6 @@ DEVICE, HERTZ = "v5e:1", 1.5e9
 VOCAB_SIZE = 128  # the block has none
 KERNEL = "tpu_custom_call"
 MILLI, MEBIBYTE = 1e3, 2**20
-DESCRIPTION = """
-Compiles one block of a Mamba or Mamba-2, forward and backward, in bfloat16 for a TPU v5e (extra `aot`), with
-the kernels that a run takes there and with --attention=dense. Nothing runs on a TPU.
-
-products   matrix products outside of loops and kernels, with what XLA fused into them, but for those that
-           it names after what follows
-the rest   all else outside of them
-loops      the loops of the scan, with all rounds
-kernels    Pallas kernels, of which the compiler has no estimate: instructions of the compiled kernel, one a
-           cycle, as if it never waited for memory
-
-All but kernels are the compiler's own cycles, at 1.5 GHz. Instructions are counted in what libtpu writes out
-for debugging, in a form that it does not promise.
-"""
 
 
 def check_numbers(text):
@@ -47,7 +33,19 @@ def check_numbers(text):
 
 @dataclasses.dataclass(frozen=True)
 class BlockCyclesConfig(Settings):
-    """Every flag of the command; checks itself, raises `InputError`."""
+    """Compiles one block of a Mamba or Mamba-2, forward and backward, in bfloat16 for a TPU v5e (extra
+    `aot`), with the kernels that a run takes there and with --attention=dense. Nothing runs on a TPU.
+
+    products   matrix products outside of loops and kernels, with what XLA fused into them, but for those that
+               it names after what follows
+    the rest   all else outside of them
+    loops      the loops of the scan, with all rounds
+    kernels    Pallas kernels, of which the compiler has no estimate: instructions of the compiled kernel, one a
+               cycle, as if it never waited for memory
+
+    All but kernels are the compiler's own cycles, at 1.5 GHz. Instructions are counted in what libtpu
+    writes out for debugging, in a form that it does not promise.
+    """
 
     bert_config_file: str = setting("mamba2-130m", "size, or config.json, of the Mamba or Mamba-2")
     widths: str = setting("768,2048", "of the model, with commas", parse=check_numbers)
@@ -195,4 +193,4 @@ def _rounds(body):
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, BlockCyclesConfig, DESCRIPTION))
+    sys.exit(run(main, BlockCyclesConfig))

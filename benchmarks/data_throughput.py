@@ -23,18 +23,6 @@ from bert_packed.core.storage import read_json
 from bert_packed.records import tfrecords
 from bert_packed.records.example_bytes import serialize_examples
 
-DESCRIPTION = """
-Packs your records, or synthetic ones as long as Wikipedia's, by the command pack_tfrecords.py with one
-process, with several, and as that many commands at once that share no work, interleaved; and, on an eighth
-of the records, by the straightforward way of one Example at a time with all data in memory. Also encodes
-and writes packs alone.
-
-Tables: records a second of each way, the best of all repeats, since other programs slow single runs down
-and make none faster; its memory above the imports, the peak of the process that takes most and the sum of
-the peaks of all, the largest of all repeats (empty but on Linux); and the seconds of each phase, with one
-process and with several. Commands at once are the limit of your machine: cores that share a cache, the
-memory or a clock do less together than each does alone.
-"""
 COMMAND = "data_gen.pack_tfrecords"
 PLAIN, BATCHED = "one Example at a time", "batched"
 PACK, AT_ONCE = "pack_tfrecords", "commands at once"
@@ -46,7 +34,17 @@ MEBIBYTE = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class ThroughputConfig(Settings):
-    """Every flag of the command; checks itself, raises `InputError`."""
+    """Packs your records, or synthetic ones as long as Wikipedia's, by the command pack_tfrecords.py with
+    one process, with several, and as that many commands at once that share no work, interleaved; and, on
+    an eighth of the records, by the straightforward way of one Example at a time with all data in memory.
+    Also encodes and writes packs alone.
+
+    Tables: records a second of each way, the best of all repeats, since other programs slow single runs
+    down and make none faster; its memory above the imports, the peak of the process that takes most and
+    the sum of the peaks of all, the largest of all repeats (empty but on Linux); and the seconds of each
+    phase, with one process and with several. Commands at once are the limit of your machine: cores that
+    share a cache, the memory or a clock do less together than each does alone.
+    """
 
     input_file: str = setting("", "unpacked TFRecords: paths or globs; empty = synthetic ones")
     num_sequences: int = setting(200_000, "synthetic sequences", minimum=NUM_FILES)
@@ -234,4 +232,4 @@ def rate_rows(unit, rates):
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, ThroughputConfig, DESCRIPTION))
+    sys.exit(run(main, ThroughputConfig))

@@ -15,14 +15,6 @@ from bert_packed.core.settings import InputError, setting
 from bert_packed.core.storage import read_json
 from bert_packed.training.engines import choose_backend
 
-DESCRIPTION = """
-Compares the output directories of run_squad.py, finetune_glue or finetune_ner that differ in --random_seed
-and in --max_sequences_per_pack only: of each score the mean, the least and the most over the runs, and the
-wall time of a training step, packed / unpacked.
-
-The time of a step is the median of the rows of all runs of a kind: measure on a machine that does little
-else, or interleave the runs.
-"""
 DEPTH = "max_sequences_per_pack"
 # Flags on which neither scores nor the time of a step depend, besides those that are compared
 MAY_DIFFER = (
@@ -34,7 +26,13 @@ SPEED = "sequences_per_second"
 
 @dataclasses.dataclass(frozen=True)
 class ComparisonConfig(Settings):
-    """Every flag of the command; checks itself, raises `InputError`."""
+    """Compares the output directories of run_squad.py, finetune_glue or finetune_ner that differ in
+    --random_seed and in --max_sequences_per_pack only: of each score the mean, the least and the most
+    over the runs, and the wall time of a training step, packed / unpacked.
+
+    The time of a step is the median of the rows of all runs of a kind: measure on a machine that does
+    little else, or interleave the runs.
+    """
 
     packed: str = setting("", "output directories of packed runs, a pattern", required=True)
     unpacked: str = setting("", "output directories of the unpacked runs, a pattern", required=True)
@@ -152,4 +150,4 @@ def _read_run(argument, folder):
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, ComparisonConfig, DESCRIPTION))
+    sys.exit(run(main, ComparisonConfig))

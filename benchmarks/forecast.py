@@ -24,13 +24,6 @@ from bert_packed.records import tfrecords
 from bert_packed.records.example_bytes import serialize_examples
 from bert_packed.schema import CAUSAL_LM
 
-DESCRIPTION = """
-Compiles the step of run_pretraining.py (--compile_for) for each model, attention and device; extra `aot`.
-Packs have Wikipedia's lengths at depth 3. Real tokens of a Mamba are those of lengths like PackMamba's, in
-packs of twice the longest. Memory is the compiler's plan. Seconds are its estimate, no measurement, and
-missing for GPUs, whose compiler has none. `padded` assumes that padded rows of as many tokens take as long.
-Each step takes a minute or two to compile for bert-base.
-"""
 DEPTH = 3  # sequences in a pack, as in the papers
 NUM_RECORDS = 8  # only their shapes count
 NUM_LENGTHS = 20_000  # of PackMamba, drawn
@@ -41,7 +34,12 @@ COMMAND = Path(__file__).resolve().parent.parent / "run_pretraining.py"
 
 @dataclasses.dataclass(frozen=True)
 class ForecastConfig(Settings):
-    """Every flag of the command; checks itself, raises `InputError`."""
+    """Compiles the step of run_pretraining.py (--compile_for) for each model, attention and device; extra
+    `aot`. Packs have Wikipedia's lengths at depth 3. Real tokens of a Mamba are those of lengths like
+    PackMamba's, in packs of twice the longest. Memory is the compiler's plan. Seconds are its estimate,
+    no measurement, and missing for GPUs, whose compiler has none. `padded` assumes that padded rows of as
+    many tokens take as long. Each step takes a minute or two to compile for bert-base.
+    """
 
     models: str = setting(
         "bert-base",
@@ -136,4 +134,4 @@ def forecast_row(config, device, report, real):
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, ForecastConfig, DESCRIPTION))
+    sys.exit(run(main, ForecastConfig))

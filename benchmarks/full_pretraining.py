@@ -31,24 +31,22 @@ PACKED, UNPACKED, RANDOM = KINDS = ("packed", "unpacked", "random")
 PHASES = ("phase1", "phase2")
 SCORES = {"F1": "f1", "exact match": "exact_match"}
 FIGURES = ["mlm_loss", "mlm_accuracy"]
-DESCRIPTION = """
-Table 3 of "Efficient Sequence Packing without Cross-contamination" (Section 4.3), in small: runs of
-run_pretraining.py, phase 1 and from it phase 2, on packs and on the same sequences unpacked, with equal
-sequences in each update; then runs of run_squad.py from both, and from random weights, which shows what
-pre-training gave. Each arrow is --init_checkpoint:
-
-    phase1-packed-seed1     ->  phase2-packed-seed1     ->  squad-packed1-seed1, squad-packed1-seed2, ...
-    phase1-unpacked-seed1   ->  phase2-unpacked-seed1   ->  squad-unpacked1-seed1, ...
-                                                            squad-random-seed1, ...: from random weights
-
-The same command continues after a kill; a complete run takes some seconds. SIGTERM and Ctrl-C save at the
-next step and stop. The flags of all runs are checked before the first.
-"""
 
 
 @dataclasses.dataclass(frozen=True)
 class FullConfig(SweepConfig):
-    """Every flag of the command; checks itself, raises `InputError`."""
+    """Table 3 of "Efficient Sequence Packing without Cross-contamination" (Section 4.3), in small: runs of
+    run_pretraining.py, phase 1 and from it phase 2, on packs and on the same sequences unpacked, with
+    equal sequences in each update; then runs of run_squad.py from both, and from random weights, which
+    shows what pre-training gave. Each arrow is --init_checkpoint:
+
+        phase1-packed-seed1     ->  phase2-packed-seed1     ->  squad-packed1-seed1, squad-packed1-seed2, ...
+        phase1-unpacked-seed1   ->  phase2-unpacked-seed1   ->  squad-unpacked1-seed1, ...
+                                                                squad-random-seed1, ...: from random weights
+
+    The same command continues after a kill; a complete run takes some seconds. SIGTERM and Ctrl-C save at
+    the next step and stop. The flags of all runs are checked before the first.
+    """
 
     phase1_packed: str = setting(
         "", "packed training TFRecords of phase 1, comma-separated paths or globs", required=True
@@ -174,4 +172,4 @@ def score_rows(runs, folder):
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, FullConfig, DESCRIPTION))
+    sys.exit(run(main, FullConfig))

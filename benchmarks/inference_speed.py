@@ -26,23 +26,21 @@ GIGA = 1e9
 REFERENCE_ROWS = 8  # of a batch of transformers
 FORWARD = 1 / 3  # of the operations of `count_flops`, which are those of a forward and a backward pass
 VECTOR_TOLERANCE = 1e-4  # of the largest: float32, in another order
-DESCRIPTION = """
-Interleaved passes over all texts, tokenizing included: packed, and one text a row
-(bert_packed.evaluation.inference); with --reference also by transformers on torch, in batches padded to
-max_seq_length, to the longest text of each batch, and that with the texts sorted by length first. It runs
-in a process as its users have it, and in another whose C library keeps freed memory, as our commands let
-theirs ("memory kept"; left out where the environment has MALLOC_... or GLIBC_TUNABLES, which then hold for
-all). The vectors must agree.
-
-"GFLOP a text" are the matrix products of a way, padding and masked pairs included: what packing and sorting
-save. "GFLOP/s" is the rate at which its program does them. "Packed is faster by" is the median of the
-ratios of neighboring passes; `from` and `to` are its interval of 95 %.
-"""
 
 
 @dataclasses.dataclass(frozen=True)
 class InferenceConfig(Settings):
-    """Every flag of the command; checks itself, raises `InputError`."""
+    """Interleaved passes over all texts, tokenizing included: packed, and one text a row
+    (bert_packed.evaluation.inference); with --reference also by transformers on torch, in batches padded
+    to max_seq_length, to the longest text of each batch, and that with the texts sorted by length first.
+    It runs in a process as its users have it, and in another whose C library keeps freed memory, as our
+    commands let theirs ("memory kept"; left out where the environment has MALLOC_... or GLIBC_TUNABLES,
+    which then hold for all). The vectors must agree.
+
+    "GFLOP a text" are the matrix products of a way, padding and masked pairs included: what packing and
+    sorting save. "GFLOP/s" is the rate at which its program does them. "Packed is faster by" is the
+    median of the ratios of neighboring passes; `from` and `to` are its interval of 95 %.
+    """
 
     init_checkpoint: str = setting("", "Hugging Face folder of a BERT, its tokenizer included", required=True)
     vocab_file: str = setting("", "its WordPieces, one a line", required=True)
@@ -189,4 +187,4 @@ def forward_flops(init_checkpoint, shapes):
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, InferenceConfig, DESCRIPTION))
+    sys.exit(run(main, InferenceConfig))

@@ -25,29 +25,27 @@ SETS = {
 BETAS = {"beta_1": 0.9, "beta_2": 0.999}
 FIGURES = ["mlm_loss", "mlm_accuracy"]
 PANELS = [("training", "sequences"), ("held out", "sequences"), ("held out", "hours")]
-DESCRIPTION = """
-Figures 3 and 4 of "Efficient Sequence Packing without Cross-contamination" and its further learning curves:
-runs of run_pretraining.py that see the same number of sequences, one after the other, in OUTPUT_DIR. With p
-sequences a pack and batch b:
-
-    variant               data        batch       betas    learning rate    is
-    unpacked              unpacked    b           as set   as set           the baseline
-    packed                packed      b / p       as set   as set           equal sequences per update
-    packed_same_batch     packed      b           as set   as set           p times the sequences per update
-    packed_betas          packed      b           ^p       as set           ... corrected by the betas
-    packed_learning_rate  packed      b           as set   x p              ... corrected by the learning rate
-    unpacked_twice        unpacked    2 b         ^2       as set           the same without packs, if p = 2
-
-and the ablations, which are `packed` with one of run_pretraining.py's --ablation. The same command
-continues after a kill; a complete run takes some seconds. SIGTERM and Ctrl-C save at the next step and
-stop. At the end it prints a table of all runs of the sets and seeds, and draws a PNG for each set;
-benchmarks.run_curves does so at any time.
-"""
 
 
 @dataclasses.dataclass(frozen=True)
 class CurvesConfig(SweepConfig):
-    """Every flag of the command; checks itself, raises `InputError`."""
+    """Figures 3 and 4 of "Efficient Sequence Packing without Cross-contamination" and its further learning
+    curves: runs of run_pretraining.py that see the same number of sequences, one after the other, in
+    OUTPUT_DIR. With p sequences a pack and batch b:
+
+        variant               data        batch       betas    learning rate    is
+        unpacked              unpacked    b           as set   as set           the baseline
+        packed                packed      b / p       as set   as set           equal sequences per update
+        packed_same_batch     packed      b           as set   as set           p times the sequences per update
+        packed_betas          packed      b           ^p       as set           ... corrected by the betas
+        packed_learning_rate  packed      b           as set   x p              ... corrected by the learning rate
+        unpacked_twice        unpacked    2 b         ^2       as set           the same without packs, if p = 2
+
+    and the ablations, which are `packed` with one of run_pretraining.py's --ablation. The same command
+    continues after a kill; a complete run takes some seconds. SIGTERM and Ctrl-C save at the next step
+    and stop. At the end it prints a table of all runs of the sets and seeds, and draws a PNG for each
+    set; benchmarks.run_curves does so at any time.
+    """
 
     packed_file: str = setting("", "packed training TFRecords: comma-separated paths or globs", required=True)
     unpacked_file: str = setting("", "the same sequences packed at depth 1", required=True)
@@ -127,4 +125,4 @@ def _make_run(config, variant, seed, packing_factor):
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, CurvesConfig, DESCRIPTION))
+    sys.exit(run(main, CurvesConfig))

@@ -25,16 +25,6 @@ from bert_packed.core.storage import read_json
 from bert_packed.runs.interleaved_timing import time_interleaved
 from bert_packed.training.engines import choose_backend
 
-DESCRIPTION = """
-A step has --tokens_per_step tokens in packs, padding included: packs of Wikipedia's lengths in proportion to
-the pack, at most three sequences each. Local blocks compute bands; the same model with every block global
-shows what they save. With --reference also transformers (SDPA) on the same sequences, one after another, and
-in padded batches of as many rows as there are packs, where these are several. Gradients of a step add up.
-Each length has a process to itself.
-
-A speed-up is the median ratio of a way's step to the packed step beside it; `from` and `to` are its interval
-of 95 %. Dropout is on.
-"""
 NUM_BATCHES = 2  # of each way
 PACKED, GLOBAL = "packed", "packed, every block global"
 PADDED, ONE_BY_ONE = "transformers, padded", "transformers, one by one"
@@ -48,7 +38,15 @@ def _parse_lengths(text):
 
 @dataclasses.dataclass(frozen=True)
 class LengthsConfig(Settings):
-    """Every flag of the command; checks itself, raises `InputError`."""
+    """A step has --tokens_per_step tokens in packs, padding included: packs of Wikipedia's lengths in
+    proportion to the pack, at most three sequences each. Local blocks compute bands; the same model with
+    every block global shows what they save. With --reference also transformers (SDPA) on the same
+    sequences, one after another, and in padded batches of as many rows as there are packs, where these
+    are several. Gradients of a step add up. Each length has a process to itself.
+
+    A speed-up is the median ratio of a way's step to the packed step beside it; `from` and `to` are its
+    interval of 95 %. Dropout is on.
+    """
 
     bert_config_file: str = setting("modernbert-mini", "size, or config.json, of a ModernBERT")
     max_seq_lengths: str = setting(
@@ -161,4 +159,4 @@ def rows_of(batch, size):
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, LengthsConfig, DESCRIPTION))
+    sys.exit(run(main, LengthsConfig))

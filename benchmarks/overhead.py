@@ -33,21 +33,19 @@ MOST = 2.0  # percent of a training step, wanted
 DEPTH = 3  # sequences in a pack of random tokens, as in the papers
 MAMBA_VOCABULARY = 1024  # of a size: logits of a large one would hide the states
 SHARES = (0.5, 0.3, 0.15)  # of a pack that sequences fill for the attention mask; the rest is padding
-DESCRIPTION = """
-Interleaves the same work with and without one part of packing, and prints what the part adds, in percent: the
-median of neighboring times; `from` and `to` are its interval of 95 %.
-
-attention_mask  the mask that keeps sequences apart, in one attention layer, against no mask at all
-fresh_masks     --masking=dynamic in a step of pre-training, against the masks of the records: the same packs
-                in the same order, and one compiled step
-restarts        states and convolutions of a Mamba that restart with each sequence: a training step, and the
-                operators, against programs without restarts
-"""
 
 
 @dataclasses.dataclass(frozen=True)
 class OverheadConfig(Settings):
-    """Every flag of the command; checks itself, raises `InputError`."""
+    """Interleaves the same work with and without one part of packing, and prints what the part adds, in
+    percent: the median of neighboring times; `from` and `to` are its interval of 95 %.
+
+    attention_mask  the mask that keeps sequences apart, in one attention layer, against no mask at all
+    fresh_masks     --masking=dynamic in a step of pre-training, against the masks of the records: the same packs
+                    in the same order, and one compiled step
+    restarts        states and convolutions of a Mamba that restart with each sequence: a training step, and the
+                    operators, against programs without restarts
+    """
 
     of: str = setting(ATTENTION_MASK, "part of packing", choices=PARTS)
     bert_config_file: str = setting("bert-mini", "size, or config file, of the BERT or Mamba")
@@ -177,25 +175,23 @@ def fresh_mask_pairs(config, folder):
 
 def masked_batches(config, folder):
     """A run's engine, and its endless batches: dict from `WITH` and `WITHOUT` fresh masks."""
-    from bert_packed.runs import pretraining, pretraining_data
+    from bert_packed.runs.pretraining import Run
+    from bert_packed.runs.run_batches import train_batches
 
-    static = PretrainingConfig(
+    dynamic = PretrainingConfig(
         input_file=config.input_file,
         output_dir=folder,
         objective=config.objective,
         bert_config_file=config.bert_config_file,
         train_batch_size=config.batch_size,
         micro_batch_size=config.micro_batch_size,
+        masking="dynamic",
+        vocab_file=config.vocab_file,
     )
-    dynamic = dataclasses.replace(static, masking="dynamic", vocab_file=config.vocab_file)
-    data = pretraining_data.read_data(dynamic)
-    model_config = load_model_config(config.bert_config_file, data.train.vocab_size)
-    pretraining_data.check_fits(data, model_config, dynamic)
-    engine = pretraining.build_engine(static, model_config, data)
-    return engine, {
-        way: pretraining.train_batches(static, model_config, engine.objective, data.train, masking)
-        for way, masking in ((WITH, data.masking), (WITHOUT, None))
-    }
+    run = Run(dynamic)
+    run.read_data()
+    static = dataclasses.replace(run, data=dataclasses.replace(run.data, masking=None))
+    return run.build_engine(), {WITH: train_batches(run), WITHOUT: train_batches(static)}
 
 
 def restart_pairs(model_config, batch_size, length):
@@ -220,4 +216,4 @@ def restart_pairs(model_config, batch_size, length):
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, OverheadConfig, DESCRIPTION))
+    sys.exit(run(main, OverheadConfig))

@@ -27,16 +27,14 @@ from bert_packed.packing.plan import list_strategies, validate_plan
 NUM_ARTICLES = 10**9
 NUM_ONLINE = 2_000_000  # sequences of the online stream
 BYTES_PER_KIB = 1024  # Linux counts resident memory in KiB
-DESCRIPTION = """
-Times SPFHP, LPFHP, NNLSHP, column generation and online packing on the papers' histograms, and prints each
-figure beside the most that is wanted. About three minutes, one of which is the published NNLSHP
-formulation, a dense matrix, to which others are compared. Exit status 1 where a figure is missed.
-"""
 
 
 @dataclasses.dataclass(frozen=True)
 class PackingConfig(Settings):
-    """Every flag of the command; checks itself, raises `InputError`."""
+    """Times SPFHP, LPFHP, NNLSHP, column generation and online packing on the papers' histograms, and prints
+    each figure beside the most that is wanted. About three minutes, one of which is the published NNLSHP
+    formulation, a dense matrix, to which others are compared. Exit status 1 where a figure is missed.
+    """
 
     repeats: int = setting(3, "timed runs of each fast algorithm; the median counts", minimum=1)
 
@@ -148,4 +146,4 @@ def _median_time(function, repeats):
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, PackingConfig, DESCRIPTION))
+    sys.exit(run(main, PackingConfig))

@@ -36,16 +36,14 @@ EXTRA = [("wikipedia_512", 512, (2, 3, 4, 8, "max")), ("squad_1.1_384", 384, (2,
 
 
 DRAWN = ("spfhp", "lpfhp", "cghp")
-DESCRIPTION = """
-Computes every deterministic figure of the packing tables of both papers, beside theirs, and the plans of
-column generation with their proof. Exit status 1 where a figure differs from the paper's and no known
-difference explains it, or it is no longer the one that is explained.
-"""
 
 
 @dataclasses.dataclass(frozen=True)
 class TablesConfig(Settings):
-    """Every flag of the command; checks itself, raises `InputError`."""
+    """Computes every deterministic figure of the packing tables of both papers, beside theirs, and the plans
+    of column generation with their proof. Exit status 1 where a figure differs from the paper's and no
+    known difference explains it, or it is no longer the one that is explained.
+    """
 
     glue_dir: str = setting(
         "", "folder with CoLA/train.tsv, ...: measure GLUE lengths instead of loading them"
@@ -324,4 +322,4 @@ def _show(figures):
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, TablesConfig, DESCRIPTION))
+    sys.exit(run(main, TablesConfig))

@@ -38,29 +38,28 @@ VOCAB_SIZE = 1024  # of a model named by its size
 NUM_SHAPES = 3  # row lengths of sequences one at a time, each a compiled program
 REFERENCE_ROWS, REFERENCE_REPEATS = 2, 2
 MICRO = 1e6
-DESCRIPTION = """
-The figures of "PackMamba: Efficient Processing of Variable-Length Sequences in Mamba Training", here.
-
-padding    share of padding in a batch, beside the paper's
-training   interleaved steps on the same sequences one at a time, padded and packed, each step with an update
-           of the weights; with --against also packed steps of another model, with --reference the model's
-           class in transformers on torch: a step of padded rows, for a Mamba-1 of two of them
-operators  the same for convolution and scan, forward, and forward and backward; with --against also those
-           of the other model on packs
-variants   other ways to compute the scan of a Mamba-1, beside the one that is used
-
-What restarts add to a step is in benchmarks.overhead, the memory of a step in benchmarks.step_memory.
-
-One at a time each row is filled up to one of three lengths, each a compiled program; nothing is compiled in a
-timed step. `gain` is the first model's time one at a time over that of the way, by token. `from` and `to`
-hold a median with a confidence of 95 %. What is timed is --shrink times shorter than the sequences of
-`padding`, rows and packs alike, so that all is done in minutes; --shrink=1 is the real size.
-"""
 
 
 @dataclasses.dataclass(frozen=True)
 class PackMambaConfig(Settings):
-    """Every flag of the command; checks itself, raises `InputError`."""
+    """The figures of "PackMamba: Efficient Processing of Variable-Length Sequences in Mamba Training", here.
+
+    padding    share of padding in a batch, beside the paper's
+    training   interleaved steps on the same sequences one at a time, padded and packed, each step with an update
+               of the weights; with --against also packed steps of another model, with --reference the model's
+               class in transformers on torch: a step of padded rows, for a Mamba-1 of two of them
+    operators  the same for convolution and scan, forward, and forward and backward; with --against also those
+               of the other model on packs
+    variants   other ways to compute the scan of a Mamba-1, beside the one that is used
+
+    What restarts add to a step is in benchmarks.overhead, the memory of a step in benchmarks.step_memory.
+
+    One at a time each row is filled up to one of three lengths, each a compiled program; nothing is
+    compiled in a timed step. `gain` is the first model's time one at a time over that of the way, by
+    token. `from` and `to` hold a median with a confidence of 95 %. What is timed is --shrink times
+    shorter than the sequences of `padding`, rows and packs alike, so that all is done in minutes;
+    --shrink=1 is the real size.
+    """
 
     bert_config_file: str = setting("mamba-tiny", "size, or config.json, of the Mamba or Mamba-2")
     against: str = setting("", "size, or config.json, of another one, measured on packs in the same run")
@@ -362,4 +361,4 @@ def draw(tables, path):
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, PackMambaConfig, DESCRIPTION))
+    sys.exit(run(main, PackMambaConfig))

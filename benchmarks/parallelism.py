@@ -16,21 +16,6 @@ PARTS = ("communication", "weights", "memory", "batch", "scaling")
 GIBIBYTE = 2**30
 TRANSPORTS = {"tree": "C0", "gather": "C2"}  # to colors
 NOTE = "Counts and memory of compiled programs, on virtual devices of one processor: nothing is run or timed."
-DESCRIPTION = """
-Figures of "An Efficient 2D Method for Training Super-Large Deep Learning Models", from compiled programs:
-layouts megatron1d and optimus2d on squares of virtual devices. Nothing is run, and no time is measured: the
-time of virtual devices of one processor says nothing of real ones.
-
-communication: scalars that a device sends for an encoder block, with the tree the paper's cost of it, counted
-in the program, beside the formulas of Table 1; "besides" is what norms and biases add. weights: their share
-on a device, by the shardings of a training step. memory: of encoder blocks forward and backward with --remat,
-at the shapes of Table 2 with --num_layers; "none" is one device. batch: the largest that fits --memory_gib,
-Figure 9, by bisection over compiled programs. scaling: Tables 2 and 3, the crossover of 1D and 2D, and
-isoefficiency, as arithmetic from these counts, with the time of a multiplication and of a scalar fitted to
-one row of Table 2 (Megatron on 64 devices).
-
-Exit status 1 where a count is not its formula, a kernel of optimus2d not 1/p on a device, or 2D not below 1D.
-"""
 
 
 def _parse_devices(text):
@@ -43,7 +28,21 @@ def _parse_devices(text):
 
 @dataclasses.dataclass(frozen=True)
 class ParallelismConfig(Settings):
-    """Every flag of the command; checks itself, raises `InputError`."""
+    """Figures of "An Efficient 2D Method for Training Super-Large Deep Learning Models", from compiled
+    programs: layouts megatron1d and optimus2d on squares of virtual devices. Nothing is run, and no time
+    is measured: the time of virtual devices of one processor says nothing of real ones.
+
+    communication: scalars that a device sends for an encoder block, with the tree the paper's cost of it,
+    counted in the program, beside the formulas of Table 1; "besides" is what norms and biases add.
+    weights: their share on a device, by the shardings of a training step. memory: of encoder blocks
+    forward and backward with --remat, at the shapes of Table 2 with --num_layers; "none" is one device.
+    batch: the largest that fits --memory_gib, Figure 9, by bisection over compiled programs. scaling:
+    Tables 2 and 3, the crossover of 1D and 2D, and isoefficiency, as arithmetic from these counts, with
+    the time of a multiplication and of a scalar fitted to one row of Table 2 (Megatron on 64 devices).
+
+    Exit status 1 where a count is not its formula, a kernel of optimus2d not 1/p on a device, or 2D not
+    below 1D.
+    """
 
     devices: str = setting("4,16,64", "numbers of devices: 4, 16, 64, ...", parse=_parse_devices)
     parts: str = setting(
@@ -151,4 +150,4 @@ def _draw_layouts(axes, rows, column):
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, ParallelismConfig, DESCRIPTION))
+    sys.exit(run(main, ParallelismConfig))

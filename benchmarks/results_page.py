@@ -22,11 +22,6 @@ from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError, check_settings, setting
 from bert_packed.core.storage import read_json, read_text, write_text
 
-DESCRIPTION = """
-Writes the tables and draws the bars of docs/evidence/results.md, each from JSON that a benchmark wrote with
---json and that is committed in docs/evidence/data. A table has its machine, date, commit and command below.
-A measurement without JSON has its command alone.
-"""
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = "docs/evidence/results.md"
 DATA = "docs/evidence/data"
@@ -37,7 +32,10 @@ MACHINES = "machines"  # the block with a row for each file
 
 @dataclasses.dataclass(frozen=True)
 class PageConfig:
-    """Every flag of the command; checks itself, raises `InputError`."""
+    """Writes the tables and draws the bars of docs/evidence/results.md, each from JSON that a benchmark
+    wrote with --json and that is committed in docs/evidence/data. A table has its machine, date, commit
+    and command below. A measurement without JSON has its command alone.
+    """
 
     check: bool = setting(False, "write nothing; exit status 1 where the page has other tables")
     commands: bool = setting(False, "print the measuring commands with their minutes, and write nothing")
@@ -231,4 +229,4 @@ def wrapped(command):
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, PageConfig, DESCRIPTION))
+    sys.exit(run(main, PageConfig))

@@ -19,20 +19,18 @@ from bert_packed.core.storage import read_json
 
 LOGS = {"training": "metrics.csv", "held out": "eval_metrics.csv"}
 ACCURACY = "mlm_accuracy"
-DESCRIPTION = """
-Reads the output directories of run_pretraining.py. Runs in folders NAME-seed1, NAME-seed2, ... are seeds of
-one variant NAME; any other folder is a variant with one run.
-
-The table has for each variant the last figures of its complete runs, mean, least and most over the seeds.
-The picture has a row for each figure over --over, in training and held out; runs that are still under way, or
-were stopped, are drawn as far as they are. Hours are those of training steps alone, without compiling,
-evaluating and saving.
-"""
 
 
 @dataclasses.dataclass(frozen=True)
 class CurvesConfig(Settings):
-    """Every flag of the command; checks itself, raises `InputError`."""
+    """Reads the output directories of run_pretraining.py. Runs in folders NAME-seed1, NAME-seed2, ... are
+    seeds of one variant NAME; any other folder is a variant with one run.
+
+    The table has for each variant the last figures of its complete runs, mean, least and most over the
+    seeds. The picture has a row for each figure over --over, in training and held out; runs that are
+    still under way, or were stopped, are drawn as far as they are. Hours are those of training steps
+    alone, without compiling, evaluating and saving.
+    """
 
     run_dirs: str = setting("", "output directories of runs: comma-separated paths or globs", required=True)
     figures: str = setting("mlm_loss", "columns of metrics.csv and eval_metrics.csv, comma-separated")
@@ -219,4 +217,4 @@ def draw(runs, figures, panels, path):
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, CurvesConfig, DESCRIPTION))
+    sys.exit(run(main, CurvesConfig))

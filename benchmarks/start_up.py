@@ -26,15 +26,8 @@ from bert_packed.records import tfrecords
 from bert_packed.records.example_bytes import serialize_examples
 
 PARTS = COMMANDS_PART, FIRST_BATCH = "commands", "first_batch"
-DESCRIPTION = """
-commands     starts each command of the package in a process, with --help and with an input that does not
-             exist, and prints the seconds until it ends: imports above all
-first_batch  writes many small packs, and measures a training to its first batch: from the start, and
-             continuing at half an epoch, with and without what an earlier start found out about the files; in
-             a process that has imported everything, with no byte of the data in memory (on Linux)
 
-Medians of all repeats.
-"""
+
 MISSING = "there-is-no-such-file"
 MISTAKE = 2  # exit status
 # Arguments of Python, and flags; those without a value name an input that a command looks for, or an output
@@ -68,7 +61,14 @@ WAYS = {START: False, AGAIN: True, UNKNOWN: False, CONTINUE: True}  # to whether
 
 @dataclasses.dataclass(frozen=True)
 class StartConfig(Settings):
-    """Every flag of the command; checks itself, raises `InputError`."""
+    """commands     starts each command of the package in a process, with --help and with an input that does not
+                 exist, and prints the seconds until it ends: imports above all
+    first_batch  writes many small packs, and measures a training to its first batch: from the start, and
+                 continuing at half an epoch, with and without what an earlier start found out about the files; in
+                 a process that has imported everything, with no byte of the data in memory (on Linux)
+
+    Medians of all repeats.
+    """
 
     of: str = setting(COMMANDS_PART, "what to start", choices=PARTS)
     num_packs: int = setting(8_000_000, "packs, in all files", minimum=1, only_with=f"of={FIRST_BATCH}")
@@ -214,4 +214,4 @@ def bytes_read():
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, StartConfig, DESCRIPTION))
+    sys.exit(run(main, StartConfig))

@@ -20,18 +20,16 @@ from bert_packed.training.engines import choose_backend
 NUM_STEPS = 2
 DEPTH = 3  # sequences in a pack, as in the papers
 MEBIBYTE, KIBIBYTE = 2**20, 2**10
-DESCRIPTION = """
-Compiles a training step of a BERT or a Mamba on random tokens, takes two of them, and prints the
-temporaries of the program as XLA counts them, which nothing else on the machine changes: what it holds
-besides weights and optimizer (empty where the backend does not say). For the first length also how far the
-process grew above what was resident before: by the compiler, the model, the optimizer and the steps. A
-process grows only once: run the command again for another setting.
-"""
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryConfig(Settings):
-    """Every flag of the command; checks itself, raises `InputError`."""
+    """Compiles a training step of a BERT or a Mamba on random tokens, takes two of them, and prints the
+    temporaries of the program as XLA counts them, which nothing else on the machine changes: what it
+    holds besides weights and optimizer (empty where the backend does not say). For the first length also
+    how far the process grew above what was resident before: by the compiler, the model, the optimizer and
+    the steps. A process grows only once: run the command again for another setting.
+    """
 
     bert_config_file: str = setting("bert-mini", "size, or config file, of the BERT or Mamba")
     batch_size: int = setting(8, "packs a step", minimum=1)
@@ -88,4 +86,4 @@ def memory_row(length, config, temporaries, growth):
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, MemoryConfig, DESCRIPTION))
+    sys.exit(run(main, MemoryConfig))

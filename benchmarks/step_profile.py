@@ -27,26 +27,24 @@ from data_gen.jobs.runners import num_cores
 GIGA, MILLI = 1e9, 1e3
 DEPTH = 3  # sequences in a pack, as in the papers
 ALL = "all"
-DESCRIPTION = """
-Measures this machine (matrix products of the model's shapes, memory, exponentials), then traces training
-steps and adds up XLA's instructions by the part of the model and by kind: products, sums, copies, or
-anything element by element.
-
-The table has for each group the milliseconds of a step, the rate of its products or of its reads and
-writes, and the least that it could take: its products at the rate of the best product, its bytes at that of
-memory, its exponentials at theirs, whichever is longest, and which of the three that is. The rate of
-exponentials is that of a program of the backend's compiler, not of the processor.
-
-On a CPU, instructions that do not depend on one another run at the same time, such as the gradients of a
-product's two factors. So the time of an instruction is what all threads spent on it, divided by the number
-of cores. Rates are of all cores: what one of two cores did alone reached half of the rate that it has here.
-Tracing slows a step, by up to a fifth: the last lines have steps without it.
-"""
 
 
 @dataclasses.dataclass(frozen=True)
 class ProfileConfig(Settings):
-    """Every flag of the command; checks itself, raises `InputError`."""
+    """Measures this machine (matrix products of the model's shapes, memory, exponentials), then traces
+    training steps and adds up XLA's instructions by the part of the model and by kind: products, sums,
+    copies, or anything element by element.
+
+    The table has for each group the milliseconds of a step, the rate of its products or of its reads and
+    writes, and the least that it could take: its products at the rate of the best product, its bytes at
+    that of memory, its exponentials at theirs, whichever is longest, and which of the three that is. The
+    rate of exponentials is that of a program of the backend's compiler, not of the processor.
+
+    On a CPU, instructions that do not depend on one another run at the same time, such as the gradients
+    of a product's two factors. So the time of an instruction is what all threads spent on it, divided by
+    the number of cores. Rates are of all cores: what one of two cores did alone reached half of the rate
+    that it has here. Tracing slows a step, by up to a fifth: the last lines have steps without it.
+    """
 
     bert_config_file: str = setting("bert-mini", "size, or bert_config.json, of the model")
     batch_size: int = setting(8, "packs a step", minimum=1)
@@ -182,4 +180,4 @@ def draw(rows, rates, path):
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, ProfileConfig, DESCRIPTION))
+    sys.exit(run(main, ProfileConfig))

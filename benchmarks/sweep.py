@@ -21,7 +21,7 @@ from bert_packed.core.settings import InputError, setting
 from bert_packed.records.inputs import find_files, folder_of
 from bert_packed.records.manifests import read_manifest
 from bert_packed.runs.pretraining_config import PretrainingConfig
-from bert_packed.tasks.config import SquadConfig
+from bert_packed.tasks.squad.config import SquadConfig
 
 PRETRAINING, SQUAD = "run_pretraining.py", "run_squad.py"
 CONFIGS = {PRETRAINING: PretrainingConfig, SQUAD: SquadConfig}

@@ -33,21 +33,6 @@ from bert_packed.runs.interleaved_timing import time_interleaved
 from bert_packed.training.engines import choose_backend
 from data_gen.dry_run import read_histogram
 
-DESCRIPTION = """
-Tables 1 and 2 of "Efficient Sequence Packing without Cross-contamination": interleaved training steps of
-one shape, on packs and on one sequence a row, by this package and by a plain BERT that knows nothing of
-packs. With --reference also by KerasHub, padded, where it is installed, and by two peers on torch.
-transformers has rows padded to one length, and batches sorted by length. A padding-free BERT has the
-sequences of the packs one after another, and attention inside each. Both run in two processes: one as their
-users have it, and one whose C library keeps freed memory, as our commands let theirs ("memory kept"; left
-out where the environment has MALLOC_... or GLIBC_TUNABLES, which then hold for all). --picture draws real
-tokens a second of all of them.
-
-The packing factor is that of a plan for all sequences of the data. Tokens are random, dropout is on. A
-speed-up is the median of the ratios of neighboring steps, in sequences a second; `from` and `to` are its
-interval of 95 %. Utilization is of a float32 matrix product measured in the same run. Under
-KERAS_BACKEND=jax a table has what packing adds to XLA's count of a step, which no noise changes.
-"""
 NUM_BATCHES = 2  # of each way
 # Table 1 of the paper, of NNLSHP at depth 3 on Wikipedia's lengths at 512, on an IPU
 PRINTED = {"overhead": 4.287, "speed-up": 1.913, "share": 1.913 / 1.996}
@@ -70,7 +55,20 @@ BARS = {
 
 @dataclasses.dataclass(frozen=True)
 class SpeedConfig(Settings):
-    """Every flag of the command; checks itself, raises `InputError`."""
+    """Tables 1 and 2 of "Efficient Sequence Packing without Cross-contamination": interleaved training steps
+    of one shape, on packs and on one sequence a row, by this package and by a plain BERT that knows
+    nothing of packs. With --reference also by KerasHub, padded, where it is installed, and by two peers
+    on torch. transformers has rows padded to one length, and batches sorted by length. A padding-free
+    BERT has the sequences of the packs one after another, and attention inside each. Both run in two
+    processes: one as their users have it, and one whose C library keeps freed memory, as our commands let
+    theirs ("memory kept"; left out where the environment has MALLOC_... or GLIBC_TUNABLES, which then
+    hold for all). --picture draws real tokens a second of all of them.
+
+    The packing factor is that of a plan for all sequences of the data. Tokens are random, dropout is on.
+    A speed-up is the median of the ratios of neighboring steps, in sequences a second; `from` and `to`
+    are its interval of 95 %. Utilization is of a float32 matrix product measured in the same run. Under
+    KERAS_BACKEND=jax a table has what packing adds to XLA's count of a step, which no noise changes.
+    """
 
     bert_config_file: str = setting("bert-mini", "size, or bert_config.json, of the model")
     histogram: str = setting("", f"lengths: a name, or a JSON file; empty = {WIKIPEDIA}")
@@ -277,4 +275,4 @@ def count_row(plain, packed):
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, SpeedConfig, DESCRIPTION))
+    sys.exit(run(main, SpeedConfig))

@@ -31,16 +31,6 @@ from bert_packed.runs.interleaved_timing import time_interleaved
 from bert_packed.training.engines import choose_backend
 from data_gen.dry_run import read_histogram
 
-DESCRIPTION = """
-Figures 5 and 6 and Section E of "Efficient Sequence Packing without Cross-contamination": without padding
-the time of a batch depends on its sequences, and all devices wait for the slowest. From the Gumbel
-distribution that the authors fitted to the speed-ups of 8 GPUs follows that of one device, and from it what
-to expect at any number of devices. Packs take the same time everywhere.
-
---measure does the same with batch times of this machine, one device that is taken for many. Without padding
-the sequences of a batch run group by group, longest first, each group in rows as long as it needs, of a few
-compiled shapes.
-"""
 DEVICES = tuple(2**power for power in range(13))
 DEPTH = 3  # sequences in a pack, as in the papers
 GROUP_SIZE, NUM_SHAPES = 4, 8  # without padding: sequences at once, row lengths that are compiled
@@ -61,7 +51,15 @@ BESIDE_PRINT, BY_PAPER, OUR_DEVICE, BY_OURS = (
 
 @dataclasses.dataclass(frozen=True)
 class UnpaddingConfig(Settings):
-    """Every flag of the command; checks itself, raises `InputError`."""
+    """Figures 5 and 6 and Section E of "Efficient Sequence Packing without Cross-contamination": without
+    padding the time of a batch depends on its sequences, and all devices wait for the slowest. From the
+    Gumbel distribution that the authors fitted to the speed-ups of 8 GPUs follows that of one device, and
+    from it what to expect at any number of devices. Packs take the same time everywhere.
+
+    --measure does the same with batch times of this machine, one device that is taken for many. Without
+    padding the sequences of a batch run group by group, longest first, each group in rows as long as it
+    needs, of a few compiled shapes.
+    """
 
     measure: bool = setting(False, "also measure batches of this machine")
     bert_config_file: str = setting("bert-tiny", "size, or config file, of the model", only_with="measure")
@@ -227,4 +225,4 @@ def draw(tables, one, measured, path):
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, UnpaddingConfig, DESCRIPTION))
+    sys.exit(run(main, UnpaddingConfig))

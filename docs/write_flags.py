@@ -61,7 +61,11 @@ def page():
             about = "Flags that all fine-tuning tasks have, with the same meaning and default."
             parts += [f"## {SHARED}\n\n{about}\n", *write_groups(SHARED, shared)]
         about = COMMANDS[name].about
-        more = f", beside the flags of [{SHARED}](#{SHARED.replace(',', '').replace(' ', '-')})" if name in FINETUNING else ""
+        more = (
+            f", beside the flags of [{SHARED}](#{SHARED.replace(',', '').replace(' ', '-')})"
+            if name in FINETUNING
+            else ""
+        )
         parts += [f"## {name}\n\n{about[0].upper()}{about[1:]}{more}.\n", *write_groups(name, its_groups)]
     return "\n".join([*parts, FOOT])
 

@@ -166,9 +166,10 @@ def test_few_modules_import_a_backend():
         if folder_of(module) != "bert_packed.parallel"
     }
     assert {module: found for module, found in named.items() if found} == IMPORTS_A_BACKEND
-    quiet = {name for name in LIBRARY if "bert_packed.core.runtime" in imported(name)[0]}
+    quiet = {name for name, path in LIBRARY.items() if "import_quietly(" in path.read_text()}
     # URLs; records in an unusual form; the backend that a command chooses
     assert quiet == {
+        "bert_packed.core.runtime",
         "bert_packed.core.storage",
         "bert_packed.records.examples",
         "bert_packed.training.engines",

@@ -21,7 +21,6 @@ from safetensors.numpy import save_file
 
 from bert_packed.architectures.registry import config_json, load_model_config
 from bert_packed.architectures.tensor_names import check_floats, check_same_family
-from bert_packed.checkpoints import checkpoint
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.training.nonfinite import NotFiniteError, check_arrays
@@ -289,7 +288,7 @@ def steps_before(latest, init_checkpoint):
 
     `latest` is the checkpoint of the run to continue from, or None where it starts from `init_checkpoint`.
     """
-    path = (latest or checkpoint.find_checkpoint(init_checkpoint)) / checkpoint.TRAINING
+    path = (latest or find_checkpoint(init_checkpoint)) / TRAINING
     try:
         with safe_open(path, "numpy") as file:
             names = [name for name in file.keys() if name.endswith(STEP_COUNT)]  # noqa: SIM118
@@ -298,19 +297,19 @@ def steps_before(latest, init_checkpoint):
         raise InputError(f"{path} must hold an optimizer's state. Received: {error}.") from error
     if len(counts) != 1:
         raise InputError(f"{path} must hold the state of one optimizer. Received: {len(counts)}.")
-    return counts[0] - (checkpoint.step_of(latest) if latest else 0)
+    return counts[0] - (step_of(latest) if latest else 0)
 
 
-def load(init_checkpoint, engine):
+def load_moments(init_checkpoint, engine):
     """Give an engine the moments of another run's optimizer, and its count of steps.
 
     Raises `InputError` for a missing or damaged file, another optimizer or another model; the engine is then
     as it was.
     """
-    folder = checkpoint.find_checkpoint(init_checkpoint)
-    checkpoint.check_checksums(folder, (checkpoint.TRAINING,), others=False)
-    path, kind = folder / checkpoint.TRAINING, engine.optimizer.name
-    stored = checkpoint.read_tensors(path)
+    folder = find_checkpoint(init_checkpoint)
+    check_checksums(folder, (TRAINING,), others=False)
+    path, kind = folder / TRAINING, engine.optimizer.name
+    stored = read_tensors(path)
     kinds = sorted(name.removesuffix(STEP_COUNT) for name in stored if name.endswith(STEP_COUNT))
     if kinds != [kind]:
         raise InputError(
@@ -321,4 +320,4 @@ def load(init_checkpoint, engine):
         {name: values for name, values in found.items() if name.startswith(f"{kind}/")}
         for found in (stored, engine.training_state())
     )
-    checkpoint.assign_tensors(path, moments, state)
+    assign_tensors(path, moments, state)

@@ -22,7 +22,7 @@ def export_checkpoint(config):
     # Keras: not for --help
     from bert_packed.architectures.packed_model import build_model
     from bert_packed.checkpoints import export_formats, starting_weights
-    from bert_packed.runs.model_card import read_audit, read_origin, write_model_card
+    from bert_packed.runs.exports import read_audit, read_origin, write_model_card
     from bert_packed.runs.vocabulary import trained_length, with_run_vocabulary
     from bert_packed.training.backend import check_memory
     from bert_packed.training.engines.engine import named_weights

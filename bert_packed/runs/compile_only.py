@@ -16,9 +16,9 @@ from bert_packed.core.runtime import versions
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import write_json, write_text
 from bert_packed.parallel.replicas import count_replicas
-from bert_packed.parallel.targets import GIB, absent_target
-from bert_packed.runs.pretraining import build_engine
-from bert_packed.runs.pretraining_data import check_fits, model_config_of, read_shapes
+from bert_packed.parallel.targets import GIB, absent_target, devices_here
+from bert_packed.runs.pretraining import Run
+from bert_packed.runs.pretraining_data import read_shapes
 from bert_packed.runs.run_directory import RUN_FILE
 from bert_packed.training.absent_devices import TooLargeError, programs_for
 from bert_packed.training.backend import make_virtual_devices, out_of_memory_names
@@ -44,7 +44,7 @@ def compile_run(config, backend):
     """
     folder = Path(config.compile_only)
     _check_folder(folder)
-    # Before anything asks the backend for its devices, after which they are fixed
+    # This comes before anything asks the backend for its devices, which fixes them
     target = absent_target(config.compile_for) if config.compile_for else None
     if target and config.mesh and math.prod(config.mesh_shape) != target.num_devices:
         raise InputError(
@@ -53,13 +53,11 @@ def compile_run(config, backend):
         )
     if config.num_virtual_devices:
         make_virtual_devices(config.num_virtual_devices)
-    data = read_shapes(config)
-    model_config = model_config_of(config, data)
-    check_fits(data, model_config, config)
+    run = _run_of_shapes(config, target or devices_here())
     if config.largest_micro_batch:
-        config, programs = find_largest(config, model_config, data, target)
+        config, programs = find_largest(run)
     else:
-        programs = compile_step(config, model_config, data, target)
+        programs = compile_step(run)
     report = {"backend": backend, **describe_step(programs)}
     if target:
         sizes = {"train_batch_size": config.train_batch_size, "micro_batch_size": config.packs_at_once}
@@ -82,30 +80,36 @@ def compile_run(config, backend):
 
 def compile_largest_program(config):
     """The `StepProgram` of a run's step on this process's devices, of several the one of most memory."""
-    data = read_shapes(config)
-    programs = compile_step(config, model_config_of(config, data), data)
+    programs = compile_step(_run_of_shapes(config, devices_here()))
     return max(programs, key=lambda one: one.peak_bytes or 0)
 
 
-def compile_step(config, model_config, data, target=None):
-    """List of the `StepProgram`s of a run's training step, over the devices of a target or this process.
+def _run_of_shapes(config, target):
+    """A `Run` whose records are read for their shapes alone."""
+    run = Run(config, target=target, data=read_shapes(config))
+    run.fit_model()
+    return run
+
+
+def compile_step(run):
+    """List of the `StepProgram`s of the training step of a `Run`, over the devices of its target.
 
     Raises:
-        TooLargeError: the step needs more memory than a device of the target has.
+        TooLargeError: the step needs more memory than an absent device has.
         MemoryError: a device of this process has too little.
     """
-    engine = build_engine(config, model_config, data, target=target)
+    config, target, engine = run.config, run.target, run.build_engine()
     if config.layout != "none":
-        print(engine.replicas.layout.describe(model_config))
-    batch = empty_batch(engine.objective.features, data.train.spec, config.train_batch_size)
-    if target:
+        print(engine.replicas.layout.describe(run.model_config))
+    batch = empty_batch(engine.objective.features, run.data.train.spec, config.train_batch_size)
+    if target.devices:
         return programs_for(target, engine, batch, config.packs_at_once)
     with out_of_memory_names("the compilation of a step", "micro_batch_size"):
         return engine.step_programs(batch)
 
 
-def find_largest(config, model_config, data, target):
-    """Find the largest micro-batch whose step fits the devices of a target, as `search_largest` does.
+def find_largest(run):
+    """Find the largest micro-batch whose step fits the absent devices of a `Run`, as `search_largest` does.
 
     A step has the packs of `train_batch_size`, rounded up to whole micro-batches. One of a single micro-batch
     has no gradients to add up, and so may fit where one of several does not.
@@ -116,6 +120,7 @@ def find_largest(config, model_config, data, target):
     Raises:
         TooLargeError: not even one pack a device fits.
     """
+    config, target = run.config, run.target
     unit = target.num_devices if config.layout == "none" else count_replicas(config.layout, config.mesh_shape)
     found = {}
 
@@ -125,11 +130,11 @@ def find_largest(config, model_config, data, target):
             config,
             micro_batch_size=size * unit,
             train_batch_size=num_parts * size * unit,
-            # Of the schedule alone; it must be whole micro-batches
+            # It belongs to the schedule alone, but must be whole micro-batches
             initial_batch_size=size * unit if config.initial_batch_size else 0,
         )
         try:
-            found[size] = tried, compile_step(tried, model_config, data, target)
+            found[size] = tried, compile_step(dataclasses.replace(run, config=tried))
         except TooLargeError:
             print(f"too large  {size * unit} packs at once", flush=True)
             if size == 1:

@@ -1,12 +1,45 @@
-"""Exports of a run while it trains, in the form of Hugging Face: OUTPUT_DIR/export-200/ and so on."""
+"""Exports of a run while it trains, and the model cards of all exports.
 
+A card has data, packing, recipe and audit, by the files of the run.
+"""
+
+import dataclasses
+from pathlib import Path
+
+from bert_packed.architectures.registry import (
+    CLASSIFICATION,
+    MASKED_LM,
+    PRETRAINING,
+    QUESTION_ANSWERING,
+    TOKEN_CLASSIFICATION,
+    ablations,
+    family_of,
+)
+from bert_packed.checkpoints import checkpoint
 from bert_packed.checkpoints.export_formats import write_hugging_face
 from bert_packed.checkpoints.exported_tokenizer import check_vocabulary
 from bert_packed.core.settings import InputError
-from bert_packed.core.storage import file_sha256, write_folder
-from bert_packed.runs.model_card import write_model_card
-from bert_packed.runs.run_directory import read_run
+from bert_packed.core.storage import file_sha256, read_json, write_folder
+from bert_packed.records.inputs import folder_of
+from bert_packed.records.manifests import read_manifest
+from bert_packed.records.provenance import resolve_path
+from bert_packed.runs.pretraining_config import PretrainingConfig
+from bert_packed.runs.run_directory import RUN_FILE, read_run
 from bert_packed.runs.vocabulary import find_copy, trained_length
+from bert_packed.schema import CAUSAL_LM
+
+CARD_FILE = "README.md"
+# The hub's name of the task of each head
+TASKS = {
+    PRETRAINING: "fill-mask",
+    MASKED_LM: "fill-mask",
+    QUESTION_ANSWERING: "question-answering",
+    CLASSIFICATION: "text-classification",
+    TOKEN_CLASSIFICATION: "token-classification",
+    CAUSAL_LM: "text-generation",
+}
+# Flags that may change while a run continues, so no result depends on them
+NOT_RESULTS = {field.name for field in dataclasses.fields(PretrainingConfig) if field.metadata["changeable"]}
 
 
 def check_export(config, model_config, data):
@@ -20,7 +53,7 @@ def check_export(config, model_config, data):
         return
     check_vocabulary(path, model_config, "export_vocab_file")
     known = data.train.vocabularies or ([data.vocabulary.facts["sha256"]] if data.vocabulary else [])
-    # Without manifests and `vocab_file` there is nothing to compare with
+    # There is nothing to compare with without manifests and `vocab_file`
     if known and file_sha256(path) not in known:
         raise InputError(
             "`export_vocab_file` must be the vocabulary of `input_file`, by the manifest.json beside that or "
@@ -46,3 +79,151 @@ def export_step(folder, step, model, weights, config, data):
         )
         write_model_card(partial, model, read_run(folder), step)
     return folder / f"export-{step}"
+
+
+def read_origin(path):
+    """The dict of `run.json` and the step of a checkpoint or of a run's newest; (None, None) without a run.
+
+    Raises:
+        InputError: `run.json` is damaged.
+    """
+    folder = Path(path)
+    if not checkpoint.NAME.fullmatch(folder.name):
+        folder = next(reversed(checkpoint.list_checkpoints(folder)), None)
+    if folder is None or not (folder.parent / RUN_FILE).is_file():
+        return None, None
+    return read_run(folder.parent), int(checkpoint.NAME.fullmatch(folder.name)[1])
+
+
+def read_audit(path):
+    """The rows that `python -m bert_packed.audit --json=FILE` wrote: list of dicts; raises `InputError`."""
+    rows = read_json(path, object)
+    if not isinstance(rows, list) or not all(
+        isinstance(row, dict) and {"name", "result"} <= row.keys() for row in rows
+    ):
+        raise InputError(f"`audit_file` must be what `audit --json` wrote. Received: {path}.")
+    return rows
+
+
+def write_model_card(folder, model, run=None, step=None, audit=None):
+    """Write `README.md`, whose front matter the hub reads, to the folder of an export.
+
+    `run` and `step` are of `read_origin`, `audit` of `read_audit`; None where they are not known.
+    """
+    family = family_of(model.config)
+    name = family.load_names().classes[model.head]
+    front = [
+        "---",
+        "library_name: transformers",
+        f"pipeline_tag: {TASKS[model.head]}",
+        "tags:",
+        f"- {family.name.lower()}",
+        "- sequence-packing",
+        "---",
+    ]
+    sections = {
+        "Data": _data(run),
+        "Packing": _packing(run),
+        "Recipe": _recipe(run, step),
+        "Audit": _audit(audit),
+        "Not known": ["License, languages, intended use and limits: add them before you publish."],
+    }
+    lines = [*front, "", f"# A packed {family.name}", "", f"Opens as `transformers.{name}`.", ""]
+    if ablations(model.config):
+        lines += [f"**Packing was broken on purpose: {', '.join(ablations(model.config))}.**", ""]
+    for title, content in sections.items():
+        lines += [f"## {title}", "", *content, ""]
+    (Path(folder) / CARD_FILE).write_text("\n".join(lines), encoding="utf-8")
+
+
+def _data(run):
+    manifests = _manifests(run)
+    if not manifests:
+        return ["Not known."]
+    lines = []
+    for folder, manifest in manifests:
+        sequences = f"{manifest['num_sequences']:,} sequences"
+        vocabulary = manifest.get("vocab_sha256")
+        lines.append(f"- {sequences}; files of records: {len(manifest['inputs'])}")
+        if vocabulary:
+            cases = {True: ", without case and accents", False: ", cased", None: ""}
+            case = cases[manifest.get("do_lower_case")]
+            lines.append(f"- vocabulary of {manifest['vocab_size']:,}{case}, SHA-256 `{vocabulary}`")
+        texts = _texts(folder, manifest)
+        lines += [f"- text: {text}" for text in texts] or ["- text: not known"]
+    return lines
+
+
+def _texts(folder, manifest):
+    """The texts that the records of packs were made of, as the manifest beside those says."""
+    texts = {}
+    for entry in manifest["inputs"]:
+        path = resolve_path(entry, folder)
+        made = read_manifest(folder_of(path), any_json=True) or {}
+        if made.get("kind") != "unpacked":
+            continue
+        listed = [file["sha256"] for split in made["splits"].values() for file in split["files"]]
+        # Content decides, since the folder may have been made again from other texts
+        if entry["sha256"] in listed:
+            for text in made["inputs"]:
+                texts[text["sha256"]] = f"{text['path']}, SHA-256 `{text['sha256']}`" + (
+                    f", {text['num_documents']:,} documents" if "num_documents" in text else ""
+                )
+    return texts.values()
+
+
+def _packing(run):
+    manifests = _manifests(run)
+    if not manifests:
+        return ["Not known."]
+    lines = ["| packs | tokens each | most sequences in one | packing factor | tokens that are no padding |"]
+    lines.append("|---|---|---|---|---|")
+    for _, manifest in manifests:
+        spec, efficiency = manifest["spec"], f"{100 * manifest['efficiency']:.2f} %"
+        lines.append(
+            f"| {manifest['num_packs']:,} | {spec['max_seq_length']} | {spec['max_sequences_per_pack']} | "
+            f"{manifest['packing_factor']:.3f} | {efficiency} |"
+        )
+    return lines
+
+
+def _recipe(run, step):
+    if run is None:
+        return ["Not known."]
+    flags = run["flags"]
+    steps, packs = flags.get("num_train_steps"), flags.get("train_batch_size")
+    lines = [f"{step:,} optimizer steps" + (f" of {steps:,}." if steps else ".")]
+    factor = run["data"].get("packing_factor")
+    if factor and packs:
+        lines.append(f"A step is {packs} packs, {factor * packs:.1f} sequences on average.")
+    backends = list(dict.fromkeys(segment["backend"] for segment in run["segments"]))
+    if backends:
+        lines.append(f"Trained under {', then '.join(backends)}.")
+    lines += ["", "```"]
+    lines += [f"--{name}={value}" for name, value in flags.items() if name not in NOT_RESULTS and value != ""]
+    return [*lines, "```"]
+
+
+def _audit(audit):
+    if audit is None:
+        return ["Not known: `python -m bert_packed.audit` proves that no sequence saw another."]
+    failed = [row["name"] for row in audit if row["result"] != "pass"]
+    summary = f"{len(audit) - len(failed)} of {len(audit)} checks passed."
+    columns = list(audit[0]) if audit else []
+    table = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    table += [f"| {' | '.join(str(row[column]) for column in columns)} |" for row in audit]
+    return [summary + (f" Failed: {', '.join(failed)}." if failed else ""), "", *table]
+
+
+def _manifests(run):
+    """Folders and manifests of the packs that a run read, where they are still of them."""
+    entries = (run or {}).get("inputs", {}).get("input_file", [])
+    found = []
+    for folder in sorted({folder_of(entry["path"]) for entry in entries}):
+        manifest = read_manifest(folder, any_json=True) or {}
+        listed = {file["sha256"] for file in manifest.get("files", [])}
+        own = {entry["sha256"] for entry in entries if folder_of(entry["path"]) == folder}
+        # The manifest of other files, written to the same folder later, would describe another run's data
+        if manifest.get("kind") == "packed" and "plan" in manifest and own <= listed:
+            found.append((folder, manifest))
+    return found

@@ -1,34 +1,36 @@
-"""Parts of a pre-training run: engine, hooks of the outer loop, comparison of speeds."""
+"""One pre-training run, built station by station: config, data, run directory, engine, training."""
 
 import contextlib
 import dataclasses
 import functools
 import itertools
+import sys
+from pathlib import Path
 
 import keras
 
+from bert_packed.architectures.base_config import BaseConfig
 from bert_packed.architectures.packed_model import check_options
 from bert_packed.architectures.registry import AUTO, OBJECTIVE_HEADS
 from bert_packed.checkpoints import checkpoint, starting_weights
+from bert_packed.core.command_line import print_table
 from bert_packed.core.settings import InputError
-from bert_packed.data import input_pipeline
-from bert_packed.data.batch_growth import GrowingBatches
-from bert_packed.data.batches import CheckedBatches, ReadAhead
-from bert_packed.data.dynamic_masking import MaskedBatches
-from bert_packed.data.process_shards import ProcessShard
+from bert_packed.core.storage import write_json
 from bert_packed.kernels.choose import choose_kernels
-from bert_packed.parallel.processes import ALONE
-from bert_packed.parallel.replicas import check_shares, count_replicas, group_of, make_replicas
-from bert_packed.parallel.targets import devices_here
-from bert_packed.runs import run_directory
-from bert_packed.runs.exports import export_step
+from bert_packed.parallel.processes import ALONE, Alone
+from bert_packed.parallel.replicas import check_shares, make_replicas
+from bert_packed.parallel.targets import Target, devices_here
+from bert_packed.runs import run_directory, vocabulary
+from bert_packed.runs.exports import check_export, export_step
 from bert_packed.runs.interleaved_timing import Contender, compare
 from bert_packed.runs.objectives import choose_objective
-from bert_packed.runs.pretraining_data import model_config_of, read_data
-from bert_packed.runs.run_summary import tell_skipped
+from bert_packed.runs.pretraining_config import PretrainingConfig, PretrainingResult
+from bert_packed.runs.pretraining_data import PackedData, check_fits, model_config_of, read_data
+from bert_packed.runs.run_batches import eval_batches, train_batches
+from bert_packed.runs.run_summary import describe_cost, describe_run, last_figures, show_line, tell_skipped
 from bert_packed.runs.step_cost import measured_flops_per_second
 from bert_packed.training import loop, metrics_log, training_metrics
-from bert_packed.training.backend import TRAINING_COPIES, check_memory
+from bert_packed.training.backend import TRAINING_COPIES, check_memory, out_of_memory_names
 from bert_packed.training.engines import make_engine
 from bert_packed.training.optimization import build_optimizer, build_schedule
 from bert_packed.training.profiling import Profile
@@ -37,311 +39,359 @@ NUM_TIMED_STEPS = 5
 DTYPES_OF_PRODUCTS = {"float32": "float32", "mixed_bfloat16": "bfloat16"}
 
 
-def build_engine(config, model_config, data, processes=ALONE, steps_before=0, target=None):
-    """A compiled-step engine around a new model and optimizer, seeded by the config.
+@dataclasses.dataclass
+class Run:
+    """A run and what its stations have made so far, in the order of the attributes.
 
-    `steps_before` is as in `build_optimizer`, `target` as in `Engine`.
+    A station reads what those before it have made. All raise `InputError` for a user's mistake. Nothing of an
+    earlier run is removed before the end of `start_engine`.
+
+    Attributes:
+        target: Devices that steps are compiled for.
+        folder: Output directory, locked.
+        latest: The checkpoint that the run continues from; None for a start.
+        state: The `state.json` of `latest`; None for a start.
+        logs: The log of training and, with held-out data, of evaluations.
     """
-    target = target or devices_here()
-    replicas = _choose_replicas(config, model_config, data, processes, target)
-    if model_config.ablation_no_position_reset and model_config.max_position_embeddings:
-        _check_positions(model_config, data.train.spec)
-    objective = choose_objective(config.objective, model_config, config, data.train.num_rows)
-    if config.batch_warmup_steps:
-        # A step that has not grown yet fills its batch with empty packs, which must cost no time
-        objective = dataclasses.replace(objective, skips_empty=True)
-    kernels = choose_kernels(config.attention, model_config, data.train.spec.max_seq_length, target.platform)
-    with replicas.scope() if replicas else contextlib.nullcontext():
-        optimizer = build_optimizer(config, data.train.packing_factor or 1.0, steps_before)
-    # For absent devices no weight is allocated; TensorFlow traces variables that have values
-    is_abstract = target.devices and keras.backend.backend() == "jax"
-    if not is_abstract and config.layout == "none":  # each device holds the whole model
-        check_memory(model_config, TRAINING_COPIES)
-    values = keras.StatelessScope(initialize_variables=False) if is_abstract else contextlib.nullcontext()
-    with replicas.scope() if replicas else contextlib.nullcontext(), values:
-        model = objective.build_model(
-            model_config,
-            config.random_seed,
-            dtype=target.dtype if config.dtype == AUTO else config.dtype,
-            remat=config.remat,
-            num_rows=data.train.num_rows or None,
-            layout=(replicas and replicas.layout) or None,
-            **kernels.options,
-        )
-        return make_engine(model, objective, optimizer, config.packs_at_once, replicas, target)
 
+    config: PretrainingConfig
+    processes: Alone = ALONE
+    target: Target = dataclasses.field(default_factory=devices_here)
+    data: PackedData | None = None
+    model_config: BaseConfig | None = None
+    folder: Path | None = None
+    latest: Path | None = None
+    engine: object = None
+    state: dict | None = None
+    logs: list = dataclasses.field(default_factory=list)
 
-def check_start(config, model_config, folder):
-    """Refuse an `--init_checkpoint` whose place or config is wrong, before the run measures or computes.
+    @functools.cached_property
+    def objective(self):
+        """The `Objective`; `InputError` where the model's family lacks its head."""
+        config = self.config
+        objective = choose_objective(config.objective, self.model_config, config, self.data.train.num_rows)
+        if config.batch_warmup_steps:
+            # A step that has not grown yet fills its batch with empty packs, which must cost no time
+            objective = dataclasses.replace(objective, skips_empty=True)
+        return objective
 
-    Raises `InputError` where it lies in `folder`, the output directory, is missing, or is another model's.
-    Its tensors are checked by `start_engine`.
-    """
-    if config.init_checkpoint:
-        run_directory.check_outside(config.init_checkpoint, folder)
-        starting_weights.check(config.init_checkpoint, model_config, OBJECTIVE_HEADS[config.objective])
+    @functools.cached_property
+    def kernels(self):
+        """The kernels of the target; `InputError` where it lacks those that are asked for."""
+        length = self.data.train.spec.max_seq_length
+        return choose_kernels(self.config.attention, self.model_config, length, self.target.platform)
 
+    @property
+    def first_step(self):
+        """Number of steps taken before."""
+        return self.state["step"] if self.state else 0
 
-def start_engine(config, model_config, data, folder, latest, processes=ALONE):
-    """An engine with the weights and the state that a run begins or continues with; nothing is written.
+    def settle_config(self):
+        """Station 1: what is evaluated, and `dtype` and `micro_batch_size` as the run began.
 
-    `latest` is the run's checkpoint to continue from; None for a start, from `--init_checkpoint` if given.
-    Returns the engine and the `state.json` of `latest`, or None. Raises `InputError` where a checkpoint is
-    damaged, or another model's.
-    """
-    steps_before = 0
-    if config.keep_optimizer_state:
-        # Needed before the optimizer is built: its schedule begins at that step
-        steps_before = checkpoint.steps_before(latest, config.init_checkpoint)
-    engine = build_engine(config, model_config, data, processes, steps_before)
-    if config.layout != "none":
-        processes.say(engine.replicas.layout.describe(model_config))
-    if latest:
-        state = checkpoint.restore_checkpoint(latest, engine)
-        processes.say(run_directory.describe_continuation(folder, latest))
-        return engine, state
-    if config.init_checkpoint:
-        found = starting_weights.load(
-            config.init_checkpoint, engine.weights(), model_config, engine.model.head
-        )
-        processes.say("\n".join(found.lines()))
-    if config.keep_optimizer_state:  # of `--init_checkpoint`, too
-        checkpoint.load(config.init_checkpoint, engine)
-        processes.say(f"  its optimizer's moments, of {steps_before:,} steps, are kept")
-    return engine, None
+        Checked here: that `output_dir` is a folder of this machine, and its `run.json`. The rules of settings
+        were checked when the config was made.
+        """
+        self.config = run_directory.as_begun(self.config.with_eval_file(), self.processes)
 
+    def read_data(self):
+        """Station 2: the records, the model's config and the number of steps.
 
-def _choose_replicas(config, model_config, data, processes, target):
-    """The devices that a run is spread over; raises `InputError` where they cannot share its packs."""
-    packs = {"micro_batch_size": config.packs_at_once}
-    if data.eval.files:
-        packs["eval_batch_size"] = config.eval_batch_size
-    if config.layout == "none":
-        # Data parallelism alone, every device holds the whole model
-        replicas = make_replicas(config.distribution, processes.strategy, target)
-        check_shares(replicas, **packs)
-        return replicas
-    if keras.backend.backend() != "jax":
-        raise InputError(
-            f"`layout` must be none unless KERAS_BACKEND=jax. Received: {config.layout}, under "
-            f"{keras.backend.backend()}."
-        )
-    check_options(model_config, layout=config.layout)
-    from bert_packed.parallel.layouts import make_layout_replicas  # JAX, which need not be installed
+        Checked here: that `output_dir` is empty or a run's; files, shapes, manifests, vocabularies and every
+        byte of the records; that they fit model and objective; the vocabulary of exports.
+        """
+        self.data = read_data(self.config, self.processes)
+        self.config = self.config.resolved(self.data.num_packs)
+        self.fit_model()
+        check_export(self.config, self.model_config, self.data)
 
-    replicas = make_layout_replicas(
-        config.layout, config.mesh_shape, distribution=config.distribution, target=target
-    )
-    replicas.layout.check(model_config, **packs)
-    return replicas
+    def fit_model(self):
+        """Make the model's config by flags and vocabulary, and check that the records fit it."""
+        self.model_config = model_config_of(self.config, self.data)
+        check_fits(self.data, self.model_config, self.config)
 
+    @contextlib.contextmanager
+    def open_directory(self):
+        """Station 3: hold the lock of the output directory, and decide whether the run starts or continues.
 
-def _check_positions(model_config, spec):
-    # The batches' own positions, which are checked, restart; these do not, and a look-up would clip them
-    if spec.max_seq_length > model_config.max_position_embeddings:
-        raise InputError(
-            "`ablation` must not be no_position_reset where packs are longer than "
-            f"max_position_embeddings={model_config.max_position_embeddings}. "
-            f"Received: {spec.max_seq_length}."
-        )
+        Checked here: that no other run holds the directory, and all processes share it and were given the
+        same; that a run continues as it was, from a whole checkpoint. For a start, what `init_checkpoint`
+        says of its model and vocabulary, and that every held-out record can be read.
+        """
+        config, start = self.config, self.config.init_checkpoint
+        facts = self._facts()
+        with run_directory.locked(config.output_dir, self.processes) as self.folder:
+            self.latest = run_directory.agree(self.folder, config, facts, print, self.processes)
+            if not self.latest:
+                if start:
+                    run_directory.check_outside(start, self.folder)
+                    starting_weights.check(start, self.model_config, OBJECTIVE_HEADS[config.objective])
+                vocabulary.check_start(start, self.model_config, self.data.vocabulary)
+                # A mistake in them would otherwise show after training
+                for _ in itertools.islice(eval_batches(self), config.max_eval_steps or None):
+                    continue
+            yield
 
+    def start_engine(self):
+        """Station 4: the compiled step, with the weights and the state that the run goes on from.
 
-def machine_rate(config):
-    """Operations per second that this machine reaches at matrix products of a run's dtype; measured now."""
-    return measured_flops_per_second(dtype=DTYPES_OF_PRODUCTS[config.dtype])
-
-
-def make_scale(config, model_config, data, engine, flops_per_second):
-    """Reference quantities of a step's logged rates: `training_metrics.Scale`.
-
-    `flops_per_second` is of one device, measured; None for no figure.
-    """
-    num_devices = engine.replicas.num_whole if engine.replicas else 1
-    return training_metrics.Scale(
-        positions_per_step=config.train_batch_size * data.train.spec.max_seq_length,
-        model_flops=functools.partial(engine.objective.model_flops, model_config),
-        peak_flops=flops_per_second and flops_per_second * num_devices,
-    )
-
-
-def make_hooks(
-    config, model_config, data, engine, folder, first_step, evaluation_due, show, scale, processes=ALONE
-):
-    """The hooks of the outer loop: where batches come from, and where figures and checkpoints go.
-
-    Args:
-        folder: Output directory of the run.
-        first_step: Step of the checkpoint it continues from; later rows of the logs are removed.
-        evaluation_due: True if that step is still to be evaluated.
-        show: Called with a line for people about each row of the training log.
-        scale: Of `make_scale`.
-        processes: All evaluate, the first writes, and the others wait for a checkpoint.
-    """
-    objective = engine.objective
-    logs = _open_logs(config, data, objective, folder, first_step, evaluation_due, processes)
-    log = logs[0]
-    evaluate = None
-    if data.eval.files:
-        evaluate = functools.partial(
-            evaluate_packs, config, model_config, data.eval, engine, logs[1], processes
-        )
-    schedule = build_schedule(config)
-
-    def save(step, state):
-        for one in logs:
-            one.flush_to_disk()
-        # In every process: they fetch parts of the weights from each other's devices
-        held = engine.to_save(keeps=processes.is_first)
-        processes.first_decides(
-            # A string, since the decision travels to the other processes as JSON
-            lambda: str(checkpoint.save_checkpoint(folder, step, held, model_config, state))
-        )
-
-    def export(step):
-        held = engine.to_save(keeps=processes.is_first)
-        processes.first_decides(
-            lambda: str(export_step(folder, step, engine.model, held.weights(), config, data))
-        )
-
-    reading = []  # the batches of the loop
-
-    def batches(first_step):
-        reading[:] = [
-            train_batches(config, model_config, objective, data.train, data.masking, processes, first_step)
-        ]
-        return reading[0]
-
-    def note_skipped(step, why):
-        # Each process knows where its own packs are from
-        tell_skipped(step, why, reading[0].sources)
-        run_directory.record_skipped(folder, processes.index, step, why, reading[0].sources)
-
-    def prune():
+        Checked here: that the devices can share the packs and hold the model, and the tensors of the
+        checkpoint. Only then is an earlier run removed, and a new one recorded.
+        """
+        config, processes, data = self.config, self.processes, self.data
+        processes.say(describe_run(config, self.model_config, data, self.kernels.description))
+        steps_before = 0
+        if config.keep_optimizer_state:
+            # Needed before the optimizer is built: its schedule begins at that step
+            steps_before = checkpoint.steps_before(self.latest, config.init_checkpoint)
+        self.engine = self.build_engine(steps_before)
+        if config.layout != "none":
+            processes.say(self.engine.replicas.layout.describe(self.model_config))
+        if self.latest:
+            self.state = checkpoint.restore_checkpoint(self.latest, self.engine)
+            processes.say(run_directory.describe_continuation(self.folder, self.latest))
+        else:
+            if config.init_checkpoint:
+                self.load_weights(config.init_checkpoint)
+            if config.keep_optimizer_state:
+                checkpoint.load_moments(config.init_checkpoint, self.engine)
+                processes.say(f"  its optimizer's moments, of {steps_before:,} steps, are kept")
+            processes.first_decides(lambda: run_directory.start_run(self.folder, config, self._facts()))
         if processes.is_first:
-            checkpoint.prune_checkpoints(folder, config.keep_checkpoint_max)
+            run_directory.remove_partial(self.folder)
+            vocabulary.keep_copy(self.folder, data.vocabulary)
 
-    return loop.Hooks(
-        batches=batches,
-        log=log.write,
-        show=show if processes.is_first else lambda _: None,
-        evaluate=evaluate,
-        save=save,
-        export=export if config.export_every else None,
-        prune=prune,
-        learning_rate=lambda step: float(schedule(step)),
-        means=objective.means,
-        tell_skipped=note_skipped,
-        shows_progress=processes.is_first,
-        num_processes=processes.num,
-        scale=scale,
-        profile=Profile(folder / run_directory.EVENTS_FOLDER / "profile", config.steps_to_profile),
-    )
+    def train(self):
+        """Station 5: train to the last step, report, and compare speeds; returns a `PretrainingResult`.
 
+        Checked here: that no row of a log is lost, and that losses, gradients and weights are finite.
+        """
+        config, processes = self.config, self.processes
+        is_complete = self.first_step == config.num_train_steps
+        rate = None
+        if processes.is_first and not is_complete:
+            rate = measured_flops_per_second(dtype=DTYPES_OF_PRODUCTS[config.dtype])
+        scale = self.scale(rate)
+        if rate and not self.latest:
+            processes.say(describe_cost(config, self.model_config, scale.model_flops, self.data, rate))
+        hooks = self.hooks(scale)
+        if is_complete:
+            processes.say(f"the run is complete: {self.latest} holds all {self.first_step:,} steps")
+        elif processes.is_first:
+            backend = keras.backend.backend()
+            run_directory.record_segment(self.folder, self.first_step, backend, peak_flops=scale.peak_flops)
+        with run_directory.naming_last_checkpoint(self.folder):
+            stopped_by = loop.train(self.engine, config, hooks, self.first_step, self.state)
+        if stopped_by:
+            if processes.is_first:
+                print("stopped after saving; the same command continues", file=sys.stderr)
+            return PretrainingResult(config.output_dir, [], [], stopped_by)
+        metrics = []
+        if processes.is_first:
+            metrics = last_figures(self.folder, self.objective.figures)
+            if self.engine.num_train_traces:
+                print(f"compiled   {self.engine.num_train_traces} training program")
+            self.report(metrics)
+        # The report comes first: whatever befalls the comparison, the run's figures are out
+        speed, not_compared = [], ""
+        try:
+            with out_of_memory_names("the comparison of speeds", "micro_batch_size"):
+                speed = self.compare_speeds()
+        except (InputError, OSError, MemoryError) as error:
+            not_compared = " ".join(str(error).split())
+        if speed and processes.is_first:
+            print()
+            print_table(speed)
+            self._write_json(metrics, speed)
+        return PretrainingResult(config.output_dir, metrics, speed, not_compared=not_compared)
 
-def _open_logs(config, data, objective, folder, first_step, evaluation_due, processes):
-    """The log of training and, with held-out data, of evaluations; both are checked before one changes."""
-    # An evaluation that is due is made again: its row may or may not have been written
-    evaluated = first_step - 1 if evaluation_due else first_step
-    logs = [
-        (folder / metrics_log.TRAIN_FILE, metrics_log.train_columns(objective), config.log_steps, first_step),
-        (folder / metrics_log.EVAL_FILE, metrics_log.eval_columns(objective), config.eval_steps, evaluated),
-    ][: 2 if data.eval.files else 1]
-    kept = []
+    def build_engine(self, steps_before=0):
+        """A compiled-step engine around a new model and optimizer, seeded by the config.
 
-    def read():
-        for path, _, every, last_step in logs:
-            due = loop.due_steps(every, config, last_step)
-            kept.append(metrics_log.rows_to_keep(path, last_step, due, config.accept_lost_rows))
+        `steps_before` is as in `build_optimizer`. Raises `InputError` where the devices cannot share the
+        packs, and `MemoryError` where they cannot hold the model.
+        """
+        config, target = self.config, self.target
+        replicas = self._choose_replicas()
+        scope = replicas.scope if replicas else contextlib.nullcontext
+        with scope():
+            optimizer = build_optimizer(config, self.data.train.packing_factor or 1.0, steps_before)
+        # JAX allocates no weight for absent devices; TensorFlow traces variables that have values
+        is_abstract = target.devices and keras.backend.backend() == "jax"
+        if not is_abstract and config.layout == "none":  # each device holds the whole model
+            check_memory(self.model_config, TRAINING_COPIES)
+        values = contextlib.nullcontext()
+        if is_abstract:
+            values = keras.StatelessScope(initialize_variables=False)
+        with scope(), values:
+            model = self.objective.build_model(
+                self.model_config,
+                config.random_seed,
+                dtype=target.dtype if config.dtype == AUTO else config.dtype,
+                remat=config.remat,
+                num_rows=self.data.train.num_rows or None,
+                layout=(replicas and replicas.layout) or None,
+                **self.kernels.options,
+            )
+            return make_engine(model, self.objective, optimizer, config.packs_at_once, replicas, target)
 
-    processes.first_decides(read)
-    if not processes.is_first:
-        return [metrics_log.NoLog()] * len(logs)
-    return [
-        metrics_log.MetricsLog(path, columns, rows)
-        for (path, columns, *_), rows in zip(logs, kept, strict=True)
-    ]
+    def load_weights(self, source):
+        """Load weights of a checkpoint, of any form, and say which: `starting_weights.Loaded`."""
+        engine = self.engine
+        found = starting_weights.load(source, engine.weights(), self.model_config, engine.model.head)
+        self.processes.say("\n".join(found.lines()))
+        return found
 
+    def scale(self, flops_per_second):
+        """Reference quantities of a step's logged rates: `training_metrics.Scale`.
 
-def speed_rows(config, model_config, data, engine, processes=ALONE):
-    """Rows that compare packed and unpacked training speed, measured now; [] without unpacked data.
+        `flops_per_second` is of one device, measured; None for no figure.
+        """
+        num_devices = self.engine.replicas.num_whole if self.engine.replicas else 1
+        return training_metrics.Scale(
+            positions_per_step=self.config.train_batch_size * self.data.train.spec.max_seq_length,
+            model_flops=functools.partial(self.engine.objective.model_flops, self.model_config),
+            peak_flops=flops_per_second and flops_per_second * num_devices,
+        )
 
-    The engine takes training steps: call this after the last checkpoint.
-    """
-    if not data.unpacked.files:
-        return []
-    # Its own weights: it only gives the time of a step, which does not depend on them
-    unpacked = build_engine(config, model_config, data, processes)
-    # Full steps, as all are after the batch has grown
-    config = dataclasses.replace(config, initial_batch_size=0, batch_warmup_steps=0)
-    contenders = []
-    for name, its_engine, packs, factor in (
-        ("unpacked", unpacked, data.unpacked, 1.0),
-        ("packed", engine, data.train, data.train.packing_factor),
-    ):
-        batches = train_batches(config, model_config, engine.objective, packs, data.masking, processes)
-        some = list(itertools.islice(batches, NUM_TIMED_STEPS))
-        # By the factor of all data: these few packs may hold more or fewer sequences
-        per_step = factor * config.train_batch_size
-        contenders.append(Contender(name, its_engine.train_step, some, per_step, factor))
-    return compare(contenders, NUM_TIMED_STEPS)
+    def hooks(self, scale):
+        """The hooks of the outer loop; raises `InputError`, before a log changes, where its rows are lost."""
+        config, folder, is_first = self.config, self.folder, self.processes.is_first
+        evaluation_due = bool(self.state and self.state["evaluation_due"])
+        self.logs = metrics_log.open_logs(
+            folder, config, self.engine.objective, self.first_step, evaluation_due, self.processes
+        )
+        log, *eval_log = self.logs
+        schedule, reading = build_schedule(config), []
+
+        def batches(first_step):
+            reading[:] = [train_batches(self, first_step)]
+            return reading[0]
+
+        def note_skipped(step, why):
+            # Each process knows where its own packs are from
+            tell_skipped(step, why, reading[0].sources)
+            run_directory.record_skipped(folder, self.processes.index, step, why, reading[0].sources)
+
+        def prune():
+            if is_first:
+                checkpoint.prune_checkpoints(folder, config.keep_checkpoint_max)
+
+        return loop.Hooks(
+            batches=batches,
+            log=log.write,
+            show=show_line if is_first else lambda _: None,
+            evaluate=(lambda step: eval_log[0].write(self.evaluate(step))) if eval_log else None,
+            save=self.save,
+            export=self.export if config.export_every else None,
+            prune=prune,
+            learning_rate=lambda step: float(schedule(step)),
+            means=self.engine.objective.means,
+            tell_skipped=note_skipped,
+            shows_progress=is_first,
+            num_processes=self.processes.num,
+            scale=scale,
+            profile=Profile(folder / run_directory.EVENTS_FOLDER / "profile", config.steps_to_profile),
+        )
+
+    def save(self, step, state):
+        """Write a checkpoint, after the rows that a run which continues from it needs."""
+        for log in self.logs:
+            log.flush_to_disk()
+        self._first_writes(
+            lambda held: checkpoint.save_checkpoint(self.folder, step, held, self.model_config, state)
+        )
+
+    def export(self, step):
+        """Write the model of a step in the form of Hugging Face."""
+        of_run = self.config, self.data
+        self._first_writes(
+            lambda held: export_step(self.folder, step, self.engine.model, held.weights(), *of_run)
+        )
+
+    def _first_writes(self, write):
+        # Every process does this: they fetch parts of the weights from each other's devices
+        held = self.engine.to_save(keeps=self.processes.is_first)
+        # A string, since the decision travels to the other processes as JSON
+        self.processes.first_decides(lambda: str(write(held)))
+
+    def evaluate(self, step):
+        """Evaluate the held-out packs; returns the row of a step: dict."""
+        sums = loop.evaluate(self.engine, eval_batches(self), self.config.max_eval_steps)
+        means = self.engine.objective.means(sums)
+        return {"step": step, **means, "num_sequences": int(sums["num_sequences"])}
+
+    def report(self, metrics):
+        """Print the last figures, and write them to `--json` and those of held-out packs beside the run."""
+        print_table(metrics)
+        sys.stdout.flush()
+        for row in metrics:
+            if row["data"] == "eval":
+                scores = {name: value for name, value in row.items() if name != "data"}
+                write_json(self.folder / run_directory.SCORES_FILE, scores)
+        self._write_json(metrics, [])
+
+    def compare_speeds(self):
+        """Rows that compare packed and unpacked training speed, measured now; [] without unpacked data.
+
+        The engine takes training steps: call this after the last checkpoint.
+        """
+        packed, unpacked = self.data.train, self.data.unpacked
+        if not unpacked.files:
+            return []
+        # Full steps, as all are after the batch has grown
+        config = dataclasses.replace(self.config, initial_batch_size=0, batch_warmup_steps=0)
+        full = dataclasses.replace(self, config=config)
+        contenders = []
+        for name, engine, packs, factor in (
+            # Its own weights: it only gives the time of a step, which does not depend on them
+            ("unpacked", self.build_engine(), unpacked, 1.0),
+            ("packed", self.engine, packed, packed.packing_factor),
+        ):
+            batches = list(itertools.islice(train_batches(full, packs=packs), NUM_TIMED_STEPS))
+            # The factor is of all data: these few packs may hold more or fewer sequences
+            per_step = factor * config.train_batch_size
+            contenders.append(Contender(name, engine.train_step, batches, per_step, factor))
+        return compare(contenders, NUM_TIMED_STEPS)
+
+    def _facts(self):
+        """What the result depends on besides flags, as `run.json` keeps it."""
+        return {"model": dataclasses.asdict(self.model_config), **self.data.facts}
+
+    def _write_json(self, metrics, speed):
+        if self.config.json:
+            write_json(self.config.json, {"metrics": metrics, "speed": speed})
+
+    def _choose_replicas(self):
+        """The devices that the run is spread over; raises `InputError` where they cannot share its packs."""
+        config = self.config
+        packs = {"micro_batch_size": config.packs_at_once}
+        if self.data.eval.files:
+            packs["eval_batch_size"] = config.eval_batch_size
+        if config.layout == "none":
+            # Data parallelism alone, every device holds the whole model
+            replicas = make_replicas(config.distribution, self.processes.strategy, self.target)
+            check_shares(replicas, **packs)
+            return replicas
+        if keras.backend.backend() != "jax":
+            raise InputError(
+                f"`layout` must be none unless KERAS_BACKEND=jax. Received: {config.layout}, under "
+                f"{keras.backend.backend()}."
+            )
+        check_options(self.model_config, layout=config.layout)
+        from bert_packed.parallel.layouts import make_layout_replicas  # JAX, which need not be installed
+
+        replicas = make_layout_replicas(
+            config.layout, config.mesh_shape, distribution=config.distribution, target=self.target
+        )
+        replicas.layout.check(self.model_config, **packs)
+        return replicas
 
 
 def time_step(config):
     """Seconds of a step of a run that has not begun: the median of a few, after one that compiles."""
-    data = read_data(config)
-    model_config = model_config_of(config, data)
-    engine = build_engine(config, model_config, data)
-    batches = train_batches(config, model_config, engine.objective, data.train, data.masking)
-    some = list(itertools.islice(batches, NUM_TIMED_STEPS))
-    row, *_ = compare([Contender("steps", engine.train_step, some, 1.0, 1.0)], NUM_TIMED_STEPS)
-    return row["seconds_per_step"]
-
-
-def train_batches(config, model_config, objective, packs, masking, processes=ALONE, first_step=0):
-    """Endless batches of a run from `first_step` on, this process's part of each.
-
-    `packs` are `PackedFiles`; `masking` is `DynamicMasking`, or None for the masks of the records.
-    """
-    shard, batch_size, first_batch = shard_of(config, processes), config.train_batch_size, first_step
-    growth = config.growth
-    if growth:
-        # Read micro-batch by micro-batch: a step is as many of them as it has grown to
-        batch_size = config.packs_at_once
-        first_batch = growth.packs_before(first_step) // batch_size
-    dataset = input_pipeline.train_batches(
-        packs.index,
-        packs.spec,
-        batch_size,
-        config.random_seed,
-        config.shuffle_buffer_size,
-        first_batch,
-        objective.features,
-        shard,
-    )
-    batches = CheckedBatches(dataset, packs.files, packs.spec, model_config, objective.features)
-    if masking:
-        batches = MaskedBatches(batches, masking, packs.index, shard, batch_size, first_batch)
-    if growth:
-        batches = GrowingBatches(batches, growth, first_step)
-    # Both work in Python, which tf.data does not prefetch
-    return ReadAhead(batches) if masking or growth else batches
-
-
-def shard_of(config, processes):
-    """The packs of a step that this process reads."""
-    num, index = processes.num, processes.index
-    if config.layout != "none":
-        # The processes that share one copy of the model compute the same packs
-        index, num = group_of(index, num, count_replicas(config.layout, config.mesh_shape))
-    return ProcessShard(config.packs_at_once, index, num)
-
-
-def evaluate_packs(config, model_config, packs, engine, log, processes, step):
-    """Evaluate `packs`, `PackedFiles`, and write the row of figures of a step to `log`."""
-    features = engine.objective.features
-    dataset = input_pipeline.eval_batches(
-        packs.files, packs.spec, config.eval_batch_size, features, shard_of(config, processes), packs.index
-    )
-    batches = CheckedBatches(dataset, packs.files, packs.spec, model_config, features)
-    sums = loop.evaluate(engine, batches, config.max_eval_steps)
-    log.write({"step": step, **engine.objective.means(sums), "num_sequences": int(sums["num_sequences"])})
+    run = Run(config)
+    run.read_data()
+    batches = list(itertools.islice(train_batches(run), NUM_TIMED_STEPS))
+    step = Contender("steps", run.build_engine().train_step, batches, 1.0, 1.0)
+    return compare([step], NUM_TIMED_STEPS)[0]["seconds_per_step"]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import os
 
 from bert_packed.architectures.registry import (
@@ -14,10 +13,7 @@ from bert_packed.architectures.registry import (
 )
 from bert_packed.checkpoints.exported_tokenizer import check_form
 from bert_packed.core.settings import InputError
-from bert_packed.data.batches import CheckedBatches
 from bert_packed.data.dynamic_masking import DynamicMasking
-from bert_packed.data.input_pipeline import eval_batches
-from bert_packed.data.process_shards import WHOLE
 from bert_packed.data.read_order import index_files
 from bert_packed.parallel.processes import ALONE
 from bert_packed.records import first_records
@@ -54,7 +50,7 @@ class PackedFiles:
         """Mean sequences per pack, or None where a folder has no manifest."""
         if not self.files or not self.has_all_manifests:
             return None
-        # By the manifests: counting the sequences would decode every record
+        # The manifests have both numbers: counting the sequences would decode every record
         num_packs = sum(manifest["num_packs"] for manifest in self.manifests)
         return sum(manifest["num_sequences"] for manifest in self.manifests) / num_packs
 
@@ -90,6 +86,9 @@ class PackedFiles:
         return max(
             (max(manifest["histogram"]["lengths"], default=0) for manifest in self.manifests), default=0
         )
+
+
+NO_PACKS = PackedFiles([], None, [], False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +130,7 @@ def read_data(config, processes=ALONE):
             the packing factor or the vocabulary is needed and unknown, or the output directory is not a
             run's.
     """
-    # Before a reading of all records, which may take long
+    # This comes before a reading of all records, which may take long
     check_own(config.output_dir)
     names = ("input_file", "eval_input_file", "unpacked_input_file")
     check_losses(config, config.objective)
@@ -147,7 +146,7 @@ def read_data(config, processes=ALONE):
     _check_vocabularies({name: found for name, found in zip(names, (train, held_out, unpacked), strict=True)})
     if unpacked.files:
         _check_comparable(train, unpacked)
-    # Before the scan too: a missing vocabulary file should not cost a pass over all records
+    # This comes before the scan, too: a missing vocabulary should not cost a pass over all records
     vocabulary = find_records_vocabulary(config, train)
     paths = sorted({*train.files, *held_out.files})
     scans = scan_inputs(paths, os.path.join(config.output_dir, SCANS_FILE), processes)
@@ -169,10 +168,9 @@ def read_shapes(config):
     It has no held-out records and no `inputs`. Raises `InputError` where no file matches, a file is unpacked,
     or files disagree in shape.
     """
-    nothing = PackedFiles([], None, [], False)
     train = _find_packs(config, "input_file")
     _check_rows(config, train, {})
-    return PackedData(train, nothing, nothing, {})
+    return PackedData(train, NO_PACKS, NO_PACKS, {})
 
 
 def read_eval_data(config):
@@ -183,10 +181,10 @@ def read_eval_data(config):
     check_own(config.output_dir)
     check_losses(config, config.objective)
     held_out = _find_packs(config, "eval_input_file")
-    _check_rows(config, PackedFiles([], None, [], False), {"eval_input_file": held_out})
+    _check_rows(config, NO_PACKS, {"eval_input_file": held_out})
     check_claims(config, {"eval_input_file": held_out})
     describe_inputs(held_out.files)
-    return PackedData(held_out, held_out, PackedFiles([], None, [], False), {})
+    return PackedData(held_out, held_out, NO_PACKS, {})
 
 
 def check_claims(config, found):
@@ -237,10 +235,14 @@ def model_config_of(config, data):
 def check_fits(data, model_config, config):
     """Check by the manifests that the records fit the model.
 
-    Raises `InputError` where a vocabulary or a sequence is larger than the model's tables, or the vocabulary
-    is of no kind that its family has.
+    Raises `InputError` where a vocabulary, a sequence or a pack of one count of positions is larger than the
+    model's tables, or the vocabulary is of no kind that its family has.
     """
-    model = config.bert_config_file
+    model, length = config.bert_config_file, data.train.spec.max_seq_length
+    if model_config.ablation_no_position_reset:
+        # The batches' own positions, which are checked, restart; these do not, and a look-up would clip them
+        what = "the length of packs of `input_file`, with ablation=no_position_reset,"
+        check_at_most(model_config, "max_position_embeddings", what, length, model)
     if data.vocabulary:
         check_form(data.vocabulary.path, model_config)  # what it learns of others has no export
         what = "the vocabulary of `vocab_file`"
@@ -252,26 +254,11 @@ def check_fits(data, model_config, config):
         check_at_most(model_config, "max_position_embeddings", what, found.longest, model)
 
 
-def check_held_out(data, model_config, config, features, shard=WHOLE):
-    """Read the held-out records before a run starts: a mistake in them would otherwise show after training.
-
-    `features` are the objective's, `shard` is this process's. Raises `InputError` where a record is damaged
-    or has an id without a row, or the processes do not divide the batch.
-    """
-    if data.eval.files:
-        dataset = eval_batches(
-            data.eval.files, data.eval.spec, config.eval_batch_size, features, shard, data.eval.index
-        )
-        batches = CheckedBatches(dataset, data.eval.files, data.eval.spec, model_config, features)
-        for _ in itertools.islice(batches, config.max_eval_steps or None):  # those that are evaluated
-            continue
-
-
 def _find_packs(config, name):
     """The records that a flag names."""
     pattern = getattr(config, name)
     if not pattern:
-        return PackedFiles([], None, [], False)
+        return NO_PACKS
     files = find_files(pattern, name)
     spec = first_records.read_pack_spec(files, name, pattern)
     folders = sorted({folder_of(path) for path in files})
@@ -341,7 +328,7 @@ def _check_vocabularies(found):
 
 
 def _check_comparable(train, unpacked):
-    # Before training, not after it, when the comparison is made
+    # A mistake must show before training, not when the comparison is made
     if unpacked.spec.max_sequences_per_pack != 1 or unpacked.spec.max_seq_length != train.spec.max_seq_length:
         raise InputError(
             "`unpacked_input_file` must hold packs of one sequence and the length of `input_file`. "

@@ -22,14 +22,18 @@ HEADINGS = DATA, MODEL, OBJECTIVE, MASKING, STEPS, OPTIMIZER, PREDICTION, MEMORY
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig:
-    """Base of the configs of runs; `settings.variant` gives a shared setting another default."""
-
-    help_order = HEADINGS
+class DataSettings:
+    """Where a run writes."""
 
     output_dir: str = setting(
         "", "where checkpoints, metrics.csv and results go", changeable=True, group=DATA
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSettings:
+    """The model, and the weights that it starts from."""
+
     bert_config_file: str = setting(
         "", f"size name ({', '.join(MODEL_SIZES)}) or path of a bert_config.json", group=MODEL
     )
@@ -44,6 +48,12 @@ class RunConfig:
     attention_probs_dropout_prob: float = setting(
         -1.0, "overrides the model's; -1 = as the model says", maximum=0.99, advanced=True
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSettings:
+    """Batches, and their order."""
+
     train_batch_size: int = setting(
         32, "packs, each of several sequences, in an optimizer step", minimum=1, group=STEPS
     )
@@ -54,6 +64,12 @@ class RunConfig:
         minimum=0,
     )
     random_seed: int = setting(12345, "seed of weights, dropout and data order", minimum=0, maximum=2**31 - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerSettings:
+    """The optimizer."""
+
     optimizer: str = setting(
         "lamb",
         "LAMB, or adam: Adam with weight decay beside it (AdamW), or stable_adamw: AdamW with smaller steps "
@@ -81,6 +97,12 @@ class RunConfig:
         changeable=True,
         advanced=True,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceSettings:
+    """Precision and memory."""
+
     dtype: str = setting(
         AUTO,
         "mixed_bfloat16 computes layers in bfloat16, for accelerators; weights, softmax, layer-norm "
@@ -92,6 +114,12 @@ class RunConfig:
     remat: bool = setting(
         False, "compute each encoder block again in the backward pass: less memory, more time"
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class LogSettings:
+    """Logs and checkpoints."""
+
     log_steps: int = setting(10, "steps between rows of metrics.csv", minimum=1, group=LOGS)
     save_checkpoints_steps: int = setting(1000, "steps between checkpoints", minimum=1, changeable=True)
     keep_checkpoint_max: int = setting(
@@ -100,6 +128,12 @@ class RunConfig:
         minimum=1,
         changeable=True,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class CallSettings:
+    """What this call alone does."""
+
     overwrite: bool = setting(
         False, "start from the beginning, removing an earlier run in output_dir", transient=True, group=RUN
     )
@@ -111,6 +145,23 @@ class RunConfig:
         advanced=True,
     )
     json: str = setting("", "also write the final figures to this file, as JSON", transient=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig(
+    # Flags have the order of these from right to left
+    CallSettings,
+    LogSettings,
+    DeviceSettings,
+    OptimizerSettings,
+    StepSettings,
+    ModelSettings,
+    DataSettings,
+):
+    """Base of the configs of runs; `settings.variant` gives a shared setting another default."""
+
+    help_order = HEADINGS
+    result_files = ()  # names of files that the run writes besides those of every run
 
     def __post_init__(self):
         check_settings(self)

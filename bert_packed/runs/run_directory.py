@@ -32,28 +32,22 @@ from bert_packed.core.storage import (
 from bert_packed.parallel.processes import ALONE
 from bert_packed.parallel.targets import devices_here
 from bert_packed.records.manifests import SCANS_NAME
-from bert_packed.tasks.glue.files import SERVER_NAMES
 from bert_packed.training.nonfinite import NotFiniteError
 
 RUN_FILE = "run.json"
 FLAGFILE = "resolved.flags"
 LOCK_FILE = ".lock"
 SCANS_FILE = SCANS_NAME  # what was found by reading all input files
-SCORES_FILE = "eval_results.json"  # of fine-tuning, as Hugging Face's examples name it
+SCORES_FILE = "eval_results.json"  # as Hugging Face's examples name it
 OWN_FILES = (
-    *(RUN_FILE, FLAGFILE, "metrics.csv", "eval_metrics.csv"),
-    *("vocab.txt", "tokenizer.json"),
-    # Of fine-tuning
-    *("labels.txt", SCORES_FILE, "predictions.txt"),
-    *(f"predictions{ending}.tsv" for ending in ("", "_matched", "_mismatched")),
-    *(f"{name}.tsv" for name in SERVER_NAMES),
-    *("predictions.json", "nbest_predictions.json", "null_odds.json"),
+    *(RUN_FILE, FLAGFILE, LOCK_FILE, SCANS_FILE, "metrics.csv", "eval_metrics.csv"),
+    *("vocab.txt", "tokenizer.json", SCORES_FILE),
 )
 SKIPPED_FILE = re.compile(r"skipped_steps\.\d+\.jsonl")
 EVENTS_FOLDER = "tensorboard"
 # Defaults of flags that are gone. `autotune` is not among them: it chose for each machine
 REMOVED_FLAGS = {"recipe": "", "summa": "gather", "peak_flops": 0.0}
-EXPORT = re.compile(r"export-\d+((\.replaced)?\.partial)?")  # of `exports.py`
+EXPORT = re.compile(r"export-\d+(\.replaced)?")  # of `exports.py`
 
 
 @contextlib.contextmanager
@@ -65,7 +59,7 @@ def locked(output_dir, processes=ALONE):
     """
     folder = _check_folder(output_dir)
     with contextlib.ExitStack() as stack:
-        # The others look for a random word in the file: a disk of their own may hold the same path
+        # The others look for a random word in the file, since another disk may hold the same path
         word = processes.first_decides(lambda: stack.enter_context(_hold(folder)))
         found = folder / LOCK_FILE
         if not found.is_file() or found.read_text() != word:
@@ -98,7 +92,7 @@ def read_run(folder):
     """
     path = Path(folder) / RUN_FILE
     run = read_json(path)
-    for name, empty in (("model", {}), ("data", {}), ("inputs", {}), ("segments", [])):
+    for name, empty in (("model", {}), ("data", {}), ("inputs", {}), ("segments", []), ("result_files", [])):
         run.setdefault(name, empty)
 
     def check(name, value, is_right, rule):
@@ -107,6 +101,7 @@ def read_run(folder):
 
     for name in ("flags", "model", "data", "inputs"):
         check(name, run.get(name), isinstance(run.get(name), dict), "an object")
+    check("result_files", run["result_files"], isinstance(run["result_files"], list), "a list")
     for name in ("num_train_steps", "train_batch_size", "micro_batch_size"):
         value = run["flags"].get(name, 0)
         check(name, value, type(value) is int, "a whole number")
@@ -131,12 +126,18 @@ def _are_objects(entries, *names):
     )
 
 
-def check_own(output_dir):
-    """Raise `InputError` unless a directory is missing, empty or a run's: no file, no files of others."""
+def check_own(output_dir, result_files=()):
+    """Raise `InputError` unless a directory is missing, empty or a run's: no file, no files of others.
+
+    `result_files` are names of files that the run that is about to start writes as results.
+    """
     folder = _check_folder(output_dir)
     others = sorted(path.name for path in folder.iterdir() if not _is_ours(path)) if folder.exists() else []
+    others = [name for name in others if name not in result_files]
+    if others and (folder / RUN_FILE).exists():  # another task's run wrote others
+        others = [name for name in others if name not in read_run(folder)["result_files"]]
     if folder.exists() and (others or (list_checkpoints(folder) and not (folder / RUN_FILE).exists())):
-        # Before anything is removed: `checkpoint-500` may be another tool's
+        # Nothing is removed before this: `checkpoint-500` may be another tool's
         name = others[0] if others else list_checkpoints(folder)[-1].name
         raise InputError(
             f"`output_dir` must be empty or hold this run. Received: {folder}, which holds {name}."
@@ -171,9 +172,9 @@ def find_checkpoint(folder, config, facts):
     Raises:
         InputError: flags, inputs or other facts differ from the run's, or the directory is not a run's.
     """
-    check_own(folder)
+    check_own(folder, config.result_files)
     checkpoints = list_checkpoints(folder)
-    # Without a checkpoint there is nothing to lose: a start that failed on a mistake may be repeated
+    # There is nothing to lose without a checkpoint: a start that failed on a mistake may be repeated
     if config.overwrite or not checkpoints:
         return None
     run = read_run(folder)  # `check_own` has found it beside the checkpoints
@@ -256,7 +257,7 @@ def as_begun(config, processes=ALONE):
         continues = not config.overwrite and folder.is_dir() and list_checkpoints(folder)
         run = read_run(folder) if continues and (folder / RUN_FILE).exists() else {"flags": {}}
         flags = run["flags"]
-        # Of another batch it might be no part
+        # It might not divide another batch
         is_same = flags.get("train_batch_size") == config.train_batch_size
         micro_batch_size = flags.get("micro_batch_size", 0) if is_same else 0
         return flags.get("dtype", devices_here().dtype), micro_batch_size
@@ -286,7 +287,8 @@ def start_run(folder, config, facts):
         # The lock is held on that very file, and the scans are this run's
         elif path.name not in (LOCK_FILE, SCANS_FILE):
             path.unlink()
-    write_json(folder / RUN_FILE, {"flags": dataclasses.asdict(config), **facts})
+    results = {"result_files": list(config.result_files)} if config.result_files else {}
+    write_json(folder / RUN_FILE, {"flags": dataclasses.asdict(config), **facts, **results})
     # Only for people: continuing compares with `run.json`
     write_text(str(folder / FLAGFILE), to_flagfile(config))
 
@@ -345,16 +347,11 @@ def remove_partial(folder):
 
 def _is_ours(path):
     if path.is_dir():
-        if path.name == EVENTS_FOLDER or DAMAGED.fullmatch(path.name):
-            return True
-        if EXPORT.fullmatch(path.name):
-            return True
-        return bool(NAME.fullmatch(path.name.removesuffix(PARTIAL_SUFFIX)))
-    if SKIPPED_FILE.fullmatch(path.name):
-        return True
-    # Some files are written under a name with a number of the process's own
+        whole = path.name.removesuffix(PARTIAL_SUFFIX)
+        return path.name == EVENTS_FOLDER or any(one.fullmatch(whole) for one in (DAMAGED, EXPORT, NAME))
+    # A file that is being written has a random number and a suffix after its name
     name = re.sub(r"(\.[0-9a-f]{32})?\.partial$", "", path.name)
-    return name in (*OWN_FILES, LOCK_FILE, SCANS_FILE)
+    return name in OWN_FILES or bool(SKIPPED_FILE.fullmatch(path.name))
 
 
 def _check_folder(output_dir):

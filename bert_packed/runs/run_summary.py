@@ -19,46 +19,32 @@ def describe_run(config, model_config, data, attention):
     predictions = ""
     if spec.max_predictions_per_pack:
         predictions = f" and {count_of(spec.max_predictions_per_pack, 'prediction')}"
-    broken = ", ".join(ablations(model_config))
-    warning = f"ABLATION   {broken}: PACKING IS BROKEN ON PURPOSE IN THIS RUN\n" if broken else ""
-    return (
+    lines = [
         f"batch      {count_of(config.train_batch_size, 'pack')} a step (train_batch_size), "
-        f"{config.packs_at_once} at once: {sequences}\n{warning}"
+        f"{config.packs_at_once} at once: {sequences}",
         f"model      {config.bert_config_file}: {count_of(model_config.num_hidden_layers, 'layer')} of "
-        f"width {model_config.hidden_size}, vocabulary {model_config.vocab_size:,}\n"
-        f"attention  {attention}\n"
-        f"precision  {config.dtype}\n"
+        f"width {model_config.hidden_size}, vocabulary {model_config.vocab_size:,}",
+        f"attention  {attention}",
+        f"precision  {config.dtype}",
         f"data       {count_of(data.num_packs, 'pack')} of {spec.max_seq_length} tokens, up to "
-        f"{count_of(spec.max_sequences_per_pack, 'sequence')}{predictions} each\n"
-        f"vocabulary {data.vocabulary.path if data.vocabulary else 'not found; --vocab_file names it'}"
-        + _describe_growth(config)
-        + _describe_masks(data)
-        + _describe_evaluation(config)
-    )
-
-
-def _describe_growth(config):
-    if not config.batch_warmup_steps:
-        return ""
-    return (
-        f"\ngrows      from {count_of(config.initial_batch_size, 'pack')} in the first step, over "
-        f"{count_of(config.batch_warmup_steps, 'step')}"
-    )
-
-
-def _describe_evaluation(config):
-    if not config.do_eval or config.eval_input_file != config.input_file:
-        return ""
-    return (
-        "\nevaluates  the training packs, since no eval_input_file is given: at most "
-        f"{config.max_eval_steps} batches of {config.eval_batch_size}"
-    )
-
-
-def _describe_masks(data):
-    if not data.masking:
-        return ""
-    return f"\nmasks      drawn again in every epoch, of {data.masking.vocab_size:,} tokens"
+        f"{count_of(spec.max_sequences_per_pack, 'sequence')}{predictions} each",
+        f"vocabulary {data.vocabulary.path if data.vocabulary else 'not found; --vocab_file names it'}",
+    ]
+    if broken := ", ".join(ablations(model_config)):
+        lines.insert(1, f"ABLATION   {broken}: PACKING IS BROKEN ON PURPOSE IN THIS RUN")
+    if config.batch_warmup_steps:
+        lines.append(
+            f"grows      from {count_of(config.initial_batch_size, 'pack')} in the first step, over "
+            f"{count_of(config.batch_warmup_steps, 'step')}"
+        )
+    if data.masking:
+        lines.append(f"masks      drawn again in every epoch, of {data.masking.vocab_size:,} tokens")
+    if config.do_eval and config.eval_input_file == config.input_file:
+        lines.append(
+            "evaluates  the training packs, since no eval_input_file is given: at most "
+            f"{config.max_eval_steps} batches of {config.eval_batch_size}"
+        )
+    return "\n".join(lines)
 
 
 def describe_cost(config, model_config, model_flops, data, flops_per_second):
@@ -69,7 +55,7 @@ def describe_cost(config, model_config, model_flops, data, flops_per_second):
         f"{describe_duration(seconds * count_full_steps(config))} for "
         f"{count_of(config.num_train_steps, 'step')}"
     ]
-    # With such a step, a user's first run looks as if it hung
+    # A user's first run looks as if it hung in such a step
     if seconds > LONG_STEP_SECONDS:
         sizes = list(family_of(model_config).sizes)[:3]
         lines.append(

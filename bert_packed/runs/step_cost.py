@@ -66,7 +66,7 @@ def estimate_step_seconds(model_flops, spec, batch_size, flops_per_second):
     return OVERHEAD * step_flops(model_flops, spec, batch_size) / flops_per_second
 
 
-def count_full_steps(config, num_steps=None):
-    """Number of full steps that cost as much as the first `num_steps` (None: all) of a run: float."""
-    num_steps = config.num_train_steps if num_steps is None else num_steps
+def count_full_steps(config):
+    """Number of full steps that cost as much as all of a run: float."""
+    num_steps = config.num_train_steps
     return config.growth.packs_before(num_steps) / config.train_batch_size if config.growth else num_steps

@@ -192,22 +192,22 @@ def trained_case(run):
 
 def known_case(init_checkpoint):
     """The `do_lower_case` of a checkpoint, by its run or Hugging Face's settings beside it; else None."""
-    folder = run_folder(init_checkpoint)
-    case = trained_case(run_directory.read_run(folder)) if folder else None
-    if case is None:
-        settings = read_json(Path(init_checkpoint) / TOKENIZER_CONFIG, default={})
-        case = settings.get("do_lower_case")
+    case = _known(init_checkpoint, trained_case, "do_lower_case")
     return None if case is None else bool(case)
 
 
 def known_length(init_checkpoint):
     """Most tokens of a text for a checkpoint, by its run or the tokenizer's settings beside it; else None."""
-    folder = run_folder(init_checkpoint)
-    length = trained_length(run_directory.read_run(folder)) if folder else None
-    if length is None:
-        settings = read_json(Path(init_checkpoint) / TOKENIZER_CONFIG, default={})
-        length = settings.get("model_max_length")  # 1e30 for no limit
+    length = _known(init_checkpoint, trained_length, "model_max_length")  # 1e30 for no limit
     return length if isinstance(length, int) and length > 0 else None
+
+
+def _known(init_checkpoint, of_run, name):
+    folder = run_folder(init_checkpoint)
+    value = of_run(run_directory.read_run(folder)) if folder else None
+    if value is not None:
+        return value
+    return read_json(Path(init_checkpoint) / TOKENIZER_CONFIG, default={}).get(name)
 
 
 def trained_length(run):

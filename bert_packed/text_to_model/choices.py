@@ -59,7 +59,7 @@ def choose_training(config, manifest, folder, platform):
     width = load_model_config(model.value).hidden_size
     rate = next((rate for most, rate in RATES if width <= most), LEAST_RATE)
     rate = config.learning_rate or (STARTED_RATE if config.init_checkpoint else rate)
-    # With hours a first guess, for a step to time
+    # This is a first guess where hours are given, for a step to time
     sequences = manifest["num_sequences"] * (config.num_train_epochs or DEFAULT_EPOCHS)
     packs = config.train_batch_size or packs_of_a_step(sequences, manifest["packing_factor"])
     most = (CPU_TOKENS_AT_ONCE if on_cpus else ACCELERATOR_TOKENS_AT_ONCE) // config.max_seq_length
@@ -132,12 +132,14 @@ def fit_memory(training, program, memory_bytes, is_given):
     if memory_bytes and program.peak_bytes is not None:
         most = max(size_that_fills(SHARE_OF_MEMORY * memory_bytes, program, at_once), 1)
         if most < at_once:
-            packs, at_once = divide(training.train_batch_size, most, is_given)
-            training = dataclasses.replace(
-                training, train_batch_size=packs, micro_batch_size=at_once, eval_batch_size=at_once
-            )
+            training = _with_batch(training, *divide(training.train_batch_size, most, is_given))
             why = f"fits half of {memory_bytes / 2**30:.1f} GiB"
-    return training, Choice("micro_batch_size", at_once, why)
+    return training, Choice("micro_batch_size", training.packs_at_once, why)
+
+
+def _with_batch(training, packs, at_once):
+    sizes = {"train_batch_size": packs, "micro_batch_size": at_once, "eval_batch_size": at_once}
+    return dataclasses.replace(training, **sizes)
 
 
 def choose_steps(config, training, manifest, step_seconds=None):
@@ -150,12 +152,9 @@ def choose_steps(config, training, manifest, step_seconds=None):
         pack_seconds = step_seconds / packs
         num_packs = config.train_hours * 3600 / pack_seconds
         if not config.train_batch_size:
-            packs, at_once = divide(
-                packs_of_a_step(num_packs * factor, factor), training.packs_at_once, False
-            )
-            training = dataclasses.replace(
-                training, train_batch_size=packs, micro_batch_size=at_once, eval_batch_size=at_once
-            )
+            wanted = packs_of_a_step(num_packs * factor, factor)
+            training = _with_batch(training, *divide(wanted, training.packs_at_once, False))
+            packs = training.train_batch_size
         steps = max(round(num_packs / packs), 1)
         why = f"{config.train_hours:g} h of steps of {pack_seconds * packs:.3g} s"
     else:

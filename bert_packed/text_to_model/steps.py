@@ -37,7 +37,7 @@ from data_gen.text.create_config import BYTE_BPE, WORDPIECE, CreateConfig
 from data_gen.text.sources import find_text_sources
 
 NUM_STEPS = 6
-# Of the audit's comparison with unpacked sequences. What leaks changes a neighbour, for which 0 alone passes;
+# The audit compares with unpacked sequences. What leaks changes a neighbour, for which 0 alone passes;
 # this is rounding, which grows with depth: a fault in positions or losses is larger by far
 AUDIT_TOLERANCE = 1e-4
 
@@ -126,7 +126,7 @@ def find_vocabulary(config):
 
 
 def _read_model_config(config, num_tokens=None):
-    # Without either, both models that may be chosen have as many positions
+    # If neither is given, both models that may be chosen have as many positions
     model = config.bert_config_file or ("" if config.init_checkpoint else choices.CPU_MODEL)
     return starting_weights.read_model_config(config.init_checkpoint, model, num_tokens)
 
@@ -244,14 +244,16 @@ def _train_model(config, folder):
     if not _is_due(4, "training", exists(folder.path("audit.json")) and exists(folder.run)):
         return 0
     folder.remove_after("run")
-    if not exists(folder.training_flags):
+    if exists(folder.training_flags):
+        # As an earlier call chose it, or as a person has changed it since; but its places are this call's
+        training = parse(PretrainingConfig, ["bert-packed", f"--flagfile={folder.training_flags}"])
+        places = choices.places_of(config, folder, training.bert_config_file)
+        training = dataclasses.replace(training, **places)
+    else:
         training, chosen = _choose(config, folder)
         print_table([dataclasses.asdict(one) for one in chosen])
         _write_flags(folder, "pretrain", "pretrain", training)
-    # As it was chosen, or as a person has changed it since; but its places are those of this call
-    training = parse(PretrainingConfig, ["bert-packed", f"--flagfile={folder.training_flags}"])
-    places = choices.places_of(config, folder, training.bert_config_file)
-    return pretrain(dataclasses.replace(training, **places)).stopped_by
+    return pretrain(training).stopped_by
 
 
 def _choose(config, folder):

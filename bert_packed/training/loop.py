@@ -104,7 +104,7 @@ def train(engine, config, hooks, first_step=0, state=None):
             if is_due(step, config.log_steps, config):
                 row = interval.row(step, hooks.means, hooks.learning_rate(step - 1))
                 hooks.log(row)
-                # By the clock: evaluations, exports and checkpoints count, the compiling step does not
+                # The clock counts evaluations, exports and checkpoints, but not the step that compiles
                 num_timed, num_left = step - first_step - 1, config.num_train_steps - step
                 seconds = time.perf_counter() - first_end
                 line = describe(row, seconds / num_timed * num_left if num_timed else None)
@@ -112,7 +112,7 @@ def train(engine, config, hooks, first_step=0, state=None):
                 hooks.show(f"step {step:,}/{config.num_train_steps:,}: {line}")
                 interval = LogInterval(scale=hooks.scale)
             if hooks.export and is_due(step, config.export_every, config):
-                # Before it is saved: a kill in between repeats the step, and none stays without its export
+                # An export comes before the checkpoint: a kill in between repeats the step with its export
                 hooks.export(step)
             due = bool(hooks.evaluate) and is_due(step, config.eval_steps, config)
             # Saved before it is evaluated: neither bad held-out data nor a signal during a long evaluation

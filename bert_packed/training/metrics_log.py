@@ -9,6 +9,7 @@ from tensorboard.summary import Writer
 
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
+from bert_packed.training import loop
 from bert_packed.training.training_metrics import WATCHED
 
 TRAIN_FILE, EVAL_FILE = "metrics.csv", "eval_metrics.csv"
@@ -77,6 +78,30 @@ class NoLog:
 
     def flush_to_disk(self):
         pass
+
+
+def open_logs(folder, config, objective, first_step, evaluation_due, processes):
+    """The log of training and, for a config that evaluates, of evaluations: list of `MetricsLog` or `NoLog`.
+
+    `evaluation_due` is true if `first_step` is still to be evaluated. Raises `InputError` where a row of
+    either is lost; both are checked before one changes.
+    """
+    # An evaluation that is due is made again: its row may or may not have been written
+    evaluated = first_step - 1 if evaluation_due else first_step
+    logs = [(folder / TRAIN_FILE, train_columns(objective), config.log_steps, first_step)]
+    if config.evaluates:
+        logs.append((folder / EVAL_FILE, eval_columns(objective), config.eval_steps, evaluated))
+    kept = []
+
+    def read():
+        for path, _, every, last_step in logs:
+            due = loop.due_steps(every, config, last_step)
+            kept.append(rows_to_keep(path, last_step, due, config.accept_lost_rows))
+
+    processes.first_decides(read)
+    if not processes.is_first:
+        return [NoLog()] * len(logs)
+    return [MetricsLog(path, columns, rows) for (path, columns, *_), rows in zip(logs, kept, strict=True)]
 
 
 def rows_to_keep(path, last_step, due_steps, accepts_lost=False):

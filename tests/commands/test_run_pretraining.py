@@ -221,7 +221,7 @@ def test_packed_against_unpacked_is_reported(data, tmp_path, capsys, monkeypatch
         (KeyboardInterrupt(), 130, "interrupted"),
     ):
         if error:
-            monkeypatch.setattr(pretraining, "speed_rows", fail(error))
+            monkeypatch.setattr(pretraining.Run, "compare_speeds", fail(error))
         report.unlink()
         capsys.readouterr()
         assert run(*command) == status

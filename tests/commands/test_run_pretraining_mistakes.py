@@ -123,7 +123,7 @@ def builds(monkeypatch):
     def start_engine(*_):
         raise BuildsError
 
-    monkeypatch.setattr(pretraining, "start_engine", start_engine)
+    monkeypatch.setattr(pretraining.Run, "start_engine", start_engine)
 
 
 def write_start(folder, file_name, tensor, **change):
@@ -210,7 +210,7 @@ def test_a_start_of_others_without_its_config_is_told_so(data, tmp_path, capsys)
 def test_where_an_init_checkpoint_lies_is_looked_at_before_a_model_is_built(
     data, tmp_path, monkeypatch, capsys, place, message
 ):
-    monkeypatch.setattr(pretraining, "start_engine", lambda *_: pytest.fail("builds"))
+    monkeypatch.setattr(pretraining.Run, "start_engine", lambda *_: pytest.fail("builds"))
     (tmp_path / "run").mkdir()
     assert run(*arguments(data, tmp_path / "run", init_checkpoint=place.format(tmp_path=tmp_path))) == 2
     assert message in capsys.readouterr().err

@@ -18,6 +18,7 @@ from bert_packed.objectives.features import RECORDED
 from bert_packed.parallel.targets import ACCELERATORS, Target
 from bert_packed.runs import compile_only
 from bert_packed.runs.compile_only import STATUS_NOT_STATIC, empty_batch
+from bert_packed.runs.pretraining import Run
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.runs.pretraining_data import read_data
 from bert_packed.training.step_report import StepProgram
@@ -46,7 +47,7 @@ def asked(monkeypatch):
     asked.programs = [StepProgram(TEXT, 2.5, flops=24.0, bytes_accessed=96.0)]
     engine = make_engine()
     engine.step_programs = lambda batch: asked.batches.append(batch) or asked.programs
-    monkeypatch.setattr(compile_only, "build_engine", lambda *_, target: engine)
+    monkeypatch.setattr(compile_only.Run, "build_engine", lambda _: engine)
     monkeypatch.setattr(compile_only, "make_virtual_devices", asked.devices.append)
     return asked
 
@@ -159,7 +160,8 @@ def test_the_largest_micro_batch_is_found(monkeypatch, capsys, limit, power):
     has, arguments = ACCELERATORS["v5e"].memory_bytes, 1 << 30
     of_limit = has - (1 << 28) - arguments  # what `limit` packs need besides
 
-    def compile_step(config, model_config, data, target):
+    def compile_step(run):
+        config = run.config
         tried.append(config.packs_at_once // 4)
         assert config.packs_at_once % 4 == 0 and config.train_batch_size % config.packs_at_once == 0
         assert 0 <= config.train_batch_size - 64 < config.packs_at_once
@@ -174,7 +176,7 @@ def test_the_largest_micro_batch_is_found(monkeypatch, capsys, limit, power):
         input_file="x", output_dir="y", train_batch_size=64, micro_batch_size=32, **growth
     )
     target = Target("tpu", ("device",) * 4, ACCELERATORS["v5e"], "v5e:2x2")
-    found, (program,) = compile_only.find_largest(config, None, None, target)
+    found, (program,) = compile_only.find_largest(Run(config, target=target))
     assert program.packs == found.packs_at_once and found.packs_at_once // 4 <= limit
     assert limit - found.packs_at_once // 4 <= limit / 16
     assert len(tried) == len(set(tried)) <= (7 if power == 1 else 8)
@@ -182,14 +184,14 @@ def test_the_largest_micro_batch_is_found(monkeypatch, capsys, limit, power):
 
 
 def test_where_not_one_pack_fits_it_says_so(monkeypatch):
-    def compile_step(config, model_config, data, target):
-        raise compile_only.TooLargeError(target, config.packs_at_once, "9G", "8G")
+    def compile_step(run):
+        raise compile_only.TooLargeError(target, run.config.packs_at_once, "9G", "8G")
 
     monkeypatch.setattr(compile_only, "compile_step", compile_step)
     config = PretrainingConfig(input_file="x", output_dir="y", train_batch_size=8)
     with pytest.raises(InputError, match=r"=v5e:1\. Received: 1, for which one needs 9G and has 8G\."):
         target = Target("tpu", ("device",), ACCELERATORS["v5e"], "v5e:1")
-        compile_only.find_largest(config, None, None, target)
+        compile_only.find_largest(Run(config, target=target))
 
 
 def test_a_forecast_is_of_the_peak():

@@ -67,7 +67,7 @@ def test_every_sequence_gets_its_own_outputs_out_of_training(depth, num_packs):
         assert found["logits"][number].tolist() == [100 + number, 200 + 2 * number]
 
 
-def test_without_training_the_checkpoint_must_have_the_head_of_the_task(monkeypatch, tmp_path):
+def test_prediction_needs_the_head_of_the_task(monkeypatch, tmp_path):
     config = FinetuneConfig(output_dir=str(tmp_path / "run"), init_checkpoint="x", do_train=False)
     model = Known()
     model.head = "classification"
@@ -85,7 +85,7 @@ def test_without_training_the_checkpoint_must_have_the_head_of_the_task(monkeypa
 
 
 @pytest.mark.parametrize(("scores", "left"), [({}, None), (None, {"f1": 1.0}), ({"f1": 0.5}, {"f1": 0.5})])
-def test_scores_of_an_earlier_prediction_stay_where_none_are_wanted(tmp_path, monkeypatch, scores, left):
+def test_earlier_scores_stay_where_none_are_wanted(tmp_path, monkeypatch, scores, left):
     """And go where there is nothing to score against."""
     monkeypatch.setattr(finetuning, "_load_model", lambda *_: "model")
     path = tmp_path / "eval_results.json"
@@ -151,7 +151,7 @@ def test_a_stopped_training_predicts_nothing(tmp_path, monkeypatch, capsys):
     assert "the same command continues" in capsys.readouterr().err
 
 
-def test_a_run_has_results_that_are_younger_than_what_they_are_of(tmp_path, monkeypatch):
+def test_results_are_younger_than_what_they_are_of(tmp_path, monkeypatch):
     config = SquadConfig(output_dir=str(tmp_path), **GIVEN[SquadConfig])
     monkeypatch.setattr(finetuning, "_facts", lambda *_: {})
     found = tmp_path / "checkpoint-4"

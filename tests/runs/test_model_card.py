@@ -9,7 +9,7 @@ from tiny import CONFIG, make_engine
 
 from bert_packed.architectures.registry import ablate
 from bert_packed.core.settings import InputError
-from bert_packed.runs.model_card import read_audit, read_origin, write_model_card
+from bert_packed.runs.exports import read_audit, read_origin, write_model_card
 
 AUDIT = [
     {"name": "output leak", "worst": 0.0, "limit": 0, "result": "pass"},

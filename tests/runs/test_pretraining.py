@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 from tiny import write_data
 
-from bert_packed.architectures.registry import load_model_config
 from bert_packed.checkpoints import checkpoint
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.parallel.processes import Alone
-from bert_packed.runs import pretraining
+from bert_packed.runs.pretraining import Run
 from bert_packed.runs.pretraining_config import PretrainingConfig
-from bert_packed.runs.pretraining_data import read_data
 from bert_packed.training.metrics_log import read_rows
 from bert_packed.training.training_metrics import Scale
 
@@ -36,11 +34,10 @@ class OneOfTwo(Alone):
 
 @dataclasses.dataclass
 class Process:
-    """Hooks of a run's process, the rows that it showed and the batches that it evaluated."""
+    """Hooks of a run's process, and the batches that it evaluated."""
 
     processes: Alone
     folder: object
-    shown: list
     evaluated: list
     hooks: object
 
@@ -61,23 +58,27 @@ def make_process(tmp_path_factory):
         keep_checkpoint_max=1,
         export_every=2,
     )
-    data = read_data(config)
-    model_config = load_model_config(config.bert_config_file, None)
-    engine = pretraining.build_engine(config, model_config, data)
+    whole = Run(config)
+    whole.read_data()
+    engine = whole.build_engine()
 
     def make(processes, output_dir, first_step=0, evaluation_due=False, **changes):
         output_dir.mkdir(exist_ok=True)
-        process = Process(processes, output_dir, [], [], None)
+        process = Process(processes, output_dir, [], None)
 
         def eval_step(batch):
             process.evaluated.append(batch["token_ids"])
             return dict.fromkeys(engine.objective.sum_names, 1.0)
 
         engine.eval_step = eval_step
-        process.hooks = pretraining.make_hooks(
-            *(dataclasses.replace(config, **changes), model_config, data, engine, output_dir),
-            *(first_step, evaluation_due, process.shown.append, Scale(), processes),
-        )
+        process.hooks = dataclasses.replace(
+            whole,
+            config=dataclasses.replace(whole.config, **changes),
+            processes=processes,
+            engine=engine,
+            folder=output_dir,
+            state={"step": first_step, "evaluation_due": evaluation_due},
+        ).hooks(Scale())
         processes.num_waits = 0
         return process
 
@@ -88,26 +89,29 @@ def names_in(folder):
     return sorted(path.name for path in folder.iterdir() if path.name != "tensorboard")
 
 
-def test_the_first_process_alone_writes_and_the_others_wait_for_it(make_process, tmp_path):
-    left = {}
-    for index in (0, 1):
-        process = make_process(OneOfTwo(index), tmp_path / f"{index}")
-        process.hooks.log({"step": 3, "loss": 2.5})
-        process.hooks.show("step 3: loss 2.5")
-        process.hooks.save(3, {"evaluation_due": False})
-        assert process.processes.num_waits == 1  # by whom it is not written goes on when it is
-        process.hooks.save(4, {"evaluation_due": False})
-        process.hooks.evaluate(4)
-        process.hooks.prune()
-        assert process.hooks.shows_progress == (index == 0)
-        left[index] = names_in(process.folder), process.shown
-    assert left[0] == (["checkpoint-4", "eval_metrics.csv", "metrics.csv"], ["step 3: loss 2.5"])
-    assert left[1] == ([], [])
-    assert "\n3,2.5," in (tmp_path / "0" / "metrics.csv").read_text()
-    for name in ("checkpoint-3", "checkpoint-4"):
-        (process.folder / name).mkdir()
+@pytest.mark.parametrize("index", [0, 1])
+def test_the_first_process_alone_writes_as_others_wait(make_process, tmp_path, capsys, index):
+    process = make_process(OneOfTwo(index), tmp_path)
+    process.hooks.log({"step": 3, "loss": 2.5})
+    process.hooks.show("step 3: loss 2.5")
+    assert capsys.readouterr().out == ("" if index else "step 3: loss 2.5\n")
+    (process.folder / "run.json").write_text(json.dumps({"flags": {}}))
+    for write in (lambda: process.hooks.save(3, {}), lambda: process.hooks.export(4)):
+        process.processes.num_waits = 0
+        write()
+        assert process.processes.num_waits == 1
+    process.hooks.save(4, {})
+    process.hooks.evaluate(4)
     process.hooks.prune()
-    assert names_in(process.folder) == ["checkpoint-3", "checkpoint-4"]
+    assert process.hooks.shows_progress == (index == 0)
+    written = ["checkpoint-4", "eval_metrics.csv", "export-4", "metrics.csv", "run.json"]
+    assert names_in(process.folder) == (["run.json"] if index else written)
+    if not index:
+        assert "\n3,2.5," in (process.folder / "metrics.csv").read_text()
+    for name in ("checkpoint-3", "checkpoint-4"):
+        (process.folder / name).mkdir(exist_ok=True)
+    process.hooks.prune()
+    assert ("checkpoint-3" in names_in(process.folder)) == (index == 1)
 
 
 def write_logs(process, steps, eval_steps):
@@ -122,7 +126,7 @@ LOGS = ("metrics.csv", "eval_metrics.csv")
 
 
 @pytest.mark.parametrize("log", LOGS)
-def test_rows_of_either_log_that_are_lost_are_refused_before_one_changes(make_process, tmp_path, log):
+def test_lost_rows_are_refused_before_a_log_changes(make_process, tmp_path, log):
     write_logs(make_process(Alone(), tmp_path / "run"), (2, 4, 6, 8, 10), (4, 8))
     texts = {name: (tmp_path / "run" / name).read_text() for name in LOGS}
     cut = {**texts, log: "".join(texts[log].splitlines(keepends=True)[:2])}
@@ -134,18 +138,16 @@ def test_rows_of_either_log_that_are_lost_are_refused_before_one_changes(make_pr
     make_process(Alone(), tmp_path / "run", **CONTINUED, accept_lost_rows=True)
     steps = {name: [row["step"] for row in read_rows(tmp_path / "run" / name)] for name in LOGS}
     assert steps == {"metrics.csv": ["2", "4", "6", "8"], "eval_metrics.csv": ["4", "8"]}
-    # where they stand, or an evaluation is made again, nothing is missing
+    # Nothing is missing where the rows are there, or an evaluation is made again
     make_process(Alone(), tmp_path / "run", **CONTINUED)
     (tmp_path / "run" / LOGS[1]).write_text("".join(texts[LOGS[1]].splitlines(keepends=True)[:2]))
     make_process(Alone(), tmp_path / "run", **CONTINUED, evaluation_due=True)
+    # A process that writes no logs misses none
+    make_process(OneOfTwo(1), tmp_path / "other", **CONTINUED)
+    assert names_in(tmp_path / "other") == []
 
 
-def test_a_process_that_writes_no_logs_misses_none(make_process, tmp_path):
-    make_process(OneOfTwo(1), tmp_path / "run", **CONTINUED)
-    assert names_in(tmp_path / "run") == []
-
-
-def test_logs_are_on_the_disk_before_a_checkpoint_has_its_name(make_process, tmp_path, monkeypatch):
+def test_logs_are_on_the_disk_before_a_checkpoint(make_process, tmp_path, monkeypatch):
     done, save = [], checkpoint.save_checkpoint
     monkeypatch.setattr(storage, "flush_to_disk", lambda path: done.append(Path(path).name))
     monkeypatch.setattr(checkpoint, "save_checkpoint", lambda *of: done.append("saved") or save(*of))
@@ -155,31 +157,24 @@ def test_logs_are_on_the_disk_before_a_checkpoint_has_its_name(make_process, tmp
     assert done[:3] == [*LOGS, "saved"]
 
 
-def test_the_first_process_alone_exports_and_the_others_wait_for_it(make_process, tmp_path):
-    for index, written in enumerate((["export-3"], [])):
-        process = make_process(OneOfTwo(index), tmp_path / f"{index}")
-        (process.folder / "run.json").write_text(json.dumps({"flags": {}}))
-        process.hooks.export(3)
-        assert process.processes.num_waits == 1
-        assert [name for name in names_in(process.folder) if name.startswith("export")] == written
+def test_each_process_has_its_part_of_every_batch(make_process, tmp_path):
+    """A part of each micro-batch in training; the engine adds up what all processes have."""
+    trained, evaluated = [], []
+    for name, processes in (("whole", Alone()), ("0", OneOfTwo(0)), ("1", OneOfTwo(1))):
+        process = make_process(processes, tmp_path / name)
+        trained.append([batch["token_ids"] for batch in itertools.islice(process.hooks.batches(0), 2)])
+        process.hooks.evaluate(1)
+        evaluated.append(process.evaluated)
+    for whole, first, second in zip(*trained, strict=True):
+        assert len(whole) == 8 and len(np.unique(whole, axis=0)) == 8
+        np.testing.assert_array_equal(first, whole[[0, 1, 4, 5]])
+        np.testing.assert_array_equal(second, whole[[2, 3, 6, 7]])
+    assert [len(batches) for batches in evaluated] == [3, 3, 3]
+    for whole, first, second in zip(*evaluated, strict=True):
+        np.testing.assert_array_equal(np.concatenate([first, second]), whole)
 
 
-def test_each_process_reads_its_part_of_every_micro_batch(make_process, tmp_path):
-    whole, first, second = (
-        make_process(processes, tmp_path / name)
-        for name, processes in (("whole", Alone()), ("0", OneOfTwo(0)), ("1", OneOfTwo(1)))
-    )
-    steps = [
-        [batch["token_ids"] for batch in itertools.islice(process.hooks.batches(0), 2)]
-        for process in (whole, first, second)
-    ]
-    for all_packs, *parts in zip(*steps, strict=True):
-        assert len(all_packs) == 8 and len(np.unique(all_packs, axis=0)) == 8
-        np.testing.assert_array_equal(parts[0], all_packs[[0, 1, 4, 5]])
-        np.testing.assert_array_equal(parts[1], all_packs[[2, 3, 6, 7]])
-
-
-def test_a_batch_that_grows_reads_on_where_the_steps_before_ended(make_process, tmp_path):
+def test_growing_batches_read_on_where_steps_ended(make_process, tmp_path):
     """Two steps of one micro-batch, then steps of two."""
     process = make_process(Alone(), tmp_path / "run", initial_batch_size=4, batch_warmup_steps=2)
     whole = [batch["token_ids"] for batch in itertools.islice(process.hooks.batches(0), 4)]
@@ -189,19 +184,7 @@ def test_a_batch_that_grows_reads_on_where_the_steps_before_ended(make_process, 
         np.testing.assert_array_equal(resumed["token_ids"], whole[first_step])
 
 
-def test_each_process_evaluates_its_part_of_every_batch(make_process, tmp_path):
-    """The engine adds up what all of them have."""
-    found = []
-    for name, processes in (("whole", Alone()), ("0", OneOfTwo(0)), ("1", OneOfTwo(1))):
-        process = make_process(processes, tmp_path / name)
-        process.hooks.evaluate(1)
-        found.append(process.evaluated)
-    assert [len(batches) for batches in found] == [3, 3, 3]
-    for all_packs, first, second in zip(*found, strict=True):
-        np.testing.assert_array_equal(np.concatenate([first, second]), all_packs)
-
-
-def test_each_process_notes_the_packs_that_it_had_read_of_a_step_left_out(make_process, tmp_path, capsys):
+def test_each_process_notes_its_packs_of_a_skipped_step(make_process, tmp_path, capsys):
     noted = []
     for index in (0, 1):
         process = make_process(OneOfTwo(index), tmp_path / f"{index}")

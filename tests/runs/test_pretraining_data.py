@@ -4,16 +4,19 @@ import dataclasses
 import json
 import os
 
+import next_tokens
 import numpy as np
 import pytest
 from packs import random_packs, write_packs
 from tiny import CONFIG, MAX_SEQ_LENGTH, write_data
 
+from bert_packed.architectures.registry import OBJECTIVE_HEADS
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.data.batches import CheckedBatches
 from bert_packed.data.input_pipeline import train_batches
 from bert_packed.records.tfrecords import scan_file
+from bert_packed.runs.objectives import choose_objective
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.runs.pretraining_data import check_fits, read_data, read_eval_data
 
@@ -69,7 +72,7 @@ def config(**changes):
     return PretrainingConfig(output_dir="out", bert_config_file="tiny", **changes)
 
 
-def test_records_without_next_sentences_teach_masked_tokens_alone(place):
+def test_records_without_next_sentences_are_for_mlm(place):
     made_for_mlm = place("made for mlm", objective="mlm")
     for pattern in (made_for_mlm, place("made for both")):
         assert read_data(config(input_file=pattern, objective="mlm")).train.num_rows == 0
@@ -125,7 +128,7 @@ def test_a_length_that_is_claimed_is_that_of_all_packs(place, tmp_path, name):
 
 
 @pytest.mark.parametrize("kind", ["none", "unpacked"])
-def test_a_folder_without_manifest_of_packs_leaves_the_packing_factor_unknown(place, root, kind):
+def test_the_factor_is_unknown_without_a_manifest(place, root, kind):
     names = ",".join([place("a"), place("b", kind=kind, splits={"train": {"files": []}})])
     if kind == "none":
         storage.remove(f"{root}/b/manifest.json")
@@ -135,35 +138,23 @@ def test_a_folder_without_manifest_of_packs_leaves_the_packing_factor_unknown(pl
 
 
 @pytest.mark.parametrize(
-    "changes, rule",
+    "held_out, model, rule",
     [
-        ({"vocab_size": CONFIG.vocab_size - 1}, "vocabulary of `input_file` must be at most vocab_size=30"),
-        ({"max_position_embeddings": 5}, "longest sequence of `input_file` must be at most .*=5 .* 6"),
+        ({}, {"vocab_size": 30}, "vocabulary of `input_file` must be at most vocab_size=30 of tiny.* 31"),
+        ({}, {"max_position_embeddings": 5}, "longest sequence of `input_file` must be at most .*=5 .* 6"),
+        # What these records themselves hold fits: only the manifest says so
+        ({"vocab_size": 32}, {}, "vocabulary of `eval_input_file` must be at most vocab_size=31"),
+        ({"histogram": {"lengths": [25], "counts": [36]}}, {}, "longest .* `eval_input_file` .*=24 .* 25"),
     ],
 )
-def test_records_larger_than_the_model_are_refused(place, changes, rule):
-    settings = config(input_file=place("a"))
+def test_records_larger_than_the_model_are_refused(place, held_out, model, rule):
+    settings = config(input_file=place("a"), eval_input_file=place("b", **held_out))
     data = read_data(settings)
-    check_fits(data, CONFIG, settings)
     with pytest.raises(InputError, match=rule):
-        check_fits(data, dataclasses.replace(CONFIG, **changes), settings)
+        check_fits(data, dataclasses.replace(CONFIG, **model), settings)
 
 
-@pytest.mark.parametrize(
-    "changes, rule",
-    [
-        ({"vocab_size": 32}, "vocabulary of `eval_input_file` must be at most vocab_size=31"),
-        ({"histogram": {"lengths": [25], "counts": [36]}}, "longest .* `eval_input_file` .*=24 .* 25"),
-    ],
-)
-def test_held_out_records_are_checked_by_their_manifest_too(place, changes, rule):
-    # What the records themselves hold fits: only the manifest says so
-    settings = config(input_file=place("a"), eval_input_file=place("b", **changes))
-    with pytest.raises(InputError, match=rule):
-        check_fits(read_data(settings), CONFIG, settings)
-
-
-def test_packs_are_compared_with_the_same_sequences_unpacked(place, root, tmp_path):
+def test_packs_are_compared_with_the_same_sequences(place, root, tmp_path):
     rng, manifest = np.random.default_rng(0), tmp_path / "one" / "manifest.json"
     for name, length in (("one", MAX_SEQ_LENGTH), ("short", MAX_SEQ_LENGTH // 2)):
         (tmp_path / name).mkdir()
@@ -187,7 +178,7 @@ def test_packs_are_compared_with_the_same_sequences_unpacked(place, root, tmp_pa
 @pytest.mark.parametrize("entry", [{"sha256": "ab"}, {"num_records": 8}, {"num_records": 10}])
 @pytest.mark.parametrize("is_known", [False, True])
 @pytest.mark.parametrize("kind", ["trains", "held out", "evaluates alone"])
-def test_a_file_that_is_not_what_its_manifest_says_is_refused(place, root, kind, is_known, entry):
+def test_a_file_must_be_what_its_manifest_says(place, root, kind, is_known, entry):
     """Wherever a run reads it: with fewer packs than were made it would train, or score, on a part.
 
     Files that are known were scanned by an earlier start, when the manifest was right.
@@ -204,3 +195,15 @@ def test_a_file_that_is_not_what_its_manifest_says_is_refused(place, root, kind,
         read, settings = read_eval_data, dataclasses.replace(settings, do_train=False)
     with pytest.raises(InputError, match=r"packed-0\.tfrecord must .*, as the manifest\.json beside it says"):
         read(settings)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVE_HEADS)
+def test_an_objective_refuses_other_architectures(objective):
+    own, other, theirs = CONFIG, next_tokens.CONFIG, r"a BERT .*\. Received: a Mamba"
+    if objective == "causal_lm":
+        own, other, theirs = next_tokens.CONFIG, CONFIG, r"a Mamba .*\. Received: a BERT"
+    flags = config(input_file="records", objective=objective)
+    model = choose_objective(objective, own, flags).build_model(own, 0)
+    assert model.head == OBJECTIVE_HEADS[objective]
+    with pytest.raises(InputError, match=f"`bert_config_file` must be {theirs}"):
+        choose_objective(objective, other, flags)

@@ -1,9 +1,7 @@
 """Start and continuation of a run: equal flags, facts and bytes, an empty or own directory, a lock."""
 
-import contextlib
 import dataclasses
 import json
-import types
 
 import pytest
 from tiny import write_data
@@ -11,8 +9,8 @@ from tiny import write_data
 from bert_packed.core.settings import InputError
 from bert_packed.parallel.targets import Target
 from bert_packed.runs import run_directory
+from bert_packed.runs.exports import read_origin
 from bert_packed.runs.input_files import describe_inputs
-from bert_packed.runs.model_card import read_origin
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.runs.run_directory import (
     agree,
@@ -61,42 +59,46 @@ def test_same_run_continues_from_its_newest_checkpoint(started):
     assert "--train_batch_size=32\n" in flags and "overwrite" not in flags
 
 
-def test_a_run_that_is_older_than_a_fact_continues(started):
+@pytest.mark.parametrize(
+    ("flags", "change", "named"),
+    [
+        ({"learning_rate": 0.5}, {}, "learning_rate 0.001 -> 0.5"),
+        ({"mlm_loss": "per_token"}, {}, "mlm_loss 'per_sequence' -> 'per_token'"),
+        ({}, {"model": {"hidden_size": 8, "hidden_act": "relu"}}, "hidden_act of the model 'gelu' -> 'relu'"),
+        (
+            {},
+            {"data": {"packing_factor": 1.5, "vocabularies": ["1"]}},
+            "packing_factor of the data 2.0 -> 1.5",
+        ),
+        ({}, {"inputs": lambda a, b: [a, {**b, "sha256": "0"}]}, "packed-1.tfrecord changed"),
+        ({}, {"inputs": lambda a, b: [a, b, {"path": "more", "sha256": "1"}]}, "input_file more"),
+        ({}, {"inputs": lambda a, _: [a]}, "packed-1.tfrecord"),
+        # What changes no result, and a fact that is newer than the run
+        ({"keep_checkpoint_max": 9}, {}, None),
+        ({"save_checkpoints_steps": 7}, {}, None),
+        ({"output_dir": "elsewhere"}, {}, None),
+        ({}, {"data": {"packing_factor": 2.0, "vocabularies": ["1"], "longest_sequence": 8}}, None),
+    ],
+)
+def test_a_run_continues_as_it_was(started, flags, change, named):
     folder, config, facts = started
-    newer = {**facts, "data": {**facts["data"], "longest_sequence": 8}}
-    assert find_checkpoint(folder, config, newer) == folder / "checkpoint-1"
-
-
-def test_every_difference_is_named(started):
-    folder, config, facts = started
-    changed = dataclasses.replace(config, learning_rate=0.5, mlm_loss="per_token")
-    others = {
-        **facts,
-        "model": {"hidden_size": 8, "hidden_act": "relu"},
-        "data": {"packing_factor": 1.5, "vocabularies": ["1"]},
-    }
+    config, files = dataclasses.replace(config, **flags), facts["inputs"]["input_file"]
+    if "inputs" in change:
+        change = {"inputs": {"input_file": change["inputs"](*files)}}
+    facts = {**facts, **change}
+    if not named:
+        assert find_checkpoint(folder, config, facts) == folder / "checkpoint-1"
+        return
     with pytest.raises(InputError, match="a run must continue as it was") as caught:
-        find_checkpoint(folder, changed, others)
-    for difference in (
-        "learning_rate 0.001 -> 0.5",
-        "mlm_loss 'per_sequence' -> 'per_token'",
-        "hidden_act of the model 'gelu' -> 'relu'",
-        "packing_factor of the data 2.0 -> 1.5",
-    ):
-        assert difference in str(caught.value)
-
-
-def test_settings_that_change_no_result_may_change(started):
-    folder, config, facts = started
-    for change in ({"keep_checkpoint_max": 9}, {"save_checkpoints_steps": 7}, {"output_dir": "elsewhere"}):
-        assert find_checkpoint(folder, dataclasses.replace(config, **change), facts)
+        find_checkpoint(folder, config, facts)
+    assert named in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("name", "default", "other"),
     [("summa", "gather", "ring"), ("peak_flops", 0.0, 2e12), ("recipe", "", "devlin-base")],
 )
-def test_a_flag_that_is_gone_may_be_recorded_at_its_default_alone(started, name, default, other):
+def test_a_removed_flag_may_have_its_default_alone(started, name, default, other):
     folder, config, facts = started
     run = json.loads((folder / "run.json").read_text())
     for value in (default, other):
@@ -110,19 +112,6 @@ def test_a_flag_that_is_gone_may_be_recorded_at_its_default_alone(started, name,
         find_checkpoint(folder, config, facts)
     assert repr(other) in str(caught.value)
     assert find_checkpoint(folder, dataclasses.replace(config, overwrite=True), facts) is None
-
-
-def test_changed_added_and_removed_inputs_are_named(started, files):
-    folder, config, facts = started
-    before = facts["inputs"]["input_file"]
-    changed = [dict(entry) for entry in before]
-    changed[1]["sha256"] = "0"
-    added = [*before, {"path": "more", "sha256": "1", "num_records": 1}]
-    for entries, named in ((changed, f"{files[1]} changed"), (added, "more"), (before[:1], files[1])):
-        others = {**facts, "inputs": {**facts["inputs"], "input_file": entries}}
-        with pytest.raises(InputError, match="a run must continue as it was") as caught:
-            find_checkpoint(folder, config, others)
-        assert f"input_file {named}" in str(caught.value)
 
 
 def test_a_start_without_a_checkpoint_may_change_its_flags(started):
@@ -150,12 +139,14 @@ def test_a_lock_that_is_a_link_writes_to_no_other_file(tmp_path):
     assert (tmp_path / "victim").read_text() == "content of another program, of more than 32 bytes"
 
 
-def test_a_run_behind_a_url_is_refused(tmp_path, monkeypatch):
-    """A local folder of that name was made."""
+def test_a_directory_must_be_a_folder_of_this_machine(tmp_path, monkeypatch):
+    """A URL would become a local folder of that name."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="must be a local folder"), locked("gs://bucket/run"):
-        pass
-    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").touch()
+    for place, message in (("gs://bucket/run", "must be a local folder"), ("file", "which is a file")):
+        with pytest.raises(InputError, match=message), locked(place):
+            pass
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -180,7 +171,7 @@ def test_another_tools_checkpoints_are_refused_and_kept(tmp_path, started):
     assert (tmp_path / "other" / "checkpoint-500").exists()
 
 
-def test_overwrite_starts_anew(started):
+def test_overwrite_starts_from_the_beginning(started):
     folder, config, facts = started
     for name in ("checkpoint-20.partial", "export-7", "export-9.partial", "export-9.replaced.partial"):
         (folder / name).mkdir()
@@ -233,10 +224,12 @@ def test_damaged_record_of_a_run(started, damage, message):
 
 
 def test_one_run_at_a_time(tmp_path):
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(locked(tmp_path / "run"))
-        with pytest.raises(InputError, match="must not be used by another run"):
-            stack.enter_context(locked(tmp_path / "run"))
+    with (
+        locked(tmp_path / "run"),
+        pytest.raises(InputError, match="must not be used by another run"),
+        locked(tmp_path / "run"),
+    ):
+        pass
 
 
 class Second:
@@ -251,7 +244,7 @@ class Second:
         return self._decisions.pop(0)
 
 
-def test_the_others_of_a_run_hold_nothing_and_see_the_directory_of_the_first(tmp_path):
+def test_other_processes_see_the_directory_of_the_first(tmp_path):
     with locked(tmp_path / "run") as folder:
         word = (folder / ".lock").read_text()
         with locked(tmp_path / "run", Second(word)) as seen:
@@ -278,12 +271,6 @@ def test_all_processes_of_a_run_must_be_given_the_same(started):
         agree(folder, config, facts, print)
 
 
-def test_output_directory_that_is_a_file(tmp_path):
-    (tmp_path / "run").write_text("")
-    with pytest.raises(InputError, match="which is a file"), locked(tmp_path / "run"):
-        pass
-
-
 def test_every_part_of_a_run_is_on_record(started, monkeypatch):
     folder, _, _ = started
     monkeypatch.delenv("XLA_FLAGS", raising=False)
@@ -304,7 +291,7 @@ def test_every_part_of_a_run_is_on_record(started, monkeypatch):
     assert record["model"] == {"hidden_size": 8, "hidden_act": "gelu"}
 
 
-def test_who_diverges_is_told_the_last_good_checkpoint(started):
+def test_divergence_names_the_last_good_checkpoint(started):
     folder, _, _ = started
     for step in (9, 10):
         (folder / f"checkpoint-{step}").mkdir()
@@ -363,15 +350,7 @@ def test_dtype_is_that_of_the_start_or_of_the_devices(started, monkeypatch, tmp_
     (tmp_path / "new").write_text("")
     with pytest.raises(InputError, match="`output_dir` must be a directory"):
         run_directory.as_begun(elsewhere)
-
-
-def test_processes_with_other_dtypes_ask_alike(started):
-    """Or the answers of the first would be one off."""
-    _, config, _ = started
-    asked = []
-    decided = ["mixed_bfloat16", 0]  # as it arrives through JSON
-    processes = types.SimpleNamespace(first_decides=lambda decide: asked.append(1) or decided)
-    for dtype, expected in (("auto", "mixed_bfloat16"), ("float32", "float32")):
+    # All processes ask, whatever their flags, or the answers of the first would be one off
+    for dtype, expected in (("auto", "float32"), ("mixed_bfloat16", "mixed_bfloat16")):
         one = dataclasses.replace(config, dtype=dtype)
-        assert run_directory.as_begun(one, processes).dtype == expected
-    assert len(asked) == 2
+        assert run_directory.as_begun(one, Second(["float32", 0])).dtype == expected

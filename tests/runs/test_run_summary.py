@@ -14,7 +14,7 @@ from bert_packed.architectures.registry import PRETRAINING, ablate
 from bert_packed.core.progress import count_of, describe_duration
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.runs import run_summary, step_cost
-from bert_packed.runs.pretraining import make_scale
+from bert_packed.runs.pretraining import Run
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.runs.step_cost import estimate_step_seconds, step_flops
 from bert_packed.schema import PackSpec
@@ -73,7 +73,7 @@ def test_the_peak_of_a_run_is_of_all_its_devices(replicas, rate, peak):
         replicas=replicas and SimpleNamespace(num_whole=replicas),
         objective=pretraining_objective("per_token"),
     )
-    scale = make_scale(config, CONFIG, data_of(1.5), engine, rate)
+    scale = Run(config, data=data_of(1.5), model_config=CONFIG, engine=engine).scale(rate)
     assert (scale.peak_flops, scale.positions_per_step) == (peak, 6 * 16)
     sums = {"num_tokens": 3.0, "num_pairs": 9.0, "num_predictions": 1.0, "num_sequences": 1.0}
     assert scale.model_flops(sums) == FLOPS(sums)

@@ -24,7 +24,7 @@ class Steps:
     log_steps: int = 3
     save_checkpoints_steps: int = 4
     eval_steps: int = 2
-    export_every: int = 3
+    export_every: int = 2
     max_skipped_steps: int = 3
 
 
@@ -77,6 +77,7 @@ class Recorder:
             log=lambda row: self.calls.append(("log", row)),
             evaluate=self.evaluate,
             save=self.save,
+            export=self.export,
             prune=self.prune,
             learning_rate=lambda step: step / 10,
             means=lambda sums: {"loss": sums["a_loss"] / sums["num_sequences"]},
@@ -109,25 +110,21 @@ def whole():
 
 
 def test_what_happens_in_which_order(whole):
+    """A step is exported before it is saved: after a kill in between it would never be."""
     assert whole.names() == [
-        *("batches 0", "train 1", "train 2", "evaluate 2", "train 3", "log 3"),
-        *("train 4", "save 4", "evaluate 4", "train 5", "train 6", "log 6", "evaluate 6"),
-        *("train 7", "log 7", "save 7", "evaluate 7"),
+        *("batches 0", "train 1", "train 2", "export 2", "evaluate 2", "train 3", "log 3"),
+        *("train 4", "export 4", "save 4", "evaluate 4", "train 5", "train 6", "log 6", "export 6"),
+        *("evaluate 6", "train 7", "log 7", "export 7", "save 7", "evaluate 7"),
     ]
+    assert whole.kept == [7]
+    bare = Recorder()
+    hooks = dataclasses.replace(bare.hooks(), evaluate=None, export=None)
+    loop.train(bare, Steps(), hooks)
+    assert {name.split()[0] for name in bare.names()} == {"batches", "train", "log", "save"}
+    assert [state["evaluation_due"] for state in bare.saved.values()] == [False, False]
 
 
-def test_a_step_is_exported_before_it_is_saved():
-    """Or a kill between the two would leave a checkpoint whose run never exports the step."""
-    recorder = Recorder()
-    hooks = dataclasses.replace(recorder.hooks(), export=recorder.export, evaluate=None)
-    loop.train(recorder, Steps(export_every=2), hooks)
-    calls = [name for name in recorder.names() if name.startswith(("export", "save"))]
-    assert calls == ["export 2", "export 4", "save 4", "export 6", "export 7", "save 7"]
-    loop.train(again := Recorder(), Steps(export_every=2), dataclasses.replace(hooks, save=again.save), 4)
-    assert [name for name in recorder.names() if name.startswith("export")][-2:] == ["export 6", "export 7"]
-
-
-def test_a_row_is_of_the_steps_since_the_last_and_the_rate_of_its_own(whole):
+def test_a_row_is_of_the_steps_since_the_last(whole):
     # (1 + 2 + 3) / 6, (4 + 5 + 6) / 6, 7 / 2; the rate of a step is that of its index from 0
     packed = {"packing_efficiency": 0.8}
     assert without_times(whole.rows()) == [
@@ -181,20 +178,6 @@ def test_the_first_step_of_a_process_is_not_timed():
     assert {recorder.rows()[0][name] for name in SECONDS} == {None}
 
 
-@pytest.mark.parametrize("first_step", [4, 7])
-def test_a_resumed_run_goes_on_as_the_whole_one(whole, first_step):
-    resumed = Recorder()
-    assert train(resumed, first_step, whole.saved[first_step]) is None
-    names = whole.names()
-    after_save = names[names.index(f"save {first_step}") + 1 :]
-    # the evaluation that was due comes first, before data are read
-    assert resumed.names()[0] == after_save[0] == f"evaluate {first_step}"
-    assert resumed.names()[2:] == after_save[1:]
-    want = [row for row in without_times(whole.rows()) if row["step"] > first_step]
-    assert without_times(resumed.rows()) == want
-    assert {step: state for step, state in whole.saved.items() if step > first_step} == resumed.saved
-
-
 def test_the_state_that_is_saved(whole):
     watched = {"gradient_norm": 8.0, "num_steps": 1.0, "num_tokens": 20.0}
     assert whole.saved == {
@@ -246,22 +229,6 @@ def test_the_steps_asked_for_are_traced(monkeypatch):
     assert names[3:] == ["trace x", "train 4", "train 5", "trace ends"]
 
 
-def test_nothing_is_due_without_evaluation():
-    recorder = Recorder()
-    hooks = dataclasses.replace(recorder.hooks(), evaluate=None)
-    assert loop.train(recorder, Steps(), hooks) is None
-    assert [state["evaluation_due"] for state in recorder.saved.values()] == [False, False]
-
-
-def test_a_signal_saves_the_step_under_way_and_stops(whole):
-    recorder = Recorder(signal_at=5)
-    assert train(recorder) == signal.SIGTERM
-    assert recorder.names()[-2:] == ["train 5", "save 5"]
-    resumed = Recorder()
-    assert train(resumed, 5, recorder.saved[5]) is None
-    assert without_times(resumed.rows()) == without_times(whole.rows())[1:]
-
-
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_the_first_step_of_a_lone_process_may_be_lost(monkeypatch, num_processes):
     """Afterwards it would be taken again, and other processes would count this one as lost."""
@@ -273,18 +240,6 @@ def test_the_first_step_of_a_lone_process_may_be_lost(monkeypatch, num_processes
     hooks = dataclasses.replace(recorder.hooks(), num_processes=num_processes)
     loop.train(recorder, Steps(num_train_steps=6), hooks, first_step=3)
     assert costs == [num_processes == 1, False, False]
-
-
-def test_a_signal_in_the_last_step_stops_nothing(whole):
-    recorder = Recorder(signal_at=7)
-    assert train(recorder) is None
-    assert recorder.names() == whole.names()
-
-
-def test_a_signal_where_an_evaluation_is_due_leaves_it_due():
-    recorder = Recorder(signal_at=6)
-    assert train(recorder) == signal.SIGTERM
-    assert recorder.names()[-1] == "save 6" and recorder.saved[6]["evaluation_due"]
 
 
 class OneOfSeveral(Recorder):
@@ -299,33 +254,59 @@ class OneOfSeveral(Recorder):
         return {**sums, "num_stop_requests": float(wants_stop) + float(batch >= self._other_asks_at)}
 
 
-def test_several_processes_stop_at_the_step_that_has_counted_a_request(whole):
-    """One gets the signal in step 4, and says so in step 5; the other sees that there, and not before."""
-    asks, hears = OneOfSeveral(signal_at=4), OneOfSeveral(other_asks_at=5)
-    for process in (asks, hears):
-        assert train(process, save_checkpoints_steps=100) == signal.SIGTERM
-        assert process.names()[-2:] == ["train 5", "save 5"]
-    assert asks.saved == hears.saved
-    resumed = OneOfSeveral()
-    assert train(resumed, 5, asks.saved[5]) is None
-    assert without_times(resumed.rows()) == without_times(whole.rows())[1:]
+@pytest.mark.parametrize(
+    ("stopped", "step"),
+    [
+        # Those that a kill leaves behind, whose evaluation is due
+        (Recorder(), 4),
+        (Recorder(), 7),
+        # The step in which a signal comes is the last; an evaluation that is due then stays due
+        (Recorder(signal_at=5), 5),
+        (Recorder(signal_at=6), 6),
+        # One of several processes gets the signal in step 4, and says so in step 5; others see it there
+        (OneOfSeveral(signal_at=4), 5),
+        (OneOfSeveral(other_asks_at=5), 5),
+    ],
+)
+def test_a_resumed_run_goes_on_as_the_whole_one(whole, stopped, step):
+    signalled = train(stopped, save_checkpoints_steps=4 if type(stopped) is Recorder else 100)
+    assert signalled == (None if step in (4, 7) else signal.SIGTERM)
+    if signalled:
+        assert stopped.names()[-1] == f"save {step}" and f"train {step + 1}" not in stopped.names()
+    resumed = type(stopped)()
+    assert train(resumed, step, stopped.saved[step]) is None
+    names = whole.names()
+    done = names.index(f"export {step}" if step % 2 == 0 or step == 7 else f"train {step}")
+    rest = [name for name in names[done + 1 :] if name != f"save {step}"]
+    # An evaluation that was due comes first, before data are read
+    assert [name for name in resumed.names() if not name.startswith("batches")] == rest
+    assert without_times(resumed.rows()) == [row for row in without_times(whole.rows()) if row["step"] > step]
+    assert {n: state for n, state in whole.saved.items() if n > step} == resumed.saved
 
 
-def test_a_request_that_comes_with_the_last_step_stops_nobody(whole):
-    for process in (OneOfSeveral(signal_at=7), OneOfSeveral(signal_at=6), OneOfSeveral(other_asks_at=7)):
-        assert train(process) is None
-        assert process.names() == whole.names()
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Recorder(signal_at=7),
+        OneOfSeveral(signal_at=7),
+        OneOfSeveral(signal_at=6),
+        OneOfSeveral(other_asks_at=7),
+    ],
+)
+def test_a_request_in_the_last_step_stops_nothing(whole, asked):
+    assert train(asked) is None
+    assert asked.names() == whole.names()
 
 
 @pytest.mark.parametrize("step", [2, 3, 4])
-def test_a_step_that_is_no_number_is_neither_logged_nor_saved_where_none_may_be_left_out(step):
+def test_a_step_that_is_not_finite_is_not_saved(step):
     recorder = Recorder(fails_at=[step])
     with pytest.raises(InputError, match=f"Received: a_loss nan at step {step}"):
         train(recorder, max_skipped_steps=1)
     assert recorder.names()[-2:] == [f"train {step}", f"skip {step}: a_loss nan"]
 
 
-def test_steps_left_out_are_told_and_in_no_mean():
+def test_skipped_steps_are_reported_and_in_no_mean():
     recorder = Recorder(fails_at=[2, 4, 5, 7])
     assert train(recorder) is None
     assert [value for name, value in recorder.calls if name == "skip"] == [
@@ -336,7 +317,7 @@ def test_steps_left_out_are_told_and_in_no_mean():
     assert rows == [(3, 1, (1 + 3) / 4), (6, 2, 6 / 2), (7, 1, None)]
 
 
-def test_too_many_in_a_row_end_the_run_and_name_the_weights_that_the_first_met():
+def test_too_many_skipped_steps_in_a_row_end_the_run():
     recorder = Recorder(fails_at=[2, 3, 5, 6, 7])
     with pytest.raises(
         NotFiniteError, match=r"at step 7, as at the 2 before it \(`max_skipped_steps`=3\)"
@@ -347,7 +328,7 @@ def test_too_many_in_a_row_end_the_run_and_name_the_weights_that_the_first_met()
     assert recorder.names()[-2:] == ["train 7", "skip 7: a_loss nan"] and recorder.kept == [4]
 
 
-def test_a_run_that_goes_on_keeps_the_number_of_steps_left_out():
+def test_a_resumed_run_keeps_the_number_of_skipped_steps():
     whole = Recorder(fails_at=[4])
     train(whole)
     assert whole.saved[4]["num_skipped"] == 1
@@ -355,16 +336,6 @@ def test_a_run_that_goes_on_keeps_the_number_of_steps_left_out():
     train(resumed, 4, whole.saved[4])
     assert [row["skipped_steps"] for row in resumed.rows()] == [1, 0]
     assert resumed.rows()[0]["loss"] == whole.rows()[1]["loss"]
-
-
-def test_a_checkpoint_saved_while_steps_are_left_out_is_not_proven():
-    run = Recorder(fails_at=[9, 10])
-    loop.train(run, Steps(num_train_steps=10), run.hooks())
-    assert run.saved.keys() == {4, 8, 10}
-    run = Recorder(fails_at=[5])
-    with pytest.raises(NotFiniteError):
-        train(run, max_skipped_steps=1)
-    assert run.kept == [4]
 
 
 class Evaluated:
@@ -389,13 +360,14 @@ def test_evaluation_must_stay_finite(value):
         loop.evaluate(Evaluated([1.0, value, 2.0]), range(3))
 
 
-def test_a_checkpoint_stays_until_the_next_has_given_finite_sums():
+def test_a_checkpoint_stays_until_the_next_is_finite():
     """Weights that are finite and useless are saved; what was good before them is there, and is named."""
     steps = Steps(num_train_steps=11)
     for fault, weights_step, kept in (
         ({"fails_at": [9, 10, 11]}, 8, [4, 8]),
         ({"fails_evaluation": 8}, 8, [4, 8]),
         ({"fails_at": [10]}, 9, [8]),
+        ({"fails_at": [5]}, 4, [4]),
     ):
         run = Recorder(**fault)
         with pytest.raises(NotFiniteError) as raised:

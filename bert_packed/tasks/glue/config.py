@@ -5,7 +5,7 @@ import dataclasses
 from bert_packed.core.settings import InputError, setting, variant
 from bert_packed.runs.run_config import DATA, PREDICTION
 from bert_packed.tasks.config import FinetuneConfig
-from bert_packed.tasks.glue.files import TASK_NAMES
+from bert_packed.tasks.glue.files import SERVER_NAMES, TASK_NAMES
 
 ALL_TASKS = "all"
 
@@ -24,6 +24,11 @@ class GlueConfig(FinetuneConfig):
     --task_name=all does this for each task whose folder is in DATA_DIR, one after the other. It ends
     with one table and the average as GLUE counts it. Tasks that are finished are not done again.
     """
+
+    result_files = (
+        *(f"predictions{ending}.tsv" for ending in ("", "_matched", "_mismatched")),
+        *(f"{name}.tsv" for name in SERVER_NAMES),
+    )
 
     task_name: str = setting(
         "",

@@ -22,6 +22,8 @@ class NerConfig(FinetuneConfig):
     are packed or not (--max_sequences_per_pack=1).
     """
 
+    result_files = ("labels.txt", "predictions.txt")
+
     train_file: str = setting("", "CoNLL file to train on, with tags", group=DATA)
     predict_file: str = setting(
         "", "CoNLL file to tag, and to score where it has tags", changeable=True, group=PREDICTION

@@ -22,6 +22,8 @@ class SquadConfig(FinetuneConfig):
     --flagfile=squad.flags takes about two minutes on two cores.
     """
 
+    result_files = ("predictions.json", "nbest_predictions.json", "null_odds.json")
+
     train_file: str = setting(
         "", "SQuAD JSON to train on; without it and predict_file, the project's own few questions", group=DATA
     )

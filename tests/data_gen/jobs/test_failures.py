@@ -17,7 +17,8 @@ from crash import all_bytes, find_workers
 from unpacked_records import make_features, write_features
 
 from bert_packed.assembly.bert_packs import BertKind
-from bert_packed.core import command_line, storage, versions
+from bert_packed.core import command_line, storage
+from bert_packed.core import runtime as versions
 from bert_packed.core.settings import InputError
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from data_gen import pack_job, pack_steps
@@ -260,11 +261,11 @@ def test_a_run_of_other_things_starts_over_and_says_so(tmp_path, settings, name,
 
 def test_the_checksum_of_the_code_is_of_every_file(tmp_path, monkeypatch):
     library, generators = tmp_path / "bert_packed", tmp_path / "data_gen"
-    for path in (library / "core/versions.py", library / "packing/plan.py", generators / "pack_job.py"):
+    for path in (library / "core/runtime.py", library / "packing/plan.py", generators / "pack_job.py"):
         path.parent.mkdir(parents=True)
         path.write_text("one = 1\n")
     own = versions.code_sha256()
-    monkeypatch.setattr(versions, "__file__", str(library / "core/versions.py"))
+    monkeypatch.setattr(versions, "__file__", str(library / "core/runtime.py"))
     found = {own, versions.code_sha256()}
     for path in (library / "packing/plan.py", generators / "pack_job.py"):
         path.write_text("one = 2\n")

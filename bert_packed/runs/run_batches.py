@@ -1,0 +1,60 @@
+"""Batches of a pre-training run: this process's part of each, checked, masked and grown."""
+
+from bert_packed.data import input_pipeline
+from bert_packed.data.batch_growth import GrowingBatches
+from bert_packed.data.batches import CheckedBatches, ReadAhead
+from bert_packed.data.dynamic_masking import MaskedBatches
+from bert_packed.data.process_shards import ProcessShard
+from bert_packed.parallel.replicas import count_replicas, group_of
+
+
+def train_batches(run, first_step=0, packs=None):
+    """Endless batches of a `Run` from `first_step` on, this process's part of each.
+
+    `packs` are `PackedFiles`; None for the training packs.
+    """
+    config, masking, features = run.config, run.data.masking, run.objective.features
+    packs = packs or run.data.train
+    shard, batch_size, first_batch = shard_of(run), config.train_batch_size, first_step
+    growth = config.growth
+    if growth:
+        # Read micro-batch by micro-batch: a step is as many of them as it has grown to
+        batch_size = config.packs_at_once
+        first_batch = growth.packs_before(first_step) // batch_size
+    dataset = input_pipeline.train_batches(
+        packs.index,
+        packs.spec,
+        batch_size,
+        config.random_seed,
+        config.shuffle_buffer_size,
+        first_batch,
+        features,
+        shard,
+    )
+    batches = CheckedBatches(dataset, packs.files, packs.spec, run.model_config, features)
+    if masking:
+        batches = MaskedBatches(batches, masking, packs.index, shard, batch_size, first_batch)
+    if growth:
+        batches = GrowingBatches(batches, growth, first_step)
+    # Both work in Python, which tf.data does not prefetch
+    return ReadAhead(batches) if masking or growth else batches
+
+
+def eval_batches(run):
+    """Batches of the held-out packs of a `Run`, this process's part of each; none without such packs."""
+    packs, features = run.data.eval, run.objective.features
+    if not packs.files:
+        return ()
+    dataset = input_pipeline.eval_batches(
+        packs.files, packs.spec, run.config.eval_batch_size, features, shard_of(run), packs.index
+    )
+    return CheckedBatches(dataset, packs.files, packs.spec, run.model_config, features)
+
+
+def shard_of(run):
+    """The packs of a step that this process reads."""
+    config, num, index = run.config, run.processes.num, run.processes.index
+    if config.layout != "none":
+        # The processes that share one copy of the model compute the same packs
+        index, num = group_of(index, num, count_replicas(config.layout, config.mesh_shape))
+    return ProcessShard(config.packs_at_once, index, num)
