@@ -14,7 +14,7 @@ ORDER = {
     "bert_packed.core": {"absl", "numpy", "tabulate", "tqdm"},
     "bert_packed.schema": set(),
     "bert_packed.packing": {"numpy", "scipy", "highspy"},
-    "bert_packed.records": {"google_crc32c", "numpy", "google"},  # TensorFlow: by `core.quiet_import` alone
+    "bert_packed.records": {"google_crc32c", "numpy", "google"},
     "bert_packed.assembly": {"numpy", "jax", "torch"},  # a mask in the library of its ids
     "bert_packed.text": {"numpy", "tokenizers"},
     "bert_packed.tasks": {"numpy"},
@@ -23,7 +23,7 @@ ORDER = {
     "bert_packed.models": {"keras", "numpy", "jax", "tensorflow"},
     "bert_packed.parallel": {"keras", "numpy", "jax", "tensorflow"},
     "bert_packed.objectives": {"keras"},
-    "bert_packed.data": {"numpy", "tensorflow", "tqdm"},
+    "bert_packed.data": {"numpy", "tqdm"},
     "bert_packed.torch": {"numpy", "torch"},
     "bert_packed.training": {
         "google",
@@ -76,8 +76,6 @@ IMPORTS_A_BACKEND = {
     "bert_packed.models.tpu_convolution": {"jax"},
     "bert_packed.models.tpu_duality": {"jax"},
     "bert_packed.models.tpu_scan": {"jax"},
-    "bert_packed.data.batches": {"tensorflow"},
-    "bert_packed.data.input_pipeline": {"tensorflow"},
     "bert_packed.training.absent_devices": {"jax"},
     "bert_packed.training.backend": {"tensorflow", "jax"},
     "bert_packed.training.engines.jax": {"jax"},
@@ -172,12 +170,8 @@ def test_few_modules_import_a_backend():
     }
     assert {module: found for module, found in named.items() if found} == IMPORTS_A_BACKEND
     quiet = {name for name in LIBRARY if "bert_packed.core.quiet_import" in imported(name)[0]}
-    # URLs; records in an unusual form; the backend that a command chooses
-    assert quiet == {
-        "bert_packed.core.storage",
-        "bert_packed.records.examples",
-        "bert_packed.training.engines",
-    }
+    # URLs; the backend that a command chooses
+    assert quiet == {"bert_packed.core.storage", "bert_packed.training.engines"}
 
 
 def is_private(name):

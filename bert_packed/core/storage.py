@@ -36,10 +36,10 @@ def printable(path):
     return str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def open_file(path, mode="rb"):
-    """Open a binary file: "rb" or "wb"; raises `OSError`."""
+def open_file(path, mode="rb", buffering=-1):
+    """Open a binary file: "rb" or "wb"; raises `OSError`. `buffering`, of `open`, is for local files."""
     if not is_remote(path):
-        return open(path, mode)
+        return open(path, mode, buffering)
     return _Remote(_gfile().GFile(str(path), mode))
 
 

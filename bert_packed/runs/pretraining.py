@@ -279,7 +279,8 @@ def speed_rows(config, model_config, data, engine, processes=ALONE):
         ("packed", engine, data.train, data.train.packing_factor),
     ):
         batches = train_batches(config, model_config, engine.objective, packs, data.masking, processes)
-        some = list(itertools.islice(batches, NUM_TIMED_STEPS))
+        with contextlib.closing(batches):
+            some = list(itertools.islice(batches, NUM_TIMED_STEPS))
         # By the factor of all data: these few packs may hold more or fewer sequences
         per_step = factor * config.train_batch_size
         contenders.append(Contender(name, its_engine.train_step, some, per_step, factor))
@@ -291,14 +292,16 @@ def time_step(config):
     data = read_data(config)
     model_config = model_config_of(config, data)
     engine = build_engine(config, model_config, data)
-    batches = train_batches(config, model_config, engine.objective, data.train, data.masking)
-    some = list(itertools.islice(batches, NUM_TIMED_STEPS))
+    with contextlib.closing(
+        train_batches(config, model_config, engine.objective, data.train, data.masking)
+    ) as batches:
+        some = list(itertools.islice(batches, NUM_TIMED_STEPS))
     row, *_ = compare([Contender("steps", engine.train_step, some, 1.0, 1.0)], NUM_TIMED_STEPS)
     return row["seconds_per_step"]
 
 
 def train_batches(config, model_config, objective, packs, masking, processes=ALONE, first_step=0):
-    """Endless batches of a run from `first_step` on, this process's part of each.
+    """`ReadAhead` of the endless batches of a run from `first_step` on, this process's part of each.
 
     `packs` are `PackedFiles`; `masking` is `DynamicMasking`, or None for the masks of the records.
     """
@@ -308,7 +311,7 @@ def train_batches(config, model_config, objective, packs, masking, processes=ALO
         # Read micro-batch by micro-batch: a step is as many of them as it has grown to
         batch_size = config.packs_at_once
         first_batch = growth.packs_before(first_step) // batch_size
-    dataset = input_pipeline.train_batches(
+    packed = input_pipeline.train_batches(
         packs.index,
         packs.spec,
         batch_size,
@@ -318,13 +321,12 @@ def train_batches(config, model_config, objective, packs, masking, processes=ALO
         objective.features,
         shard,
     )
-    batches = CheckedBatches(dataset, packs.files, packs.spec, model_config, objective.features)
+    batches = CheckedBatches(packed, packs.files, packs.spec, model_config, objective.features)
     if masking:
         batches = MaskedBatches(batches, masking, packs.index, shard, batch_size, first_batch)
     if growth:
         batches = GrowingBatches(batches, growth, first_step)
-    # Both work in Python, which tf.data does not prefetch
-    return ReadAhead(batches) if masking or growth else batches
+    return ReadAhead(batches)
 
 
 def shard_of(config, processes):
@@ -339,9 +341,10 @@ def shard_of(config, processes):
 def evaluate_packs(config, model_config, packs, engine, log, processes, step):
     """Evaluate `packs`, `PackedFiles`, and write the row of figures of a step to `log`."""
     features = engine.objective.features
-    dataset = input_pipeline.eval_batches(
+    packed = input_pipeline.eval_batches(
         packs.files, packs.spec, config.eval_batch_size, features, shard_of(config, processes), packs.index
     )
-    batches = CheckedBatches(dataset, packs.files, packs.spec, model_config, features)
-    sums = loop.evaluate(engine, batches, config.max_eval_steps)
+    batches = CheckedBatches(packed, packs.files, packs.spec, model_config, features)
+    with contextlib.closing(ReadAhead(batches)) as batches:
+        sums = loop.evaluate(engine, batches, config.max_eval_steps)
     log.write({"step": step, **engine.objective.means(sums), "num_sequences": int(sums["num_sequences"])})

@@ -259,10 +259,10 @@ def check_held_out(data, model_config, config, features, shard=WHOLE):
     or has an id without a row, or the processes do not divide the batch.
     """
     if data.eval.files:
-        dataset = eval_batches(
+        packed = eval_batches(
             data.eval.files, data.eval.spec, config.eval_batch_size, features, shard, data.eval.index
         )
-        batches = CheckedBatches(dataset, data.eval.files, data.eval.spec, model_config, features)
+        batches = CheckedBatches(packed, data.eval.files, data.eval.spec, model_config, features)
         for _ in itertools.islice(batches, config.max_eval_steps or None):  # those that are evaluated
             continue
 

@@ -1,5 +1,6 @@
 """The outer loop with an engine of the test's own: what is logged, saved, evaluated and stopped, and when."""
 
+import contextlib
 import dataclasses
 import io
 import math
@@ -125,6 +126,38 @@ def test_a_step_is_exported_before_it_is_saved():
     assert calls == ["export 2", "export 4", "save 4", "export 6", "export 7", "save 7"]
     loop.train(again := Recorder(), Steps(export_every=2), dataclasses.replace(hooks, save=again.save), 4)
     assert [name for name in recorder.names() if name.startswith("export")][-2:] == ["export 6", "export 7"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "error"),
+    [
+        ({}, None),
+        ({"signal_at": 3}, None),
+        ({"fails_at": (2, 3, 4)}, NotFiniteError),
+        ({"fails_evaluation": 4}, NotFiniteError),
+    ],
+    ids=["whole", "signal", "skipped steps", "evaluation"],
+)
+def test_batches_that_are_read_ahead_are_closed(ends, error):
+    recorder, closed = Recorder(**ends), []
+    numbers = recorder.batches(0)
+
+    class Ahead:
+        def __iter__(self):
+            return numbers_ahead
+
+        def __next__(self):
+            return next(numbers)
+
+        def close(self):
+            closed.append(True)
+
+    numbers_ahead = Ahead()
+
+    hooks = dataclasses.replace(recorder.hooks(), batches=lambda _: numbers_ahead)
+    with pytest.raises(error) if error else contextlib.nullcontext():
+        loop.train(recorder, Steps(), hooks)
+    assert closed == [True]
 
 
 def test_a_row_is_of_the_steps_since_the_last_and_the_rate_of_its_own(whole):
