@@ -155,7 +155,7 @@ def write_records(path, serialized):
     num_records, digest = 0, hashlib.sha256()
     with storage.naming_file(path), storage.open_file(path, "wb") as file:
         for batch in _write_batches(serialized):
-            content = _frame(batch)
+            content = frame_records(batch)
             file.write(content)
             digest.update(content)
             num_records += len(batch)
@@ -249,8 +249,8 @@ def _write_batches(serialized):
         yield batch
 
 
-def _frame(serialized):
-    """A list of records as the bytes of a file."""
+def frame_records(serialized):
+    """A list of records, `bytes`, as the bytes of a file."""
     records = join_records(serialized)
     heads = np.zeros(len(serialized), [("length", "<u8"), ("checksum", "<u4")])
     heads["length"] = records.ends - records.starts
