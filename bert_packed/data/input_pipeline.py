@@ -17,6 +17,8 @@ from bert_packed.records.examples import parse_examples
 from bert_packed.records.read_bert import read_unpacked
 from bert_packed.records.tfrecords import join_records, read_batches
 
+FILES, NUMBERS = "file indices", "record numbers"  # of the packs of a batch, among its arrays
+
 
 def train_batches(
     index, spec, batch_size, seed, shuffle_buffer_size, first_step=0, features=RECORDED, shard=WHOLE
@@ -40,8 +42,7 @@ def train_batches(
     own_size = shard.batch_size(batch_size)
     first = first_step * batch_size
     blocks = shard.of_blocks(read_order(index.num_packs, seed, shuffle_buffer_size, first), first)
-    records = itertools.chain.from_iterable(read_blocks(index, blocks))
-    return _decode_batches(records, own_size, index.files, spec, features)
+    return _decode_batches(read_blocks(index, blocks), own_size, index.files, spec, features)
 
 
 def eval_batches(files, spec, batch_size, features=RECORDED, shard=WHOLE, index=None):
@@ -68,7 +69,7 @@ def eval_batches(files, spec, batch_size, features=RECORDED, shard=WHOLE, index=
         index = index or index_files(files)
         starts = range(0, index.num_packs, IN_ORDER_PACKS)
         blocks = (np.arange(first, min(first + IN_ORDER_PACKS, index.num_packs)) for first in starts)
-        records = itertools.chain.from_iterable(read_blocks(index, shard.of_blocks(blocks)))
+        records = read_blocks(index, shard.of_blocks(blocks))
         num_before = (index.num_packs - 1) // batch_size * batch_size
         # The other processes compute one more batch, whose collectives wait for this process too
         has_empty_batch = not shard.holds(np.arange(num_before, index.num_packs)).any()
@@ -120,32 +121,49 @@ def online_batches(
                 yield from read_unpacked(path)
 
     def filled_batches():
-        held = None
-        for features in assemble_stream(batches(), make_packer(), spec):
-            new = {BATCH_NAMES[name]: values for name, values in features.items()}
-            held = new if held is None else {name: np.concatenate([held[name], new[name]]) for name in new}
-            num_held = len(held["token_ids"])
-            for end in range(batch_size, num_held + 1, batch_size):
-                yield {name: values[end - batch_size : end] for name, values in held.items()}
-            held = {name: values[num_held // batch_size * batch_size :] for name, values in held.items()}
-        if held is not None and len(held["token_ids"]):
-            yield _fill(held, batch_size)
+        packs = assemble_stream(batches(), make_packer(), spec)
+        named = ({BATCH_NAMES[name]: values for name, values in of_packs.items()} for of_packs in packs)
+        for batch in _rebatch(named, batch_size):
+            yield _fill(batch, batch_size)
 
     return filled_batches()
 
 
 def _read_in_order(files):
-    """Yield records as `read_packs` returns them, in the order on disk, without an index."""
+    """Yield lists of records as `read_packs` returns them, in the order on disk, without an index."""
     for file, path in enumerate(files):
         for batch in read_batches(path):
-            for number, record in enumerate(batch.to_list(), batch.number):
-                yield record, file, number
+            yield [(record, file, number) for number, record in enumerate(batch.to_list(), batch.number)]
 
 
-def _decode_batches(records, batch_size, files, spec, features):
-    """Yield batches of `batch_size` records; the last one may have fewer."""
-    while some := list(itertools.islice(records, batch_size)):
-        yield _decode(some, files, spec, features)
+def _decode_batches(parts, batch_size, files, spec, features):
+    """Yield batches of `batch_size` records of lists of records; the last one may have fewer."""
+    # Part by part, since decoding takes about as long for one record as for fifty
+    decoded = (_decode(records, files, spec, features) for records in parts if records)
+    named = ({**batch, FILES: sources[0], NUMBERS: sources[1]} for batch, sources in decoded)
+    for batch in _rebatch(named, batch_size):
+        sources = batch.pop(FILES), batch.pop(NUMBERS)
+        yield batch, sources
+
+
+def _rebatch(blocks, batch_size):
+    """Cut dicts of arrays `[n, ...]` into dicts of arrays `[batch_size, ...]`; the last may be shorter."""
+    held, num_held = [], 0
+    for block in blocks:
+        held.append(block)
+        num_held += len(next(iter(block.values())))
+        if num_held < batch_size:
+            continue
+        whole, num_taken = _join(held), num_held // batch_size * batch_size
+        for first in range(0, num_taken, batch_size):
+            yield {name: values[first : first + batch_size] for name, values in whole.items()}
+        held, num_held = [{name: values[num_taken:] for name, values in whole.items()}], num_held - num_taken
+    if num_held:
+        yield _join(held)
+
+
+def _join(blocks):
+    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
 
 def _filled_batches(records, batch_size, files, spec, features, has_empty_batch):
