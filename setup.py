@@ -5,7 +5,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 INSTALL_REQUIRES = [
-    "tensorflow>=2.18,<3",  # default Keras backend, XLA, TFRecords and tf.data
+    "tensorflow>=2.18,<3",  # default Keras backend, XLA; files behind URLs
     "keras>=3.9,<4",  # model, losses and optimizer in keras.ops: one code for TensorFlow and JAX
     "numpy>=1.26",  # plans, assembly and every array outside the graph
     "scipy>=1.12",  # sparse matrices and the NNLS of the packing algorithms

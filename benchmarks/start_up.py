@@ -187,7 +187,7 @@ def first_batch(way, config, folder):
     data = read_data(settings)
     known = time.perf_counter() - begin
     sizes = settings.train_batch_size, settings.random_seed, settings.shuffle_buffer_size, step
-    next(train_batches(data.train.index, data.train.spec, *sizes).as_numpy_iterator())
+    next(train_batches(data.train.index, data.train.spec, *sizes))
     first = time.perf_counter() - begin
     return known, first, None if before is None else bytes_read() - before
 

@@ -14,7 +14,7 @@ ORDER = {
     "bert_packed.core": {"absl", "numpy", "tabulate", "tqdm"},
     "bert_packed.schema": set(),
     "bert_packed.packing": {"numpy", "scipy", "highspy"},
-    "bert_packed.records": {"google_crc32c", "numpy", "google"},  # TensorFlow: by `core.quiet_import` alone
+    "bert_packed.records": {"google_crc32c", "numpy", "google"},
     "bert_packed.assembly": {"numpy", "jax", "torch"},  # a mask in the library of its ids
     "bert_packed.text": {"numpy", "tokenizers"},
     "bert_packed.layers": {"keras", "numpy", "jax", "tensorflow"},
@@ -22,7 +22,7 @@ ORDER = {
     "bert_packed.kernels": {"keras", "jax"},
     "bert_packed.parallel": {"keras", "numpy", "jax", "tensorflow"},
     "bert_packed.objectives": {"keras"},
-    "bert_packed.data": {"numpy", "tensorflow", "tqdm"},
+    "bert_packed.data": {"numpy", "tqdm"},
     "bert_packed.training": {
         "google",
         "keras",
@@ -70,8 +70,6 @@ IMPORTS_A_BACKEND = {
     "bert_packed.kernels.tpu.convolution": {"jax"},
     "bert_packed.kernels.tpu.duality": {"jax"},
     "bert_packed.kernels.tpu.selective_scan": {"jax"},
-    "bert_packed.data.batches": {"tensorflow"},
-    "bert_packed.data.input_pipeline": {"tensorflow"},
     "bert_packed.training.absent_devices": {"jax"},
     "bert_packed.training.backend": {"tensorflow", "jax"},
     "bert_packed.training.engines.jax": {"jax"},
@@ -167,11 +165,10 @@ def test_few_modules_import_a_backend():
     }
     assert {module: found for module, found in named.items() if found} == IMPORTS_A_BACKEND
     quiet = {name for name, path in LIBRARY.items() if "import_quietly(" in path.read_text()}
-    # URLs; records in an unusual form; the backend that a command chooses
+    # URLs; the backend that a command chooses
     assert quiet == {
         "bert_packed.core.runtime",
         "bert_packed.core.storage",
-        "bert_packed.records.examples",
         "bert_packed.training.engines",
     }
 

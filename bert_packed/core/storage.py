@@ -36,10 +36,10 @@ def printable(path):
     return str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def open_file(path, mode="rb"):
-    """Open a binary file: "rb" or "wb"; raises `OSError`."""
+def open_file(path, mode="rb", buffering=-1):
+    """Open a binary file: "rb" or "wb"; raises `OSError`. `buffering`, of `open`, is for local files."""
     if not is_remote(path):
-        return open(path, mode)
+        return open(path, mode, buffering)
     return _Remote(_gfile().GFile(str(path), mode))
 
 
@@ -336,16 +336,10 @@ def _gfile():
 
 
 def _call(function, *arguments, **named):
-    with tensorflow_errors():
-        return function(*arguments, **named)
-
-
-@contextlib.contextmanager
-def tensorflow_errors():
-    """Let errors of TensorFlow's files in the block be an `OSError`, whose words name the file."""
+    """Call a function of TensorFlow's files, whose errors become an `OSError` that names the file."""
     errors = import_quietly("tensorflow").errors
     try:
-        yield
+        return function(*arguments, **named)
     except errors.NotFoundError as error:
         raise FileNotFoundError(error.message) from error
     except errors.OpError as error:

@@ -1,32 +1,32 @@
-"""Batches as NumPy arrays, checked against the model and read ahead in a thread; B packs per batch."""
+"""Batches checked against the model, and read ahead in a thread; B packs per batch."""
 
+import queue
+import threading
+import weakref
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import tensorflow as tf
 
 from bert_packed.core.settings import InputError
 from bert_packed.objectives.features import RECORDED
-from bert_packed.records import tfrecords
-from bert_packed.records.examples import parse_examples
+
+NUM_AHEAD = 2  # batches that are ready; the thread prepares one more
 
 
 class CheckedBatches(Iterator):
-    """Iterator over a dataset's batches: dicts of int32 and float32 arrays with ids within the model's
-    tables.
+    """Iterator over batches, dicts of int32 and float32 arrays, whose ids are within the model's tables.
 
-    `dataset` is from `train_batches` or `eval_batches`, with `files`, `spec` and `features` as there.
+    `batches` are from `train_batches` or `eval_batches`, with `files`, `spec` and `features` as there.
 
     Raises:
         InputError: a record is damaged, has another shape, has an id outside the model's tables, or continues
             a pack that it does not follow.
     """
 
-    def __init__(self, dataset, files, spec, model_config, features=RECORDED):
+    def __init__(self, batches, files, spec, model_config, features=RECORDED):
         self._files = files
         self._last = np.zeros(0, np.int64), np.zeros(0, np.int64)
-        self._batches = self._read(dataset, files, spec, model_config, features)
+        self._batches = self._read(batches, files, spec, model_config, features)
 
     def __next__(self):
         batch, self._last = next(self._batches)
@@ -46,23 +46,17 @@ class CheckedBatches(Iterator):
         return index.starts[files] + numbers - 1
 
     @staticmethod
-    def _read(dataset, files, spec, model_config, features):
+    def _read(batches, files, spec, model_config, features):
         limits = {one: one.limit(model_config, spec) for one in features if one.limit}
         beginning = [one for one in features if one.begins_at_0]
-        try:
-            for batch, sources in dataset.as_numpy_iterator():
-                for feature, limit in limits.items():
-                    values = batch[feature.name]
-                    if values.min() < 0 or values.max() >= limit:
-                        _refuse(feature, values, limit, sources, files)
-                for feature in beginning:
-                    _check_beginnings(feature, batch[feature.name], sources, files)
-                yield batch, sources
-        except tf.errors.OpError as error:
-            _find_damage(files, spec, features)
-            raise InputError(
-                f"the records of {files[0]} and others could not be read: {error.message}"
-            ) from error
+        for batch, sources in batches:
+            for feature, limit in limits.items():
+                values = batch[feature.name]
+                if values.min() < 0 or values.max() >= limit:
+                    _refuse(feature, values, limit, sources, files)
+            for feature in beginning:
+                _check_beginnings(feature, batch[feature.name], sources, files)
+            yield batch, sources
 
 
 def _refuse(feature, values, limit, sources, files):
@@ -85,31 +79,57 @@ def _check_beginnings(feature, values, sources, files):
         )
 
 
-def _find_damage(files, spec, features):
-    """Read all files, to raise the `InputError` of the first damaged record, if any."""
-    lengths = {feature.record_name: spec.size(feature.length) for feature in features}
-    for path in files:
-        for batch in tfrecords.read_batches(path):
-            parse_examples(batch, lengths)
-
-
 class ReadAhead(Iterator):
-    """Iterator over endless batches; a thread prepares the next one while the device computes."""
+    """Iterator over batches; a thread prepares the next ones while the device computes.
+
+    The thread's errors are raised here. It ends with the iterator: at the last batch, at an error, at
+    `close`, and when nobody holds the iterator any more.
+    """
 
     def __init__(self, batches):
-        self._batches = batches
-        self._thread = ThreadPoolExecutor(1, "read-ahead")
-        self._next = self._thread.submit(self._read)
         self._sources = {}
+        self._queue, self._stop = queue.Queue(NUM_AHEAD), threading.Event()
+        # The function knows the queue alone: with the iterator in its hands nobody would ever let go of it
+        arguments = batches, self._queue, self._stop
+        # A daemon, since a read that hangs must not keep the program from its end
+        thread = threading.Thread(target=_fill_queue, args=arguments, name="read-ahead", daemon=True)
+        self._end = weakref.finalize(self, _end_thread, thread, self._queue, self._stop)
+        thread.start()
 
     def __next__(self):
-        batch, self._sources = self._next.result()  # raises the thread's errors
-        self._next = self._thread.submit(self._read)
+        if self._stop.is_set():
+            raise StopIteration
+        batch, sources, error = self._queue.get()
+        if batch is None:
+            self.close()
+            raise error
+        self._sources = sources
         return batch
 
     @property
     def sources(self):
+        """`sources` of the last batch's iterator, at that batch."""
         return self._sources
 
-    def _read(self):
-        return next(self._batches), self._batches.sources
+    def close(self):
+        """End the thread, and the iterator with it."""
+        self._end()
+
+
+def _fill_queue(batches, ready, stop):
+    """Put (batch, sources, None) of each batch into a queue, and at the end (None, None, why it ended)."""
+    try:
+        while not stop.is_set():
+            batch = next(batches)
+            ready.put((batch, batches.sources, None))
+    except BaseException as error:  # the iterator's user gets whatever it is, StopIteration too
+        if not stop.is_set():
+            ready.put((None, None, error))
+
+
+def _end_thread(thread, ready, stop):
+    stop.set()
+    while not ready.empty():  # the thread may wait for room
+        ready.get()
+    if thread is not threading.current_thread():  # in which garbage may be collected
+        thread.join()

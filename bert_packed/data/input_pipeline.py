@@ -1,26 +1,23 @@
-"""`tf.data` pipelines of fixed-shape batches: for training, for evaluation, and packed online.
+"""Iterators of fixed-shape batches: for training, for evaluation, and packed online.
 
 Legend: B packs per batch, S pack length, P predictions per pack, K sequences per pack, W processes.
 """
 
-import dataclasses
-import functools
 import itertools
 
 import numpy as np
-import tensorflow as tf
 
 from bert_packed import schema
 from bert_packed.assembly.online_assembly import assemble_stream
 from bert_packed.data.process_shards import WHOLE
-from bert_packed.data.read_order import IN_ORDER_PACKS, Spans, find_spans, index_files, read_order
+from bert_packed.data.read_order import IN_ORDER_PACKS, index_files, read_blocks, read_order, read_packs
 from bert_packed.objectives.features import BATCH_NAMES, RECORDED
 from bert_packed.packing.online import OnlinePacker
+from bert_packed.records.examples import parse_examples
 from bert_packed.records.read_bert import read_unpacked
+from bert_packed.records.tfrecords import join_records, read_batches
 
-READ_AHEAD = 2**18  # bytes per read of a file
-READERS = 8  # spans of packs that are read in parallel
-from_variant = tf.data.experimental.from_variant
+FILES, NUMBERS = "file indices", "record numbers"  # of the packs of a batch, among its arrays
 
 
 def train_batches(
@@ -39,18 +36,13 @@ def train_batches(
         features: `Feature`s to read.
         shard: `ProcessShard`, this process's part of each step.
 
-    Returns a `tf.data.Dataset` of (batch, sources), as from `_decode`, with B / W packs. Raises `InputError`
-    unless the shard's micro-batches divide B.
+    Returns an iterator of (batch, sources), as from `_decode`, with B / W packs. Raises `InputError`: at once
+    unless the shard's micro-batches divide B, and later where a record is damaged.
     """
     own_size = shard.batch_size(batch_size)
     first = first_step * batch_size
-
-    def blocks():
-        return shard.of_blocks(read_order(index.num_packs, seed, shuffle_buffer_size, first), first)
-
-    packs = _read_packs(index, blocks).batch(own_size, drop_remainder=True)
-    decode = functools.partial(_decode, spec=spec, features=features)
-    return packs.map(decode, 2).prefetch(2)
+    blocks = shard.of_blocks(read_order(index.num_packs, seed, shuffle_buffer_size, first), first)
+    return _decode_batches(read_blocks(index, blocks), own_size, index.files, spec, features)
 
 
 def eval_batches(files, spec, batch_size, features=RECORDED, shard=WHOLE, index=None):
@@ -67,26 +59,29 @@ def eval_batches(files, spec, batch_size, features=RECORDED, shard=WHOLE, index=
         shard: `ProcessShard`, whose micro-batches are ignored. All processes have equally many batches.
         index: `PackIndex` of the files, needed for several processes only; None to read the files for it.
 
-    Returns a `tf.data.Dataset` of (batch, sources), with B / W packs. Raises `InputError` unless W divides B.
+    Returns an iterator of (batch, sources), with B / W packs. Raises `InputError`: at once unless W divides
+    B, and later where a record is damaged.
     """
     shard = shard.of_evaluation(batch_size)
     own_size = shard.batch_size(batch_size)
-    if shard.num_processes == 1:
-        batches = _read_in_order(files, tf.range(len(files), dtype=tf.int64)).batch(own_size)
-    else:
-        batches = _read_shard(index or index_files(files), shard, own_size)
-    decode = functools.partial(_decode, spec=spec, features=features)
-    fill = functools.partial(_fill, batch_size=own_size)
-    return batches.map(decode, 2).map(lambda batch, sources: (fill(batch), sources)).prefetch(2)
+    records, has_empty_batch = _read_in_order(files), False
+    if shard.num_processes > 1:
+        index = index or index_files(files)
+        starts = range(0, index.num_packs, IN_ORDER_PACKS)
+        blocks = (np.arange(first, min(first + IN_ORDER_PACKS, index.num_packs)) for first in starts)
+        records = read_blocks(index, shard.of_blocks(blocks))
+        num_before = (index.num_packs - 1) // batch_size * batch_size
+        # The other processes compute one more batch, whose collectives wait for this process too
+        has_empty_batch = not shard.holds(np.arange(num_before, index.num_packs)).any()
+    return _filled_batches(records, own_size, files, spec, features, has_empty_batch)
 
 
 def chosen_packs(index, spec, packs, features=RECORDED):
-    """One batch of chosen packs: a `tf.data.Dataset` of (batch, sources), as from `eval_batches`.
+    """An iterator of one (batch, sources), of chosen packs, as from `eval_batches`.
 
     `packs` has their numbers over all files of the `PackIndex`, int64 `[B]`; the others are as there.
     """
-    decode = functools.partial(_decode, spec=spec, features=features)
-    return _read_packs(index, lambda: [packs]).batch(len(packs)).map(decode)
+    yield _decode(read_packs(index, packs), index.files, spec, features)
 
 
 def online_batches(
@@ -94,7 +89,7 @@ def online_batches(
 ):
     """Batches of unpacked records, packed while they are read, where no plan can be made beforehand.
 
-    The same files give the same batches, so `skip` resumes.
+    The same files give the same batches, so `itertools.islice(batches, num_read, None)` resumes.
 
     Args:
         files: Paths of unpacked TFRecord files, google-research/bert's format.
@@ -102,8 +97,8 @@ def online_batches(
         num_epochs: None for an endless stream. The last batch of a finite one is filled with empty packs.
         buffer_size, max_age, policy: As in `OnlinePacker`.
 
-    Returns a `tf.data.Dataset` of dicts of int32 and float32 tensors `[B, ...]` of static shape. Raises
-    `ValueError` without files, or for a wrong setting of the packer.
+    Returns an iterator of dicts of int32 and float32 arrays `[B, ...]`. Raises `ValueError` without files, or
+    for a wrong setting of the packer.
     """
     if not files:
         raise ValueError("`files` must name at least one file. Received: none.")  # else an endless wait
@@ -117,7 +112,7 @@ def online_batches(
             policy=policy,
         )
 
-    make_packer()  # raises for a wrong setting here, not in TensorFlow at the first batch
+    make_packer()  # raises for a wrong setting here, not at the first batch
 
     def batches():
         epochs = itertools.count() if num_epochs is None else range(num_epochs)
@@ -125,99 +120,74 @@ def online_batches(
             for path in files:
                 yield from read_unpacked(path)
 
-    def packs():
-        for features in assemble_stream(batches(), make_packer(), spec):
-            yield {BATCH_NAMES[name]: values for name, values in features.items()}
+    def filled_batches():
+        packs = assemble_stream(batches(), make_packer(), spec)
+        named = ({BATCH_NAMES[name]: values for name, values in of_packs.items()} for of_packs in packs)
+        for batch in _rebatch(named, batch_size):
+            yield _fill(batch, batch_size)
 
-    signature = {
-        ours: tf.TensorSpec(
-            (None, *spec.shape(name)), tf.float32 if name in schema.FLOAT_FEATURES else tf.int32
-        )
-        for name, ours in BATCH_NAMES.items()
-    }
-    blocks = tf.data.Dataset.from_generator(packs, output_signature=signature)
-    fill = functools.partial(_fill, batch_size=batch_size)
-    return blocks.rebatch(batch_size).map(fill).prefetch(2)
+    return filled_batches()
 
 
-def _read_in_order(files, order):
-    """Dataset of (serialized record, index of its file, record number from 1)."""
-    paths = tf.constant(files)
-
-    def read_file(index):
-        numbered = tf.data.TFRecordDataset(paths[index]).enumerate(start=1)
-        return numbered.map(lambda number, record: (record, index, number))
-
-    return tf.data.Dataset.from_tensor_slices(order).flat_map(read_file)
+def _read_in_order(files):
+    """Yield lists of records as `read_packs` returns them, in the order on disk, without an index."""
+    for file, path in enumerate(files):
+        for batch in read_batches(path):
+            yield [(record, file, number) for number, record in enumerate(batch.to_list(), batch.number)]
 
 
-def _read_shard(index, shard, own_size):
-    """As `_read_in_order`, for one process's packs, in batches of at most `own_size`."""
-
-    def blocks():
-        starts = range(0, index.num_packs, IN_ORDER_PACKS)
-        return shard.of_blocks(
-            np.arange(first, min(first + IN_ORDER_PACKS, index.num_packs)) for first in starts
-        )
-
-    batches = _read_packs(index, blocks).batch(own_size)
-    num_before = (index.num_packs - 1) // shard.micro_batch_size * shard.micro_batch_size
-    if shard.holds(np.arange(num_before, index.num_packs)).any():
-        return batches
-    # The others compute one more batch, whose collectives wait for this process too
-    empty = (tf.zeros([0], tf.string), tf.zeros([0], tf.int64), tf.zeros([0], tf.int64))
-    return batches.concatenate(tf.data.Dataset.from_tensors(empty))
+def _decode_batches(parts, batch_size, files, spec, features):
+    """Yield batches of `batch_size` records of lists of records; the last one may have fewer."""
+    # Part by part, since decoding takes about as long for one record as for fifty
+    decoded = (_decode(records, files, spec, features) for records in parts if records)
+    named = ({**batch, FILES: sources[0], NUMBERS: sources[1]} for batch, sources in decoded)
+    for batch in _rebatch(named, batch_size):
+        sources = batch.pop(FILES), batch.pop(NUMBERS)
+        yield batch, sources
 
 
-def _read_packs(index, blocks):
-    """As `_read_in_order`, for blocks of pack numbers, int64 `[n]`, each read together."""
-    names = [field.name for field in dataclasses.fields(Spans)]
-
-    def spans():
-        for packs in blocks():
-            if len(packs):
-                on_disk = np.sort(packs)
-                found = find_spans(index, on_disk)
-                yield *(getattr(found, name) for name in names), np.searchsorted(on_disk, packs)
-
-    signature = (tf.TensorSpec([None], tf.int64),) * (len(names) + 1)
-    dataset = tf.data.Dataset.from_generator(spans, output_signature=signature)
-    return dataset.map(functools.partial(_read_block, tf.constant(index.files))).prefetch(1).unbatch()
-
-
-def _read_block(paths, files, offsets, counts, numbers, num_bytes, order):
-    """Records, file indices and record numbers, `[n]`, of the packs of `Spans`, permuted by `order`."""
-
-    def read_span(path, offset, count, size):
-        records = tf.raw_ops.TFRecordDatasetV2(
-            filenames=[path], compression_type="", buffer_size=size, byte_offsets=[offset]
-        )
-        return from_variant(records, tf.TensorSpec([], tf.string)).take(count)
-
-    spans = (tf.gather(paths, files), offsets, counts, tf.minimum(num_bytes, READ_AHEAD))
-    num_packs = tf.size(order, tf.int64)
-    # Several files are open at once, to hide the latency of object stores. No span exceeds `block_length`,
-    # so that each is complete before the next
-    records = tf.data.Dataset.from_tensor_slices(spans).interleave(
-        read_span, READERS, block_length=num_packs, num_parallel_calls=READERS, deterministic=True
-    )
-    records = records.batch(num_packs).get_single_element()
-    before = tf.repeat(tf.cumsum(counts, exclusive=True), counts)
-    record_numbers = tf.repeat(numbers, counts) + tf.range(num_packs) - before
-    return tuple(tf.gather(column, order) for column in (records, tf.repeat(files, counts), record_numbers))
+def _rebatch(blocks, batch_size):
+    """Cut dicts of arrays `[n, ...]` into dicts of arrays `[batch_size, ...]`; the last may be shorter."""
+    held, num_held = [], 0
+    for block in blocks:
+        held.append(block)
+        num_held += len(next(iter(block.values())))
+        if num_held < batch_size:
+            continue
+        whole, num_taken = _join(held), num_held // batch_size * batch_size
+        for first in range(0, num_taken, batch_size):
+            yield {name: values[first : first + batch_size] for name, values in whole.items()}
+        held, num_held = [{name: values[num_taken:] for name, values in whole.items()}], num_held - num_taken
+    if num_held:
+        yield _join(held)
 
 
-def _decode(serialized, file_indices, numbers, spec, features):
-    """Parse packs: dict of int32 and float32 tensors `[B, ...]`, and (file indices, record numbers)."""
-    names = {feature.record_name: feature.name for feature in features}
-    wanted = {name: tf.io.FixedLenFeature(spec.shape(name), schema.dtype(name)) for name in names}
+def _join(blocks):
+    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+
+
+def _filled_batches(records, batch_size, files, spec, features, has_empty_batch):
+    for batch, sources in _decode_batches(records, batch_size, files, spec, features):
+        yield _fill(batch, batch_size), sources
+    if has_empty_batch:
+        nothing = np.zeros(0, np.int64)
+        yield {one.name: _empty(one, batch_size, spec) for one in features}, (nothing, nothing)
+
+
+def _decode(records, files, spec, features):
+    """Parse packs: dict of int32 and float32 arrays `[B, ...]`, and (file indices, record numbers), `[B]`."""
+    serialized, file_indices, numbers = zip(*records, strict=True)
+    lengths = {one.record_name: spec.size(one.length) for one in features}
+    origins = [(files[file], number) for file, number in zip(file_indices, numbers, strict=True)]
+    found = parse_examples(join_records(serialized), lengths, narrow=lengths, origins=origins)
     batch = {
-        names[name]: tf.cast(values, tf.int32) if values.dtype == tf.int64 else values
-        for name, values in tf.io.parse_example(serialized, wanted).items()
+        one.name: values if values.dtype == np.float32 else values.astype(np.int32)
+        for one in features
+        for values in [found[one.record_name]]
     }
     if {"sequence_ids", "prediction_positions", "prediction_sequences"} <= batch.keys():
         batch["prediction_sequences"] = _owners(batch)
-    return batch, (file_indices, numbers)
+    return batch, (np.array(file_indices), np.array(numbers))
 
 
 def _owners(batch):
@@ -227,18 +197,23 @@ def _owners(batch):
     """
     # Wrong weights and positions stay, for `CheckedBatches` to refuse them with the feature's name
     weights_BP, last = batch["prediction_sequences"], batch["sequence_ids"].shape[1] - 1
-    places_BP = tf.clip_by_value(batch["prediction_positions"], 0, last)
-    owners_BP = tf.gather(batch["sequence_ids"], places_BP, batch_dims=1)
-    is_binary_B1 = tf.reduce_all((weights_BP == 0) | (weights_BP == 1), axis=1, keepdims=True)
-    return tf.where(is_binary_B1, weights_BP * tf.cast(owners_BP, tf.float32), weights_BP)
+    places_BP = np.clip(batch["prediction_positions"], 0, last)
+    owners_BP = np.take_along_axis(batch["sequence_ids"], places_BP, axis=1)
+    is_binary_B1 = ((weights_BP == 0) | (weights_BP == 1)).all(axis=1, keepdims=True)
+    return np.where(is_binary_B1, weights_BP * owners_BP.astype(np.float32), weights_BP)
+
+
+def _empty(feature, batch_size, spec):
+    dtype = np.float32 if feature.record_name in schema.FLOAT_FEATURES else np.int32
+    return np.zeros((batch_size, spec.size(feature.length)), dtype)
 
 
 def _fill(batch, batch_size):
     """Append empty packs (all zeros) until there are B."""
-
-    def fill(values):
-        missing = batch_size - tf.shape(values)[0]
-        filled = tf.pad(values, [[0, missing]] + [[0, 0]] * (values.shape.rank - 1))
-        return tf.ensure_shape(filled, (batch_size, *values.shape[1:]))
-
-    return {name: fill(values) for name, values in batch.items()}
+    missing = batch_size - len(next(iter(batch.values())))
+    if not missing:
+        return batch
+    return {
+        name: np.concatenate([values, np.zeros((missing, *values.shape[1:]), values.dtype)])
+        for name, values in batch.items()
+    }

@@ -1,4 +1,4 @@
-"""Reading order of training packs: endless, shuffled, and computable from any position.
+"""Reading order of training packs: endless, shuffled, computable from any position; and reading by it.
 
 An epoch cuts the packs on disk into *stretches*, from a random start, and shuffles these. A *block* is the
 stretches that fit in the shuffle buffer; its packs are shuffled. With 12 packs, a buffer of 4 and stretches
@@ -15,16 +15,20 @@ which it stopped.
 """
 
 import dataclasses
+import functools
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from bert_packed.core.settings import InputError
 from bert_packed.records.shuffle import find_items, shuffle_places
-from bert_packed.records.tfrecords import count_records, scan_file
+from bert_packed.records.tfrecords import count_records, read_batches, scan_file
 
 # Per block. Packs of a stretch always share a block, so short stretches shuffle better, but each costs a seek
 # on a disk and a request to an object store
 NUM_STRETCHES = 64
 IN_ORDER_PACKS = 2**10  # per block, where nothing is shuffled
+READERS = 8  # spans that are read at once, to hide the latency of object stores
 BORDERS, STRETCHES, PACKS = 1, 2, 3  # last part of the keys of random numbers
 
 
@@ -95,6 +99,72 @@ def find_spans(index, packs):
     pairs = zip(files, records, records + counts, strict=True)
     places = np.array([index.offsets[file][[first, end]] for file, first, end in pairs])
     return Spans(files, places[:, 0], counts, records + 1, places[:, 1] - places[:, 0])
+
+
+def read_packs(index, packs):
+    """The records of packs, int64 `[n]` in any order: list of n (`bytes`, index of the file, record number).
+
+    Raises `InputError`, naming the file, where a record is damaged or the file became shorter.
+    """
+    parts, order = _plan_reading(index, packs)
+    return _in_order([record for part in parts for record in part()], order)
+
+
+def read_blocks(index, blocks):
+    """Yield the records of blocks of packs as lists, each a part of what `read_packs` returns of a block.
+
+    While a block is consumed, the next one is read in equally many parts. So no consumer waits for a whole
+    block but the first, and memory holds two.
+    """
+    held = []
+    for packs in blocks:
+        if not len(packs):  # another process has them all
+            continue
+        parts, order = _plan_reading(index, packs)
+        found, num_held = [], len(held)
+        for number, part in enumerate(parts):
+            yield held[number * num_held // len(parts) : (number + 1) * num_held // len(parts)]
+            found += part()
+        held = _in_order(found, order)
+    yield held
+
+
+def _plan_reading(index, packs):
+    """Functions that read a few spans each, in the order on disk, and where there each pack is, `[n]`."""
+    on_disk = np.sort(packs)
+    spans = find_spans(index, on_disk)
+    rows = list(
+        zip(*(getattr(spans, field.name).tolist() for field in dataclasses.fields(Spans)), strict=True)
+    )
+    starts = range(0, len(rows), READERS)
+    parts = [functools.partial(_read_spans, index, rows[start : start + READERS]) for start in starts]
+    return parts, np.searchsorted(on_disk, packs)
+
+
+def _in_order(records, order):
+    return [records[place] for place in order.tolist()]
+
+
+def _read_spans(index, rows):
+    """The records of spans, rows of `Spans`, each read by its own thread."""
+    read = functools.partial(_read_span, index.files)
+    if len(rows) == 1:
+        return read(rows[0])
+    # Ends with the spans: no thread outlives an iteration that nobody continues
+    with ThreadPoolExecutor(len(rows), "read-span") as pool:
+        return [record for records in pool.map(read, rows) for record in records]
+
+
+def _read_span(files, row):
+    file, offset, count, number, num_bytes = row
+    found = [
+        (record, file, place)
+        for batch in read_batches(files[file], spans=[(offset, num_bytes, number)])
+        for place, record in enumerate(batch.to_list(), batch.number)
+    ]
+    if len(found) < count:
+        raise InputError(f"{files[file]} must stay as it is while it is read. Received: a shorter file.")
+    return found
 
 
 class _Epoch:

@@ -86,11 +86,11 @@ def audit_checkpoint(config):
     objective = choose_objective(learnt, model_config, config, num_rows)
     missing = None
     if num_rows:  # which are taken from their beginning
-        dataset = input_pipeline.eval_batches(files, spec, config.num_packs, objective.features)
+        packed = input_pipeline.eval_batches(files, spec, config.num_packs, objective.features)
     else:
         index, numbers, missing = pack_coverage.choose_packs(files, spec, config.num_packs)
-        dataset = input_pipeline.chosen_packs(index, spec, numbers, objective.features)
-    batch = next(CheckedBatches(dataset, files, spec, model_config, objective.features))
+        packed = input_pipeline.chosen_packs(index, spec, numbers, objective.features)
+    batch = next(CheckedBatches(packed, files, spec, model_config, objective.features))
     num_sequences = int(batch["slot_weights"].sum())
     # Every check would pass without neighbours, and prove nothing
     if not contamination.num_neighbours(batch):

@@ -6,7 +6,7 @@ The bytes of a record, where n is a varint of what follows, to the end of the va
                                          12 n  { 0A n  floats  }                 numbers with a fraction
 
 Only this is read, with features in one order in all records of the batch, as programs write them. The format
-allows more, for which callers need TensorFlow, which takes several times as long.
+allows more, which `examples.py` parses record by record, several times as slowly.
 """
 
 import itertools
@@ -16,7 +16,7 @@ import numpy as np
 EXAMPLE_FEATURES, FEATURES_FEATURE, ENTRY_KEY, ENTRY_VALUE, LIST_VALUE = 0x0A, 0x0A, 0x0A, 0x12, 0x0A
 KINDS = {"int64": 0x1A, "float32": 0x12}
 MORE = 0x80  # of a varint's byte: another follows
-MAX_SIZE_BYTES = 4  # of a varint that says a size: records of 256 MiB and more are left to TensorFlow
+MAX_SIZE_BYTES = 4  # of a varint that says a size: records of 256 MiB and more are left to protobuf
 MAX_VARINT_BYTES = 10
 MAX_NARROW_BYTES = 4  # of varints whose numbers fit into 32 bits
 BYTES_AT_ONCE = 2**16  # decoded together, in a core's cache

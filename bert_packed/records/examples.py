@@ -1,6 +1,6 @@
 """Decode serialized `tf.train.Example` records: many at once, or what one of them holds.
 
-TensorFlow, which takes seconds to import, decodes batches in a form that `example_columns.py` does not read.
+Records in a form that `example_columns.py` does not read are parsed one by one, by protobuf.
 """
 
 import numpy as np
@@ -8,7 +8,6 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from bert_packed import schema
-from bert_packed.core.runtime import import_quietly
 from bert_packed.core.settings import InputError
 from bert_packed.records.example_columns import decode_columns
 
@@ -90,34 +89,32 @@ def parse_example(record, path, number, lengths):
     values = {
         name: getattr(found[name], LISTS[schema.dtype(name)]).value for name in lengths if name in found
     }
-    # of length 0 is also what is missing or of another type
+    # A feature that is missing or of another type has length 0, too
     if any(length == 0 or len(values.get(name, ())) != length for name, length in lengths.items()):
         _check_lengths(_lengths(found, path, number, lengths), lengths, path, number)
     return {name: np.fromiter(values[name], schema.dtype(name), length) for name, length in lengths.items()}
 
 
-def parse_examples(batch, lengths, narrow=()):
+def parse_examples(batch, lengths, narrow=(), origins=None):
     """Decode records whose features have fixed lengths: dict from name to `[n, length]`, int64 or float32.
 
     Args:
         batch: `Records`, at least one.
         lengths: Dict from feature name to its length in this file; other features are passed over.
         narrow: Names of whole-number features that may come in any integer type, for speed.
+        origins: List of n (path, record number), if the batch holds records of several places.
 
     Raises:
         InputError: a record is no `tf.train.Example`, lacks a feature, or has it in another length or type.
     """
-
-    def parse(record, number):
-        return parse_example(record, batch.path, number, lengths)
-
     dtypes = {name: schema.dtype(name) for name in lengths}
     columns = decode_columns(batch, dtypes)
-    if columns is None and all(lengths.values()):  # a missing feature is for TensorFlow one of length 0
-        parsed = _parse_by_tensorflow(batch, dtypes, lengths, parse)
-        return {name: values.numpy() for name, values in parsed.items()}
     if columns is None or any((counts != lengths[name]).any() for name, (_, counts) in columns.items()):
-        rows = [parse(record, number) for number, record in enumerate(batch.to_list(), batch.number)]
+        origins = _origins(batch) if origins is None else origins
+        rows = [
+            parse_example(record, *origin, lengths)
+            for record, origin in zip(batch.to_list(), origins, strict=True)
+        ]
         return {name: np.stack([row[name] for row in rows]) for name in lengths}
     return {
         name: (values if name in narrow else values.astype(dtypes[name], copy=False)).reshape(
@@ -138,45 +135,32 @@ def parse_ragged(batch, dtypes):
         Dict from name to (values of all records, number of values of each, int64 `[n]`). `InputError` where a
         record is no `tf.train.Example`, or has a feature in another type.
     """
-
-    def check(record, number):
-        for name, feature in _features(record, batch.path, number).items():
-            kind = feature.WhichOneof("kind")
-            if name in dtypes and kind not in (LISTS[dtypes[name]], None):
-                raise InputError(
-                    f"{batch.path}, record {number}: {name} must hold {dtypes[name]}. Received: a {kind}."
-                )
-
     columns = decode_columns(batch, dtypes)
     if columns is None:
-        parsed = _parse_by_tensorflow(batch, dtypes, {}, check)
-        return {name: (value.values.numpy(), value.row_lengths().numpy()) for name, value in parsed.items()}
+        pairs = zip(batch.to_list(), _origins(batch), strict=True)
+        rows = [_parse_any_lengths(record, *origin, dtypes) for record, origin in pairs]
+        columns = {
+            name: (np.concatenate([row[name] for row in rows]), np.array([len(row[name]) for row in rows]))
+            for name in dtypes
+        }
     return {
         name: (values.astype(dtypes[name], copy=False), counts) for name, (values, counts) in columns.items()
     }
 
 
-def _parse_by_tensorflow(batch, dtypes, lengths, check):
-    """Parse records in any form: dict from name to `tf.Tensor` or, without a length, `tf.RaggedTensor`.
+def _parse_any_lengths(record, path, number, dtypes):
+    found, values = _features(record, path, number), {}
+    for name, dtype in dtypes.items():
+        kind = found[name].WhichOneof("kind") if name in found else None
+        if kind not in (LISTS[dtype], None):
+            raise InputError(f"{path}, record {number}: {name} must hold {dtype}. Received: a {kind}.")
+        # A feature that is looked up is made, without a value
+        values[name] = np.array(getattr(found[name], LISTS[dtype]).value, dtype)
+    return values
 
-    Where TensorFlow fails, `check(record, number)` raises the error of the record that is wrong.
-    """
-    tf = import_quietly("tensorflow")
-    wanted = {
-        name: tf.io.FixedLenFeature([lengths[name]], dtype)
-        if name in lengths
-        else tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64)
-        for name, dtype in dtypes.items()
-    }
-    serialized = batch.to_list()
-    try:
-        return tf.io.parse_example(serialized, wanted)
-    except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
-        # TensorFlow's message has no record number that holds beyond the batch, and it quotes the record:
-        # where that is no text, Python cannot even show it
-        for number, record in enumerate(serialized, batch.number):
-            check(record, number)
-        raise InputError(f"{batch.path}: {error}") from error
+
+def _origins(batch):
+    return [(batch.path, number) for number in range(batch.number, batch.number + len(batch))]
 
 
 def _features(record, path, number):

@@ -12,15 +12,12 @@ see
   stamps, and its files are read each time.
 """
 
-import contextlib
 import json
-import os
 
 import numpy as np
 
 from bert_packed.core import storage
-from bert_packed.records.inputs import folder_of, unchanged
-from bert_packed.records.manifests import SCANS_NAME, is_of_scans
+from bert_packed.records.inputs import unchanged
 from bert_packed.records.tfrecords import FileScan, scan_file
 
 FORMAT = 1
@@ -63,31 +60,6 @@ def read_scans(store, paths):
     """
     kept = _read(store)
     return {path: kept[path] for path in paths if path in kept and kept[path][1] == stamp_of(path)}
-
-
-def read_scans_beside(paths):
-    """The scans that `write_scans_beside` has kept of files that are as they were, like `read_scans`."""
-    kept = {folder: _read(os.path.join(folder, SCANS_NAME)) for folder in map(folder_of, paths)}
-    found = {path: kept[folder_of(path)].get(os.path.basename(path)) for path in paths}
-    return {path: scan for path, scan in found.items() if scan is not None and scan[1] == stamp_of(path)}
-
-
-def write_scans_beside(scans):
-    """`write_scans` into the folders of the files, for all runs that read them; where we may write there."""
-    for folder in {folder_of(path) for path in scans}:
-        if storage.is_remote(folder):  # a stranger's file in a store would cost every listing of it
-            continue
-        new = {os.path.basename(path): scan for path, scan in scans.items() if folder_of(path) == folder}
-        store = os.path.join(folder, SCANS_NAME)
-        with contextlib.suppress(OSError):  # as in a folder of somebody else's
-            names = set(storage.list_names(folder))
-            # Of a killed run; of a living one, too: then that keeps nothing, as where it may not write
-            for name in names - {SCANS_NAME}:
-                if is_of_scans(name):
-                    with contextlib.suppress(OSError):
-                        storage.remove(os.path.join(folder, name))
-            kept = {name: scan for name, scan in _read(store).items() if name in names}
-            write_scans(store, {**kept, **new})
 
 
 def read_checksums(store):

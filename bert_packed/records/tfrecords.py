@@ -93,7 +93,8 @@ def read_batches(path, max_bytes=READ_BYTES, spans=None):
     size, _ = storage.size_and_time(path)
     if size == 0:
         raise InputError(f"every TFRecord file must hold a record. Received: {path}, which is empty.")
-    with storage.open_file(path) as file:
+    # Without a buffer, which would read thousands of bytes behind each span that belong to other processes
+    with storage.open_file(path, buffering=0) as file:
         for offset, num_bytes, number in [(0, size, 1)] if spans is None else spans:
             file.seek(offset)
             left = min(num_bytes, size - offset)
@@ -154,7 +155,7 @@ def write_records(path, serialized):
     num_records, digest = 0, hashlib.sha256()
     with storage.naming_file(path), storage.open_file(path, "wb") as file:
         for batch in _write_batches(serialized):
-            content = _frame(batch)
+            content = frame_records(batch)
             file.write(content)
             digest.update(content)
             num_records += len(batch)
@@ -248,8 +249,8 @@ def _write_batches(serialized):
         yield batch
 
 
-def _frame(serialized):
-    """A list of records as the bytes of a file."""
+def frame_records(serialized):
+    """A list of records, `bytes`, as the bytes of a file."""
     records = join_records(serialized)
     heads = np.zeros(len(serialized), [("length", "<u8"), ("checksum", "<u4")])
     heads["length"] = records.ends - records.starts

@@ -1,17 +1,10 @@
-"""Input files of a run: checksums and numbers of records, found by one reading of every byte for all runs."""
+"""Input files of a run: checksums and numbers of records, found by one reading of every byte."""
 
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.parallel.processes import ALONE
 from bert_packed.records import tfrecords
-from bert_packed.records.file_scans import (
-    read_checksums,
-    read_scans,
-    read_scans_beside,
-    scan_unchanged,
-    write_scans,
-    write_scans_beside,
-)
+from bert_packed.records.file_scans import read_checksums, read_scans, scan_unchanged, write_scans
 from bert_packed.records.inputs import check_promises, folder_of, read_promises
 
 
@@ -40,7 +33,7 @@ def scan_inputs(paths, store, processes=ALONE):
     """Read the packed files that are new or have changed: dict from path to `tfrecords.FileScan`, of all.
 
     All `processes` call this. The first keeps the scans in `store`, a file in a folder that all processes
-    see, and beside the files, for other runs.
+    see.
 
     Raises `InputError` where a file is damaged, is not what its manifest says, changes while it is read, or
     differs from the first process's.
@@ -49,15 +42,11 @@ def scan_inputs(paths, store, processes=ALONE):
 
     def read_what_is_new():
         found.update(read_scans(store, paths))
-        # Another run may have scanned the same files; their stamps show that they are unchanged
-        new = read_scans_beside([path for path in paths if path not in found])
-        read = _scan([path for path in paths if path not in found and path not in new])
-        found.update(new | read)
-        if new or read:
+        new = _scan([path for path in paths if path not in found])
+        if new:
+            found.update(new)
             storage.make_folder(folder_of(store))
             write_scans(store, found)
-        if read:
-            write_scans_beside(read)
 
     processes.first_decides(read_what_is_new)
     if not processes.is_first:

@@ -16,6 +16,7 @@ from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.core.command_line import print_table
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import write_json
+from bert_packed.data.batches import ReadAhead
 from bert_packed.kernels.choose import choose_kernels
 from bert_packed.parallel.processes import ALONE, Alone
 from bert_packed.parallel.replicas import check_shares, make_replicas
@@ -317,7 +318,8 @@ class Run:
 
     def evaluate(self, step):
         """Evaluate the held-out packs; returns the row of a step: dict."""
-        sums = loop.evaluate(self.engine, eval_batches(self), self.config.max_eval_steps)
+        with contextlib.closing(ReadAhead(eval_batches(self))) as batches:
+            sums = loop.evaluate(self.engine, batches, self.config.max_eval_steps)
         means = self.engine.objective.means(sums)
         return {"step": step, **means, "num_sequences": int(sums["num_sequences"])}
 
@@ -348,7 +350,8 @@ class Run:
             ("unpacked", self.build_engine(), unpacked, 1.0),
             ("packed", self.engine, packed, packed.packing_factor),
         ):
-            batches = list(itertools.islice(train_batches(full, packs=packs), NUM_TIMED_STEPS))
+            with contextlib.closing(train_batches(full, packs=packs)) as ahead:
+                batches = list(itertools.islice(ahead, NUM_TIMED_STEPS))
             # The factor is of all data: these few packs may hold more or fewer sequences
             per_step = factor * config.train_batch_size
             contenders.append(Contender(name, engine.train_step, batches, per_step, factor))
@@ -392,6 +395,7 @@ def time_step(config):
     """Seconds of a step of a run that has not begun: the median of a few, after one that compiles."""
     run = Run(config)
     run.read_data()
-    batches = list(itertools.islice(train_batches(run), NUM_TIMED_STEPS))
+    with contextlib.closing(train_batches(run)) as ahead:
+        batches = list(itertools.islice(ahead, NUM_TIMED_STEPS))
     step = Contender("steps", run.build_engine().train_step, batches, 1.0, 1.0)
     return compare([step], NUM_TIMED_STEPS)[0]["seconds_per_step"]

@@ -9,7 +9,7 @@ from bert_packed.parallel.replicas import count_replicas, group_of
 
 
 def train_batches(run, first_step=0, packs=None):
-    """Endless batches of a `Run` from `first_step` on, this process's part of each.
+    """`ReadAhead` of the endless batches of a `Run` from `first_step` on, this process's part of each.
 
     `packs` are `PackedFiles`; None for the training packs.
     """
@@ -21,7 +21,7 @@ def train_batches(run, first_step=0, packs=None):
         # Read micro-batch by micro-batch: a step is as many of them as it has grown to
         batch_size = config.packs_at_once
         first_batch = growth.packs_before(first_step) // batch_size
-    dataset = input_pipeline.train_batches(
+    packed = input_pipeline.train_batches(
         packs.index,
         packs.spec,
         batch_size,
@@ -31,13 +31,12 @@ def train_batches(run, first_step=0, packs=None):
         features,
         shard,
     )
-    batches = CheckedBatches(dataset, packs.files, packs.spec, run.model_config, features)
+    batches = CheckedBatches(packed, packs.files, packs.spec, run.model_config, features)
     if masking:
         batches = MaskedBatches(batches, masking, packs.index, shard, batch_size, first_batch)
     if growth:
         batches = GrowingBatches(batches, growth, first_step)
-    # Both work in Python, which tf.data does not prefetch
-    return ReadAhead(batches) if masking or growth else batches
+    return ReadAhead(batches)
 
 
 def eval_batches(run):
@@ -45,10 +44,10 @@ def eval_batches(run):
     packs, features = run.data.eval, run.objective.features
     if not packs.files:
         return ()
-    dataset = input_pipeline.eval_batches(
+    packed = input_pipeline.eval_batches(
         packs.files, packs.spec, run.config.eval_batch_size, features, shard_of(run), packs.index
     )
-    return CheckedBatches(dataset, packs.files, packs.spec, run.model_config, features)
+    return CheckedBatches(packed, packs.files, packs.spec, run.model_config, features)
 
 
 def shard_of(run):

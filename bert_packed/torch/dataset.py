@@ -9,14 +9,13 @@ import torch
 from bert_packed import schema
 from bert_packed.assembly.block_attention_mask import attention_mask
 from bert_packed.core.settings import InputError
-from bert_packed.data.read_order import find_spans, index_files, read_order
+from bert_packed.data.read_order import index_files, read_order, read_packs
 from bert_packed.packing.arguments import MAX_SEED, check_whole
 from bert_packed.records.examples import parse_example
-from bert_packed.records.file_scans import read_scans, read_scans_beside, scan_unchanged, write_scans
+from bert_packed.records.file_scans import read_scans, scan_unchanged, write_scans
 from bert_packed.records.first_records import read_pack_spec
 from bert_packed.records.inputs import check_promises, find_files, folder_of, read_promises
 from bert_packed.records.manifests import read_manifest
-from bert_packed.records.tfrecords import read_batches
 
 IGNORED_LABEL = -100  # the `ignore_index` of torch's losses
 
@@ -162,22 +161,11 @@ class PackedDataset(torch.utils.data.IterableDataset):
     def _read_packs(self, packs):
         if not len(packs):
             return
-        on_disk = np.sort(packs)
-        spans = find_spans(self._index, on_disk)
-        records = []
-        parts = np.stack([spans.offsets, spans.num_bytes, spans.numbers], axis=1)
-        for file in np.unique(spans.files):
-            path, of_file = self._index.files[file], spans.files == file
-            batches = read_batches(path, spans=parts[of_file].tolist())
-            numbered = (enumerate(batch.to_list(), batch.number) for batch in batches)
-            found = [(record, path, number) for pairs in numbered for number, record in pairs]
-            if len(found) < spans.counts[of_file].sum():
-                raise InputError(f"{path} must stay as it is while it is read. Received: a shorter file.")
-            records += found
         lengths = {name: self.spec.size(kind) for name, kind in self.spec.lengths.items()}
-        for place in np.searchsorted(on_disk, packs):
-            features = parse_example(*records[place], lengths)
-            if folder_of(records[place][1]) in self._mlm_folders:
+        for record, file, number in read_packs(self._index, packs):
+            path = self._index.files[file]
+            features = parse_example(record, path, number, lengths)
+            if folder_of(path) in self._mlm_folders:
                 features[schema.NEXT_SENTENCE_LABELS] = np.full_like(
                     features[schema.NEXT_SENTENCE_LABELS], IGNORED_LABEL
                 )
@@ -236,8 +224,7 @@ def _find_worker():
 def _index(paths, index_file):
     """`PackIndex` of files, checked against their manifests."""
     kept = read_scans(index_file, paths) if index_file else {}
-    scans = {**read_scans_beside([path for path in paths if path not in kept]), **kept}
-    scans |= {path: scan_unchanged(path) for path in paths if path not in scans}
+    scans = {**kept, **{path: scan_unchanged(path) for path in paths if path not in kept}}
     index = index_files(paths, [scans[path][0] for path in paths])
     for path, promised in read_promises(paths).items():
         scan, _ = scans[path]

@@ -1,5 +1,6 @@
 """The training loop on the host: data, progress, logs, evaluation, checkpoints and stopping."""
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterable
@@ -18,7 +19,8 @@ class Hooks:
     """Callbacks and settings of `train`.
 
     Attributes:
-        batches: Function from the number of steps taken to an endless iterable of the next batches.
+        batches: Function from the number of steps taken to an endless iterable of the next batches. One that
+            reads ahead has `close`, which is called at the end.
         log: Takes a row of training figures.
         show: Takes a line for people about that row.
         evaluate: Takes a step; None for no evaluation.
@@ -73,10 +75,17 @@ def train(engine, config, hooks, first_step=0, state=None):
     is_first = is_unproven = True
     # Several processes end together, which takes a step
     stop = StopRequest(costs_nothing=hooks.num_processes == 1)
-    with stop.watching(), _progress_bar(config, hooks, first_step) as bar, hooks.profile:
+    with (
+        stop.watching(),
+        _progress_bar(config, hooks, first_step) as bar,
+        hooks.profile,
+        contextlib.ExitStack() as stack,
+    ):
         if state["evaluation_due"]:
             _evaluate_step(hooks, first_step)
         batches = iter(hooks.batches(first_step))
+        if hasattr(batches, "close"):
+            stack.enter_context(contextlib.closing(batches))
         for step in range(first_step + 1, config.num_train_steps + 1):
             start = time.perf_counter()
             with hooks.profile.step(step):

@@ -3,12 +3,20 @@
 import csv
 import io
 import shutil
+import socket
+import time
 from pathlib import Path
 
-from tensorboard.summary import Writer
+# The messages alone: TensorBoard's writer imports TensorFlow, under JAX too
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_SCALAR, Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.compat.proto.types_pb2 import DT_FLOAT
 
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
+from bert_packed.records.tfrecords import frame_records
 from bert_packed.training import loop
 from bert_packed.training.training_metrics import WATCHED
 
@@ -27,6 +35,13 @@ def eval_columns(objective):
     return ("step", *objective.figures, "num_sequences")
 
 
+def _scalar(name, value):
+    plugin = SummaryMetadata.PluginData(plugin_name="scalars")
+    metadata = SummaryMetadata(plugin_data=plugin, data_class=DATA_CLASS_SCALAR)
+    tensor = TensorProto(dtype=DT_FLOAT, tensor_shape=TensorShapeProto(), float_val=[float(value)])
+    return Summary.Value(tag=name, metadata=metadata, tensor=tensor)
+
+
 class MetricsLog:
     """Appends rows to a CSV file and mirrors them in TensorBoard.
 
@@ -43,7 +58,9 @@ class MetricsLog:
         events = self._path.parent / "tensorboard" / self._path.stem
         shutil.rmtree(events, ignore_errors=True)
         storage.write_text(self._path, self._format([dict(zip(columns, columns, strict=True)), *rows]))
-        self._writer = Writer(str(events))
+        events.mkdir(parents=True)
+        self._events = events / f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
+        self._append_events([Event(wall_time=time.time(), file_version="brain.Event:2")])
         self._add_events(rows)
 
     def write(self, row):
@@ -57,12 +74,17 @@ class MetricsLog:
         storage.flush_to_disk(self._path)
 
     def _add_events(self, rows):
-        with storage.tensorflow_errors():  # such as a full disk
-            for row in rows:
-                for name in self._columns[1:]:
-                    if row.get(name) not in (None, ""):
-                        self._writer.add_scalar(name, float(row[name]), int(row["step"]))
-            self._writer.flush()
+        events = []
+        for row in rows:
+            figures = {name: row[name] for name in self._columns[1:] if row.get(name) not in (None, "")}
+            summary = Summary(value=[_scalar(name, value) for name, value in figures.items()])
+            events.append(Event(wall_time=time.time(), step=int(row["step"]), summary=summary))
+        self._append_events(events)
+
+    def _append_events(self, events):
+        content = frame_records([event.SerializeToString() for event in events])
+        with storage.naming_file(self._events), self._events.open("ab") as file:
+            file.write(content)
 
     def _format(self, rows):
         text = io.StringIO()

@@ -46,14 +46,14 @@ def files(tmp_path_factory):
 def read(files, num_steps, first_step=0, shard=WHOLE):
     micro, index = GROWTH.micro_batch_size, index_files(files)
     first = GROWTH.packs_before(first_step) // micro
-    dataset = train_batches(index, SPEC, micro, 3, 5, first, shard=shard)
-    batches = GrowingBatches(CheckedBatches(dataset, files, SPEC, CONFIG), GROWTH, first_step)
+    packed = train_batches(index, SPEC, micro, 3, 5, first, shard=shard)
+    batches = GrowingBatches(CheckedBatches(packed, files, SPEC, CONFIG), GROWTH, first_step)
     return [(next(batches), batches.sources) for _ in range(num_steps)]
 
 
 def test_steps_of_one_shape_that_read_all_packs_in_order(files):
-    dataset = train_batches(index_files(files), SPEC, sum(SIZES), 3, 5).take(1)
-    (order,) = CheckedBatches(dataset, files, SPEC, CONFIG)
+    packed = train_batches(index_files(files), SPEC, sum(SIZES), 3, 5)
+    order = next(CheckedBatches(packed, files, SPEC, CONFIG))
     place = 0
     for (batch, sources), size in zip(read(files, 6), SIZES, strict=True):
         assert sum(map(len, sources.values())) == size

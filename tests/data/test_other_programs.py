@@ -1,14 +1,14 @@
-"""Packs for programs that weigh the loss by `masked_lm_weights`: what TensorFlow Model Garden reads of them.
+"""Packs in programs of others: by `tf.data`, and by the rules of TensorFlow Model Garden.
 
-Its features and its rules stand here as tensorflow/models has them: `BertPretrainDataLoader` and
-`PackedSequenceMask`, of official/nlp.
+Those are here as tensorflow/models has them: `BertPretrainDataLoader`, `PackedSequenceMask` of official/nlp.
 """
 
 import dataclasses
+import os
 
 import numpy as np
 import pytest
-import tensorflow as tf
+from documented_commands import PAGES, blocks
 from tiny import CONFIG
 from unpacked_records import make_features, write_features
 
@@ -16,6 +16,7 @@ from bert_packed import schema
 from bert_packed.core.settings import InputError
 from bert_packed.data.batches import CheckedBatches
 from bert_packed.data.input_pipeline import eval_batches
+from bert_packed.objectives.features import BATCH_NAMES
 from bert_packed.records import first_records
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
@@ -47,19 +48,34 @@ def packs(tmp_path_factory):
     return found
 
 
+def read_by_the_page(path, batch_size=1000):
+    """Batches of `tf.data`, read by the lines of docs/guides/other_programs.md."""
+    page = blocks(PAGES["docs/guides/other_programs.md"])
+    (text,) = (block.text for block in page if "by_length" in block.text)
+    folder = os.path.dirname(path)
+    text = text.replace("my/garden", folder).replace("batch(8)", f"batch({batch_size})")
+    names = {}
+    exec(text, names)
+    return list(names["batches"].as_numpy_iterator())
+
+
 def read_as_model_garden(path):
     """`BertPretrainDataLoader` with `use_position_id` and without `use_next_sentence_label`."""
-    features = {
-        "input_mask": tf.io.FixedLenFeature([S], tf.int64),
-        "masked_lm_positions": tf.io.FixedLenFeature([P], tf.int64),
-        "masked_lm_ids": tf.io.FixedLenFeature([P], tf.int64),
-        "masked_lm_weights": tf.io.FixedLenFeature([P], tf.float32),
-        "input_ids": tf.io.FixedLenFeature([S], tf.int64),
-        "segment_ids": tf.io.FixedLenFeature([S], tf.int64),
-        "position_ids": tf.io.FixedLenFeature([S], tf.int64),
-    }
-    records = tf.data.TFRecordDataset(path).batch(1000).get_single_element()
-    return {name: values.numpy() for name, values in tf.io.parse_example(records, features).items()}
+    (batch,) = read_by_the_page(path)
+    return {name: values for name, values in batch.items() if not name.startswith("next_sentence")}
+
+
+def test_the_lines_of_the_page_read_our_batches(packs):
+    path, *_ = packs["sequence"]
+    spec, large = first_records.read_pack_spec([path]), dataclasses.replace(CONFIG, vocab_size=1000)
+    ours = list(CheckedBatches(eval_batches([path], spec, 4), [path], spec, large))
+    theirs = read_by_the_page(path, 4)
+    assert len(ours) == len(theirs) > 1
+    for one, other in zip(ours, theirs, strict=True):
+        assert other.keys() == set(schema.PACKED_LENGTHS)
+        for name, values in other.items():
+            found = one[BATCH_NAMES[name]]
+            np.testing.assert_array_equal(found[: len(values)], values, err_msg=name)
 
 
 def test_its_loss_weighs_every_prediction_alike(packs):
@@ -89,7 +105,7 @@ def test_its_mask_is_of_each_sequence_alone(packs):
     )
 
 
-def test_our_own_readers_tell_the_sequences_all_the_same(packs):
+def test_our_own_readers_find_the_sequences_in_both(packs):
     batches, large = [], dataclasses.replace(CONFIG, vocab_size=1000)
     for kind in ("binary", "sequence"):
         path, manifest, source = packs[kind]

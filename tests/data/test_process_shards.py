@@ -36,16 +36,19 @@ def files(tmp_path_factory):
 def written(files):
     """The tokens of every pack, in the order on disk."""
     (batch,) = CheckedBatches(eval_batches(files, SPEC, NUM_PACKS), files, SPEC, CONFIG)
-    found = [tuple(row) for row in batch["token_ids"].tolist()]
-    assert len(set(found)) == NUM_PACKS
-    return found
+    assert len(set(rows(batch))) == NUM_PACKS
+    return rows(batch)
 
 
 def steps(files, shard, count, buffer, first_step=0):
     """The packs of some steps as one process has them: list of lists of rows of tokens."""
-    dataset = train_batches(index_files(files), SPEC, STEP, SEED, buffer, first_step, shard=shard)
-    batches = CheckedBatches(dataset.take(count), files, SPEC, CONFIG)
-    return [[tuple(row) for row in batch["token_ids"].tolist()] for batch in batches]
+    packed = train_batches(index_files(files), SPEC, STEP, SEED, buffer, first_step, shard=shard)
+    batches = itertools.islice(CheckedBatches(packed, files, SPEC, CONFIG), count)
+    return [rows(batch) for batch in batches]
+
+
+def rows(batch):
+    return [tuple(row) for row in batch["token_ids"].tolist()]
 
 
 def join(parts, micro, num_processes):
@@ -85,7 +88,7 @@ def test_shares_joined_are_the_order_of_one_process(buffer, num_packs, first_ste
     ("micro", "num_processes", "buffer", "first_step"),
     [(16, 1, 33, 0), (8, 2, 7, 11), pytest.param(8, 4, 1000, 3, marks=pytest.mark.slow)],
 )
-def test_batches_of_all_processes_are_the_steps_of_one(
+def test_batches_of_all_processes_are_one_process_steps(
     files, written, micro, num_processes, buffer, first_step
 ):
     shards = [ProcessShard(micro, index, num_processes) for index in range(num_processes)]
@@ -129,10 +132,8 @@ def test_a_process_reads_no_pack_but_its_own(tmp_path, files, written, buffer):
         copies.append(str(tmp_path / f"{number}.tfrecord"))
         Path(copies[-1]).write_bytes(content)
     damaged = type(index)(copies, index.starts, index.offsets)
-    dataset = train_batches(damaged, SPEC, STEP, SEED, buffer, shard=shard)
-    batches = itertools.islice(dataset.as_numpy_iterator(), 2)
-    found = [[tuple(row) for row in batch["token_ids"].tolist()] for batch, _ in batches]
-    assert found == wanted
+    packed = train_batches(damaged, SPEC, STEP, SEED, buffer, shard=shard)
+    assert [rows(batch) for batch, _ in itertools.islice(packed, 2)] == wanted
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux counts what a process reads")
@@ -143,8 +144,8 @@ def test_four_processes_read_the_bytes_of_one(tmp_path):
     index, spec = index_files([path]), PackSpec(length, 4, 12)
 
     def num_read(shard):
-        dataset = train_batches(index, spec, 32, SEED, 128, shard=shard)
-        batches = dataset.take(count // 32).as_numpy_iterator()
+        packed = train_batches(index, spec, 32, SEED, 128, shard=shard)
+        batches = itertools.islice(packed, count // 32)
         before = bytes_read()
         assert sum(len(batch["token_ids"]) for batch, _ in batches) == count // shard.num_processes
         return bytes_read() - before
@@ -164,78 +165,50 @@ def bytes_read():
 @pytest.mark.parametrize(
     ("num_packs", "num_processes"), [(1, 2), pytest.param(9, 4, marks=pytest.mark.slow), (50, 2)]
 )
-def test_evaluation_shares_hold_every_pack_once_in_equally_many_batches(
-    tmp_path, files, num_packs, num_processes
-):
+def test_evaluation_shares_hold_every_pack_once(tmp_path, files, num_packs, num_processes):
     batch_size = 8
     packs = [random_packs(np.random.default_rng(number), 1, MAX_SEQ_LENGTH)[0] for number in range(num_packs)]
     half = num_packs // 2
     paths = [str(tmp_path / name) for name in ("a.tfrecord", "b.tfrecord")][: 1 + bool(half)]
     for path, some in zip(paths, (packs[half:], packs[:half]), strict=False):
         write_packs(path, some, MAX_SEQ_LENGTH)
-    rows = []
-    for path in paths:
-        size = len(packs[half:]) if path == paths[0] else half
-        (batch,) = CheckedBatches(eval_batches([path], SPEC, size), [path], SPEC, CONFIG)
-        rows += [tuple(row) for row in batch["token_ids"].tolist()]
-    empty = (0,) * MAX_SEQ_LENGTH
-    num_batches = -(-num_packs // batch_size)
-    rows += [empty] * (num_batches * batch_size - num_packs)
-    own = batch_size // num_processes
-    index = index_files(paths)
+    (whole,) = CheckedBatches(eval_batches(paths, SPEC, num_packs), paths, SPEC, CONFIG)
+    empty, num_batches = (0,) * MAX_SEQ_LENGTH, -(-num_packs // batch_size)
+    wanted = rows(whole) + [empty] * (num_batches * batch_size - num_packs)
+    own, index = batch_size // num_processes, index_files(paths)
     for process in range(num_processes):
-        # the micro-batch of training has no say; without an index it is found by reading
+        # The micro-batch of training has no effect; without an index the files are read for one
         shard = ProcessShard(4, process, num_processes)
-        dataset = eval_batches(paths, SPEC, batch_size, shard=shard, index=index if process else None)
-        batch, _ = dataset.element_spec
-        assert all(tensor.shape.is_fully_defined() and tensor.shape[0] == own for tensor in batch.values())
-        found = list(CheckedBatches(dataset, paths, SPEC, CONFIG))
+        packed = eval_batches(paths, SPEC, batch_size, shard=shard, index=index if process else None)
+        found = list(CheckedBatches(packed, paths, SPEC, CONFIG))
         assert len(found) == num_batches
         for number, batch in enumerate(found):
             first = number * batch_size + process * own
-            assert [tuple(row) for row in batch["token_ids"].tolist()] == rows[first : first + own]
-            is_empty = np.array([row == empty for row in rows[first : first + own]])
+            assert rows(batch) == wanted[first : first + own]
+            is_empty = np.array([row == empty for row in rows(batch)])
             assert not any(values[is_empty].any() for values in batch.values())
+            assert {name: (values.dtype, len(values)) for name, values in batch.items()} == {
+                name: (values.dtype, own) for name, values in whole.items()
+            }
 
 
 def test_sources_name_the_packs_of_a_share(files, written):
     shard = ProcessShard(8, 1, 2)
     index = index_files(files)
-    for dataset in (
-        train_batches(index, SPEC, STEP, SEED, 33, shard=shard).take(5),
+    for packed in (
+        itertools.islice(train_batches(index, SPEC, STEP, SEED, 33, shard=shard), 5),
         eval_batches(files, SPEC, 8, shard=shard, index=index),
     ):
         num_checked = 0
-        for batch, (file_indices, numbers) in dataset.as_numpy_iterator():
-            for row, file, number in zip(batch["token_ids"].tolist(), file_indices, numbers, strict=False):
-                assert tuple(row) == written[index.starts[file] + number - 1]
-                num_checked += 1
+        batches = CheckedBatches(packed, files, SPEC, CONFIG)
+        for batch in batches:
+            packs = batches.packs(index)
+            assert rows(batch)[: len(packs)] == [written[pack] for pack in packs]
+            named = [(path, number) for path, numbers in batches.sources.items() for number in numbers]
+            starts = dict(zip(files, index.starts.tolist(), strict=False))
+            assert sorted(starts[path] + number - 1 for path, number in named) == sorted(packs)
+            num_checked += len(packs)
         assert num_checked >= NUM_PACKS // 2 - 4
-
-
-def test_a_wrong_record_of_a_share_is_named(tmp_path, monkeypatch):
-    import packs as packs_module
-
-    path = str(tmp_path / "packed.tfrecord")
-    made = packs_module.batch_of(
-        random_packs(np.random.default_rng(1), 8, MAX_SEQ_LENGTH), MAX_SEQ_LENGTH, 4, 12
-    )
-    made["token_ids"][6, 0] = 31
-    monkeypatch.setattr("packs.batch_of", lambda *_: made)
-    write_packs(path, [], MAX_SEQ_LENGTH)
-    index = index_files([path])
-    for make in (
-        lambda shard: train_batches(index, SPEC, 8, SEED, 4, shard=shard).take(1),
-        lambda shard: eval_batches([path], SPEC, 8, shard=shard, index=index),
-    ):
-        messages = []
-        for process in range(2):
-            try:
-                list(CheckedBatches(make(ProcessShard(8, process, 2)), [path], SPEC, CONFIG))
-            except InputError as error:
-                messages.append(str(error))
-        (message,) = messages  # of the one process whose pack it is
-        assert message.startswith(f"{path}, record 7: every value of input_ids must be from 0 and below")
 
 
 @pytest.mark.parametrize(

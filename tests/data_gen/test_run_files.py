@@ -72,7 +72,7 @@ def test_a_group_is_read_without_the_others(tmp_path, monkeypatch):
         write_run(tmp_path / "x.run", sequences, [2000 // num_groups] * num_groups)
         num_read.clear()
         with monkeypatch.context() as counted:
-            counted.setattr(storage, "open_file", lambda path: Counting(path.read_bytes()))
+            counted.setattr(storage, "open_file", lambda path, **_: Counting(path.read_bytes()))
             read_run(tmp_path / "x.run", layout, 3, {"sizes"})
         sums.append(sum(num_read))
     assert sums[0] < 150  # one row, and where it lies

@@ -36,8 +36,8 @@ def files(tmp_path_factory):
     return paths
 
 
-def read(dataset, files):
-    return next(CheckedBatches(dataset, files, SPEC, CONFIG))
+def read(packed, files):
+    return next(CheckedBatches(packed, files, SPEC, CONFIG))
 
 
 def choose(files, num_packs=NUM_PACKS):

@@ -155,8 +155,8 @@ def train(folder, files, num_steps, checkpoint_to_restore=None):
     log = MetricsLog(path, train_columns(engine.objective), rows_to_keep(path, first_step, []))
 
     def batches(first):
-        dataset = train_batches(index_files(files), SPEC, 4, 7, 5, first, features)
-        return CheckedBatches(dataset, files, SPEC, WITH_DROPOUT, features)
+        packed = train_batches(index_files(files), SPEC, 4, 7, 5, first, features)
+        return CheckedBatches(packed, files, SPEC, WITH_DROPOUT, features)
 
     def save(step, state):
         checkpoint.save_checkpoint(folder, step, engine, WITH_DROPOUT, state)

@@ -8,7 +8,6 @@ from unpacked_records import example, make_features
 
 from bert_packed import schema
 from bert_packed.core.settings import InputError
-from bert_packed.records import examples
 from bert_packed.records.example_bytes import encode_varints, serialize_examples, serialize_ragged
 from bert_packed.records.example_columns import OtherFormError, decode_columns, decode_varints
 from bert_packed.records.examples import parse_examples, parse_ragged
@@ -151,7 +150,6 @@ OTHERS = {
     # a list of numbers one by one, as the format allows
     "is not packed": bytes([10, 15, 10, 13, 10, 5, *b"words", 18, 4, 26, 2, 8, 7]),
     "has another order": to_entries(WORDS, WEIGHTS),
-    "has half a number": to_entries(WEIGHTS[:9] + bytes([18, 6, 18, 4, 10, 2, 0, 0]), WORDS),
     "has a feature twice": to_entries(WEIGHTS, WORDS, WORDS),
     "has names of other sizes": to_entries(WEIGHTS, bytes([10, 4, *b"word", 18, 0]), WORDS),
 }
@@ -159,13 +157,17 @@ WRONG = {
     "has another type": (to_example(weights=[1], words=[1]), "weights must hold float32.* a int64_list"),
     "is none": (b"\xff\xff\xff", r"must be a tf\.train\.Example"),
     "is cut": (GOOD[:-1], r"must be a tf\.train\.Example"),
-    "has a varint that goes on": (GOOD[:-1] + b"\xff", ""),
+    "has half a number": (
+        to_entries(WEIGHTS[:9] + bytes([18, 6, 18, 4, 10, 2, 0, 0]), WORDS),
+        r"must be a tf\.train\.Example",
+    ),
+    "has a varint that goes on": (GOOD[:-1] + b"\xff", r"must be a tf\.train\.Example"),
 }
 
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS.keys())
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_other_forms_are_read_by_tensorflow(other, place):
+def test_other_forms_are_read_record_by_record(other, place):
     serialized = [GOOD, GOOD]
     assert decode_columns(join_records(serialized), DTYPES) is not None
     serialized.insert(place, other)
@@ -183,8 +185,7 @@ def test_what_nobody_reads_is_named(wrong, message, place):
     serialized.insert(place, wrong)
     for records, number in ((serialized, 11 + place), ([wrong, wrong], 11)):
         assert decode_columns(join_records(records), DTYPES) is None
-        where = rf"x\.tfrecord, record {number}: " if message else r"x\.tfrecord"
-        with pytest.raises(InputError, match=where + message):
+        with pytest.raises(InputError, match=rf"x\.tfrecord, record {number}: {message}"):
             parse_ragged(join_records(records, "x.tfrecord", 11), DTYPES)
 
 
@@ -206,7 +207,7 @@ def test_a_flipped_bit_gives_no_other_numbers_than_tensorflow():
 
 
 @pytest.mark.parametrize(("num_bytes", "is_read"), [(1, True), (4, True), (5, False)])
-def test_sizes_of_many_bytes_are_left_to_others(num_bytes, is_read):
+def test_sizes_of_many_bytes_are_of_another_form(num_bytes, is_read):
     """The format allows a size more bytes than it needs."""
     name = bytes([10, 5, *b"words"])
     values = bytes([10, *[0x81] + [0x80] * (num_bytes - 2) + [0]]) if num_bytes > 1 else bytes([10, 1])
@@ -254,35 +255,27 @@ def test_rows_without_varints():
     assert (values.tolist(), counts.tolist()) == ([], [0, 0])
 
 
-# Records of fixed lengths, in the usual form and in one that TensorFlow reads, and one record alone
+# Records of fixed lengths; behind others' bytes they have a form that is parsed record by record
+
+BOTH_FORMS = pytest.mark.parametrize("after", [b"", b"\x12\x00"], ids=["usual", "another form"])
 
 
-def parse_one_by_one(batch, lengths):
-    rows = [
-        examples.parse_example(record, batch.path, number, lengths)
-        for number, record in enumerate(batch.to_list(), batch.number)
-    ]
-    return {name: np.stack([row[name] for row in rows]) for name in lengths}
-
-
-@pytest.mark.parametrize("parse", [parse_examples, parse_one_by_one])
-@pytest.mark.parametrize("after", [b"", b"\x12\x00"], ids=["usual", "another form"])
-def test_features_of_fixed_lengths(parse, after):
+@BOTH_FORMS
+def test_features_of_fixed_lengths(after):
     packs = [{**PACK, schema.INPUT_IDS: [n, *PACK[schema.INPUT_IDS][1:]]} for n in (2, 300, 70_000)]
     serialized = [example(pack) + after for pack in packs]
     lengths = {name: len(values) for name, values in PACK.items()}
-    found = parse(join_records(serialized), lengths)
+    found = parse_examples(join_records(serialized), lengths)
     wanted = {name: tf.io.FixedLenFeature([size], schema.dtype(name)) for name, size in lengths.items()}
     assert found.keys() == lengths.keys()
     for name, values in tf.io.parse_example(serialized, wanted).items():
         assert found[name].dtype == values.numpy().dtype
         np.testing.assert_array_equal(found[name], values.numpy())
     some = {name: size for name, size in lengths.items() if name != schema.SEGMENT_IDS}
-    assert parse(join_records(serialized), some).keys() == some.keys()
+    assert parse_examples(join_records(serialized), some).keys() == some.keys()
 
 
-@pytest.mark.parametrize("parse", [parse_examples, parse_one_by_one])
-@pytest.mark.parametrize("after", [b"", b"\x12\x00"], ids=["usual", "another form"])
+@BOTH_FORMS
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [
@@ -294,28 +287,34 @@ def test_features_of_fixed_lengths(parse, after):
         ({schema.MASKED_LM_WEIGHTS: 4, schema.INPUT_MASK: 5}, r"record 11: input_mask must have length 5"),
     ],
 )
-def test_other_lengths_and_missing_features_are_named(parse, after, lengths, message):
+def test_other_lengths_and_missing_features_are_named(after, lengths, message):
     mixed = serialize_examples(make_features([3], 4)) + serialize_examples(make_features([3], 5))
     batch = join_records([record + after for record in mixed], "x.tfrecord", 11)
     with pytest.raises(InputError, match=rf"x\.tfrecord, {message}"):
-        parse(batch, lengths)
+        parse_examples(batch, lengths)
 
 
 @pytest.mark.parametrize("length", [0, 1])
 def test_features_of_another_type_are_named(length):
     record = to_example(input_ids=[1.5], words=[3])
-    for parse in (parse_examples, parse_one_by_one):
-        with pytest.raises(InputError, match=r"record 7: input_ids must be a int64_list\. Received: a float"):
-            parse(join_records([record], "x.tfrecord", 7), {schema.INPUT_IDS: length})
+    with pytest.raises(InputError, match=r"record 7: input_ids must be a int64_list\. Received: a float"):
+        parse_examples(join_records([record], "x.tfrecord", 7), {schema.INPUT_IDS: length})
 
 
-@pytest.mark.parametrize("after", [b"", b"\x12\x00"], ids=["usual", "another form"])
-@pytest.mark.parametrize("parse", [parse_examples, parse_one_by_one])
-def test_a_feature_without_a_value_or_a_kind_has_length_0(parse, after):
-    """TensorFlow takes such features for missing."""
+@BOTH_FORMS
+def test_a_feature_without_a_value_or_a_kind_has_length_0(after):
     record = tf.train.Example.FromString(example({schema.INPUT_IDS: [5, 300]}))
     record.features.feature[schema.MASKED_LM_IDS].CopyFrom(tf.train.Feature())
     batch = join_records([record.SerializeToString(deterministic=True) + after] * 2)
-    found = parse(batch, {schema.INPUT_IDS: 2, schema.MASKED_LM_IDS: 0})
+    found = parse_examples(batch, {schema.INPUT_IDS: 2, schema.MASKED_LM_IDS: 0})
     assert found[schema.INPUT_IDS].tolist() == [[5, 300]] * 2
     assert found[schema.MASKED_LM_IDS].shape == (2, 0)
+
+
+@BOTH_FORMS
+def test_records_of_several_files_keep_their_origins(after):
+    records = serialize_examples(make_features([3], 4)) + serialize_examples(make_features([3], 5))
+    batch = join_records([record + after for record in records])
+    origins = [("a.tfrecord", 7), ("b.tfrecord", 2)]
+    with pytest.raises(InputError, match=r"b\.tfrecord, record 2: input_ids must have length 4"):
+        parse_examples(batch, {schema.INPUT_IDS: 4}, origins=origins)

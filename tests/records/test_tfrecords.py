@@ -156,7 +156,7 @@ def test_an_error_of_the_disk_names_the_file(path, monkeypatch):
             raise OSError(5, "Input/output error")
 
     tfrecords.write_records(path, [b"x"])
-    monkeypatch.setattr(storage, "open_file", lambda path: Failing())
+    monkeypatch.setattr(storage, "open_file", lambda path, **_: Failing())
     for read in (list_batches, scan_file):
         with pytest.raises(OSError, match=r"x\.tfrecord: .*Input/output error") as found:
             read(path)
@@ -223,7 +223,7 @@ def test_a_damaged_length_is_not_followed(path, monkeypatch, length):
             return super().read(size)
 
     damaged = length.to_bytes(8, "little") + content[8:]
-    monkeypatch.setattr(storage, "open_file", lambda path: Counting(damaged))
+    monkeypatch.setattr(storage, "open_file", lambda path, **_: Counting(damaged))
     with pytest.raises(InputError, match="is not a TFRecord file"):
         list_batches(path, 64)
     assert num_read == 64

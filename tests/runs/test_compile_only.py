@@ -86,8 +86,8 @@ def test_the_batch_is_one_of_the_pipeline(data, tmp_path):
     files = read_data(
         PretrainingConfig(input_file=f"{data}/packed-*.tfrecord", output_dir=str(tmp_path))
     ).train
-    dataset = train_batches(files.index, files.spec, 4, seed=1, shuffle_buffer_size=1)
-    real = next(iter(CheckedBatches(dataset, files.files, files.spec, CONFIG)))
+    packed = train_batches(files.index, files.spec, 4, seed=1, shuffle_buffer_size=1)
+    real = next(iter(CheckedBatches(packed, files.files, files.spec, CONFIG)))
     ours = empty_batch(RECORDED, files.spec, 4)
     assert {n: (v.shape, v.dtype) for n, v in ours.items()} == {
         n: (v.shape, v.dtype) for n, v in real.items()

@@ -1,4 +1,4 @@
-"""Input files are read once in the life of a run, by its first process."""
+"""Input files are read once in the life of a run, by one process; the others take its word."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ from tiny import write_data
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import write_json
 from bert_packed.parallel.processes import Alone
-from bert_packed.records import file_scans, tfrecords
+from bert_packed.records import tfrecords
 from bert_packed.records.tfrecords import scan_file
 from bert_packed.runs import input_files
 from bert_packed.runs.input_files import describe_inputs, scan_inputs
@@ -41,6 +41,13 @@ def read(monkeypatch):
     return found
 
 
+def flip(path):
+    """Change a bit in the middle of a file."""
+    content = bytearray(Path(path).read_bytes())
+    content[len(content) // 2] ^= 1
+    Path(path).write_bytes(content)
+
+
 def test_a_manifest_beside_the_records_is_held_to_its_word(files):
     plain = describe_inputs(files)
     assert [entry["num_records"] for entry in plain] == [9, 6]
@@ -61,19 +68,10 @@ def test_a_manifest_beside_the_records_is_held_to_its_word(files):
         describe_inputs(files)
 
 
-@pytest.mark.parametrize("is_known", [False, True])
-def test_damage_is_found_by_every_start(files, store, is_known):
-    """Of a file of the same size too, and what no run has checked is not kept beside the files."""
-    if is_known:
-        scan_inputs(files, store)
-        Path(files[0]).with_name(SCANS_FILE).unlink()
-    content = bytearray(Path(files[1]).read_bytes())
-    content[len(content) // 2] ^= 1
-    Path(files[1]).write_bytes(content)
-    for _ in range(2):
-        with pytest.raises(InputError, match=r"packed-1\.tfrecord, record \d: .* truncated or corrupt"):
-            scan_inputs(files, store)
-        assert not Path(files[0]).with_name(SCANS_FILE).exists()
+def test_damage_is_named_with_and_without_a_manifest(files):
+    flip(files[1])
+    with pytest.raises(InputError, match=r"packed-1\.tfrecord, record \d: .* truncated or corrupt"):
+        describe_inputs(files)
 
 
 def same(found, files):
@@ -84,41 +82,34 @@ def same(found, files):
     return set(found) == set(files)
 
 
-@pytest.mark.parametrize("is_same_run", [True, False])
-def test_a_later_start_reads_what_has_changed_alone(files, store, tmp_path, read, is_same_run):
-    """By the scans in its folder, or by those that another run has left beside the files."""
-
-    def start(name):
-        read.clear()
-        own = store if is_same_run else str(tmp_path / name / SCANS_FILE)
-        assert same(scan_inputs(files, own), files)
-        stored = {path: scan for path, (scan, _) in input_files.read_scans(own, files).items()}
-        assert same(stored, files)  # for the other processes of the run
-        return read
-
-    assert start("first") == [*files, *files]  # no manifest: each record is looked at as well
-    assert start("second") == []
-    Path(files[1]).write_bytes(Path(files[0]).read_bytes())
-    assert start("third") == [files[1]] * 2
-    assert start("fourth") == []
-
-
-def test_a_read_only_folder_is_read_by_each_run(files, store, tmp_path, read, monkeypatch):
-    def refused(path, scans):
-        if Path(path).parent == Path(files[0]).parent:
-            raise PermissionError(path)
-        return write_scans(path, scans)
-
-    write_scans = file_scans.write_scans
-    monkeypatch.setattr(file_scans, "write_scans", refused)
-    scan_inputs(files, store)
+def test_a_second_start_reads_what_has_changed_alone(files, store, read):
+    assert same(scan_inputs(files, store), files)
+    assert read == [*files, *files]  # no manifest: each record is looked at as well
     read.clear()
-    assert same(scan_inputs(files, str(tmp_path / "second" / SCANS_FILE)), files)
-    assert read == [*files, *files]
-    assert not Path(files[0]).with_name(SCANS_FILE).exists()
+    assert same(scan_inputs(files, store), files) and read == []
+    Path(files[1]).write_bytes(Path(files[0]).read_bytes())
+    assert same(scan_inputs(files, store), files) and read == [files[1]] * 2
+    read.clear()
+    assert same(scan_inputs(files, store), files) and read == []
 
 
-def test_a_later_manifest_is_checked_without_a_reading(files, store, read):
+def test_what_no_run_has_checked_is_not_kept(files, store):
+    """A damaged record stops the start: the next start must find it too."""
+    flip(files[0])
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"packed-0\.tfrecord, record \d: .* truncated or corrupt"):
+            scan_inputs(files, store)
+    assert not Path(store).exists() and not list(Path(files[0]).parent.glob(".scans*"))
+
+
+def test_a_changed_file_of_the_same_size_is_found_damaged(files, store, read):
+    scan_inputs(files, store)
+    flip(files[0])
+    with pytest.raises(InputError, match=r"packed-0\.tfrecord, record \d: .* truncated or corrupt"):
+        scan_inputs(files, store)
+
+
+def test_a_manifest_that_comes_later_is_held_to_its_word_without_a_reading(files, store, read):
     scan_inputs(files, store)
     read.clear()
     entries = describe_inputs(files, [scan_file(path) for path in files], are_checked=True)
@@ -161,7 +152,7 @@ def run_together(num, work):
     return found
 
 
-def test_the_first_of_several_processes_reads(files, store, read):
+def test_of_several_processes_the_first_reads(files, store, read):
     for expected in ([*files, *files], []):
         read.clear()
         found = run_together(3, lambda processes: scan_inputs(files, store, processes))
@@ -169,7 +160,7 @@ def test_the_first_of_several_processes_reads(files, store, read):
         assert read == expected
 
 
-def test_a_machine_with_its_own_copies_reads_them(files, store, tmp_path, read, monkeypatch):
+def test_a_machine_with_copies_of_its_own_reads_them(files, store, tmp_path, read, monkeypatch):
     """The same names on another disk: what the first process found is not of these files."""
     stamps = {index: input_files.read_scans for index in range(2)}
 

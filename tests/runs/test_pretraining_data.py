@@ -93,7 +93,7 @@ def test_what_a_manifest_says_is_known(place):
         pattern.rpartition("/")[0]
     ] * 2
     batches = train_batches(data.train.index, data.train.spec, 15, seed=1, shuffle_buffer_size=4)
-    (batch,) = CheckedBatches(batches.take(1), data.train.files, data.train.spec, CONFIG)
+    batch = next(CheckedBatches(batches, data.train.files, data.train.spec, CONFIG))
     assert len(np.unique(batch["token_ids"], axis=0)) == 15
 
 

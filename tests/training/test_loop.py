@@ -1,5 +1,6 @@
 """The outer loop with an engine of the test's own: what is logged, saved, evaluated and stopped, and when."""
 
+import contextlib
 import dataclasses
 import io
 import math
@@ -122,6 +123,38 @@ def test_what_happens_in_which_order(whole):
     loop.train(bare, Steps(), hooks)
     assert {name.split()[0] for name in bare.names()} == {"batches", "train", "log", "save"}
     assert [state["evaluation_due"] for state in bare.saved.values()] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("ends", "error"),
+    [
+        ({}, None),
+        ({"signal_at": 3}, None),
+        ({"fails_at": (2, 3, 4)}, NotFiniteError),
+        ({"fails_evaluation": 4}, NotFiniteError),
+    ],
+    ids=["whole", "signal", "skipped steps", "evaluation"],
+)
+def test_batches_that_are_read_ahead_are_closed(ends, error):
+    recorder, closed = Recorder(**ends), []
+    numbers = recorder.batches(0)
+
+    class Ahead:
+        def __iter__(self):
+            return numbers_ahead
+
+        def __next__(self):
+            return next(numbers)
+
+        def close(self):
+            closed.append(True)
+
+    numbers_ahead = Ahead()
+
+    hooks = dataclasses.replace(recorder.hooks(), batches=lambda _: numbers_ahead)
+    with pytest.raises(error) if error else contextlib.nullcontext():
+        loop.train(recorder, Steps(), hooks)
+    assert closed == [True]
 
 
 def test_a_row_is_of_the_steps_since_the_last(whole):

@@ -26,13 +26,8 @@ def choose_backend():
     if backend not in ENGINES:
         raise InputError(f"KERAS_BACKEND must be one of {', '.join(ENGINES)}. Received: {backend}.")
     keep_freed_memory(ALL_BLOCKS)
-    if backend == "jax":
-        if importlib.util.find_spec("jax") is None:
-            raise InputError("KERAS_BACKEND=jax needs `pip install -e '.[jax]'`. Received: no package jax.")
-        # TensorFlow only reads records here: its first operation would reserve the memory of the GPU. A step
-        # needs none of it, and a machine that computes on batches in memory may not have it
-        if importlib.util.find_spec("tensorflow"):
-            import_quietly("tensorflow").config.set_visible_devices([], "GPU")
+    if backend == "jax" and importlib.util.find_spec("jax") is None:
+        raise InputError("KERAS_BACKEND=jax needs `pip install -e '.[jax]'`. Received: no package jax.")
     if imported and backend != imported:
         raise InputError(
             f"KERAS_BACKEND must be {imported}, on which Keras is imported already. Received: {backend}."
