@@ -116,19 +116,6 @@ def model_of(corpus, platform="cpu", **changes):
     )
 
 
-@pytest.mark.parametrize("kernel", [{}, {"attend": "kernel"}, {"scan": "kernel"}])
-def test_the_kernel_is_measured_where_there_is_one(corpus, monkeypatch, kernel):
-    model = model_of(corpus)
-
-    def choose(attention, config, length, platform):
-        assert (attention, config, length, platform) == ("auto", model.config, 32, "cpu")
-        return Kernels(kernel, "")
-
-    monkeypatch.setattr(kernels, "choose_kernels", choose)
-    found = accelerator.our_kernels(model)
-    assert found == ({PACKED: {}, FUSED: kernel} if kernel else {PACKED: {}})
-
-
 def test_rows_of_steps_follow_from_seconds_and_the_corpus(corpus):
     model = model_of(corpus)
     for way in (PACKED, UNPACKED, PADDED, "padding-free, flex"):
@@ -207,18 +194,3 @@ def test_peers_alone_are_beside_our_fastest_step(corpus, monkeypatch):
         (f"{FUSED}, over second", 3.0),
     ]
     assert accelerator.measure_steps(model_of(corpus, parts="exactness"), limit) == ([], [])
-
-
-def test_no_peers_where_torch_does_not_compute_or_is_missing(corpus, monkeypatch):
-    limit = TimeLimit(1000)
-    assert accelerator.peers(model_of(corpus, parts="steps"), limit) == {} and not limit.left_out
-    assert accelerator.peers(model_of(corpus, "tpu"), limit) == {}
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else name)
-    assert accelerator.peers(model_of(corpus), limit) == {}
-    assert limit.left_out == [
-        {"part": "toy, peers", "reason": "torch does not compute on a TPU here"},
-        {
-            "part": "toy, peers",
-            "reason": "pip install -e '.[reference]' brings torch and transformers",
-        },
-    ]

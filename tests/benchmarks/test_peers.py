@@ -6,17 +6,15 @@ import platform
 import resource
 import subprocess
 import sys
-from concurrent import futures
 from pathlib import Path
 
 import numpy as np
 import pytest
-from encoder_files import TEXTS
 from next_tokens import CONFIG as MAMBA
 from next_tokens import VOCAB_SIZE as NUM_TOKENS
 from packs import batch_of, packed_and_unpacked, random_sequence
 from peer_object import NUM_BYTES, Peer
-from reference import import_reference, minilm_folder
+from reference import import_reference
 from tiny import CONFIG, make_engine
 
 from benchmarks.peers import plain_bert, training, transformers_models
@@ -43,14 +41,6 @@ def test_what_goes_wrong_there_is_raised_here():
         pass
     with pytest.raises(OSError, match="ended without a word"), PeerProcess(Peer, "peer") as peer:
         peer.call("end")
-
-
-def test_an_exception_in_the_block_does_not_wait_for_what_is_computed():
-    with futures.ThreadPoolExecutor(1) as thread:
-        with pytest.raises(KeyError), PeerProcess(Peer, "peer") as peer:
-            sleeps = thread.submit(peer.call, "sleep", 60)
-            raise KeyError
-        assert isinstance(sleeps.exception(), OSError)  # ended before it could return
 
 
 PROGRAM = """
@@ -105,27 +95,6 @@ def test_plain_bert_is_our_bert_on_single_sequences():
         np.testing.assert_allclose(got[name], want[name], rtol=1e-5, err_msg=name)
 
 
-def test_bert_arguments_say_of_each_token_what_is_to_be_predicted():
-    _, batch = packed_and_unpacked()
-    arguments = transformers_models.bert_arguments(batch)
-    expected = np.full(batch["token_ids"].shape, -100)
-    for row, place in np.argwhere(batch["prediction_sequences"] > 0):
-        expected[row, batch["prediction_positions"][row, place]] = batch["prediction_ids"][row, place]
-    # position 0 is no prediction because unused slots hold 0
-    assert np.sum(expected[:, 0] == -100) > 3 and (expected != -100).sum() > 11
-    assert set(batch["nsp_labels"][:, 0]) == {0, 1}
-    wanted = {
-        "input_ids": batch["token_ids"],
-        "attention_mask": batch["token_ids"] > 0,
-        "token_type_ids": batch["token_type_ids"],
-        "labels": expected,
-        "next_sentence_label": batch["nsp_labels"].reshape(-1),
-    }
-    assert arguments.keys() == wanted.keys()
-    for name, values in wanted.items():
-        np.testing.assert_array_equal(arguments[name], values, err_msg=name)
-
-
 def test_a_peer_with_another_loss_is_refused(monkeypatch):
     """The peer here computes our loss, by a plain loop and without torch, or one that is a little off."""
     _, rows = packed_and_unpacked()
@@ -178,35 +147,6 @@ def test_transformers_compute_our_losses_and_train():
         assert losses[1] < losses[0]
 
 
-def test_sequences_without_padding_are_those_of_the_packs():
-    packed, _ = packed_and_unpacked()
-    fewer = {name: values[:2] for name, values in packed.items()}
-    found = training.without_padding([packed, fewer], multiple=8)
-    lengths = {name: len(values) for name, values in found[0].items() if name != "lengths"}
-    assert {name: len(values) for name, values in found[1].items() if name != "lengths"} == lengths
-    assert lengths["token_ids"] % 8 == 0
-    for batch, without in zip((packed, fewer), found, strict=True):
-        ends = without["lengths"].cumsum()
-        assert ends[-1] == lengths["token_ids"]
-        number = 0
-        for row, slot in np.argwhere(batch["slot_weights"] > 0):
-            mine, start, end = batch["sequence_ids"][row] == slot + 1, [0, *ends][number], ends[number]
-            for name in ("token_ids", "token_type_ids", "position_ids"):
-                np.testing.assert_array_equal(without[name][start:end], batch[name][row][mine])
-            assert without["cls_positions"][number] == start
-            assert without["nsp_labels"][number] == batch["nsp_labels"][row, slot]
-            is_mine = batch["prediction_sequences"][row] == slot + 1
-            places = batch["prediction_positions"][row][is_mine] - np.flatnonzero(mine)[0] + start
-            here = (without["prediction_positions"] >= start) & (without["prediction_positions"] < end)
-            here &= without["labels"] != transformers_models.IGNORED_LABEL
-            np.testing.assert_array_equal(without["prediction_positions"][here], places)
-            np.testing.assert_array_equal(without["labels"][here], batch["prediction_ids"][row][is_mine])
-            number += 1
-        assert (without["nsp_labels"][number:] == transformers_models.IGNORED_LABEL).all()
-        predicted = without["labels"] != transformers_models.IGNORED_LABEL
-        assert predicted.sum() == (batch["prediction_sequences"] > 0).sum()
-
-
 @pytest.mark.slow  # imports torch and transformers
 @pytest.mark.parametrize(("attention", "is_mixed"), [("one by one", False), ("varlen", True)])
 def test_a_bert_without_padding_computes_our_loss_and_trains(attention, is_mixed):
@@ -235,29 +175,3 @@ def test_flex_attention_is_inside_each_sequence(monkeypatch):
     projected = torch.randn(3, len(batch["token_ids"]), 2, 16)
     found = padding_free.attend_by_blocks(*projected, batch, 0.0)
     torch.testing.assert_close(found, padding_free.attend_one_by_one(*projected, batch, 0.0))
-
-
-def test_vectors_are_means_over_each_texts_own_tokens(monkeypatch):
-    folder = minilm_folder()
-    torch, _ = import_reference()
-    encoder = transformers_models.Encoder(folder, 24, 4)
-    widths, tokenize = [], encoder._tokenizer
-
-    def watched(some, **more):
-        given = tokenize(some, **more)
-        widths.append((given["input_ids"].shape[1], [*map(len, some)]))
-        return given
-
-    monkeypatch.setattr(encoder, "_tokenizer", watched)
-    found = [encoder.encode(TEXTS, padding) for padding in ("max_length", "longest")]
-    half = len(widths) // 2
-    assert {width for width, _ in widths[:half]} == {24} and len({width for width, _ in widths[half:]}) > 1
-    np.testing.assert_allclose(*found, atol=1e-5)
-    widths.clear()  # of like length together, and back in their order
-    np.testing.assert_allclose(encoder.encode(TEXTS, "longest", sorts=True), found[0], atol=1e-5)
-    assert [one for _, some in widths for one in some] == sorted(map(len, TEXTS), reverse=True)
-    for text, vector in list(zip(TEXTS, found[0], strict=True))[:3]:
-        ids = tokenize(text)["input_ids"][:24]
-        with torch.inference_mode():
-            states = encoder._model(torch.tensor([ids])).last_hidden_state[0].numpy()
-        np.testing.assert_allclose(vector, states.mean(axis=0), atol=1e-5)

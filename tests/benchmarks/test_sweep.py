@@ -190,17 +190,12 @@ def full_flags(folder):
 
 
 def test_full_pretraining_in_a_table(monkeypatch, tmp_path, capsys):
-    """Without training, and mistakes in the last run's flags before the first."""
+    """Without training; a mistake in flags is seen before the first run."""
     monkeypatch.setattr(sweep, "take", finish)
     flags = full_flags(tmp_path)
-    for changes, message in (
-        ({"finetuning_flags": "--learning_rate=fast"}, "learning_rate"),
-        ({"finetuning_flags": "--vocab_file=x"}, "vocab_file"),
-        ({"pretraining_flags": "--num_train_steps=1"}, "must leave num_train_steps of phase1-packed-seed1"),
-        ({"phase2_unpacked": flags["phase1_unpacked"]}, "`phase2_unpacked` must hold the 60 sequences"),
-    ):
-        assert run_benchmark("full_pretraining", **flags | changes) == 2
-        assert message in capsys.readouterr().err and not (tmp_path / "all").exists()
+    mistake = {"pretraining_flags": "--num_train_steps=1"}
+    assert run_benchmark("full_pretraining", **flags | mistake) == 2 and not (tmp_path / "all").exists()
+    assert "must leave num_train_steps of phase1-packed-seed1" in capsys.readouterr().err
     tables = tables_of("full_pretraining", tmp_path, **flags | {"seeds": "1,2,4"})
     packed, _, random = tables["fine-tunings"]
     assert (packed["F1, median"], packed["F1, least"], packed["F1, most"]) == (27.0, 26.0, 29.0)

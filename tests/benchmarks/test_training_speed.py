@@ -112,13 +112,6 @@ def test_xla_s_counts_are_compared():
     assert added["packing adds, % of the bytes moved"] == pytest.approx(-5)
 
 
-def test_the_engines_are_what_they_are_called():
-    engines = training_speed.make_engines(CONFIG, 3)
-    names = [type(engine.model).__name__ for engine in engines.values()]
-    assert list(engines) == [PLAIN, PACKED, UNPACKED]
-    assert names == ["PlainBert", "PackedBertForPretraining", "PackedBertForPretraining"]
-
-
 @pytest.mark.slow
 @pytest.mark.both_backends
 def test_a_measurement(tmp_path):
