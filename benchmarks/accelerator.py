@@ -46,7 +46,7 @@ PARTS = EXACTNESS, STEPS, PEERS = "exactness", "steps", "peers"
 DEPTH = 3  # sequences in a pack, as in the papers
 NUM_CHECKED, NUM_CHECKED_BLOCKS = 4, 2  # packs and blocks of exactness
 TOLERANCES = {FLOAT32: 1e-5, MIXED: 5e-2}  # relative to the largest value; bfloat16 has 8 bits
-# In bfloat16, gradients of biases are sums over all tokens, rounded on the way. Without the mask of packs
+# Gradients of biases are sums over all tokens, which bfloat16 rounds on the way. Without the mask of packs
 # they differ by 0.8
 GRADIENTS, GRADIENT_TOLERANCE = "unpacked: gradients of all weights", 0.2
 NUM_BATCHES = 2  # of each way
@@ -155,7 +155,7 @@ def main(config):
     """Measure, print, write and draw; returns the exit status."""
     limit = TimeLimit(60 * config.minutes)
     os.environ.setdefault("KERAS_BACKEND", "jax")
-    # Before JAX starts: peers share the device, of which JAX would take three quarters for good
+    # JAX reads this as it starts, and would take three quarters of the device, which peers share, for good
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")
     if choose_backend() != "jax":

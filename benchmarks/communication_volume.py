@@ -28,7 +28,7 @@ PASSES = {
     "backward, --remat": ({"remat": True}, 6, (17, 32)),
     "backward, whole block again": ({"remat": True, "block": WholeBlock}, 8, (21, 36)),
 }
-# By which collectives products of weights go; all else is norms, biases and their gradients
+# The collectives of products of weights; all else is norms, biases and their gradients
 OF_PRODUCTS = {
     ("megatron1d", ""): ("all-reduce",),
     ("optimus2d", "tree"): ("collective-permute",),

@@ -340,7 +340,7 @@ def comparison(by_token, way):
 
 def draw(tables, path):
     """Draw padding rates and real tokens/s of steps, as PNG."""
-    # Without operators: the fastest is a hundred times as fast as the slowest
+    # Operators are left out: the fastest is a hundred times as fast as the slowest
     columns = {PADDING: "padding, %", TRAINING: "real tokens/s"}
     drawn = [name for name in columns if name in tables]
     figure, (row,) = new_figure(max(1, len(drawn)))

@@ -67,7 +67,7 @@ def main(config):
     from benchmarks import communication_volume
     from bert_packed.training.backend import make_virtual_devices
 
-    # For the largest mesh, once: a process cannot change its number of devices later
+    # Made once, for the largest mesh: a process cannot change its number of devices later
     make_virtual_devices(max(config.sides) ** 2)
     tables = {}
     if COMMUNICATION in config.parts.split(","):
@@ -103,7 +103,7 @@ def memory_rows(sides, layers):
                     "hidden": shape.width,
                     "arguments, MiB": program.argument_bytes / MEBIBYTE,
                     "results, MiB": program.output_bytes / MEBIBYTE,
-                    # Among the arguments, and their gradients among the results
+                    # The arguments hold them, and the results their gradients
                     "kernels / p, MiB": layers * 12 * shape.width**2 * SCALAR_BYTES / devices / MEBIBYTE,
                     "temporaries, MiB": program.temporary_bytes / MEBIBYTE,
                     "peak, MiB": program.peak_bytes / MEBIBYTE,

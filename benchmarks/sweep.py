@@ -63,7 +63,7 @@ def read_packing_factor(config, packed, unpacked):
     """
     (num_packs, in_packs), (num_rows, in_rows) = (_count(config, name) for name in (packed, unpacked))
     num_sequences = in_packs.total()
-    # As many sequences are not enough: other ones of other lengths would be compared
+    # An equal number of sequences is not enough: other ones of other lengths would be compared
     if num_rows != in_rows.total() or in_packs != in_rows:
         raise InputError(
             f"`{unpacked}` must hold the {num_sequences:,} sequences of {packed} at depth 1. Received: "

@@ -50,7 +50,7 @@ def padding_free_training(model_config, batches, attention, keeps_memory=False, 
     Raises `InputError` as `transformers_training`.
     """
     with contextlib.ExitStack() as stack:
-        # On a CPU, which takes sequences one by one, a filled-up batch would only be slower
+        # A CPU takes sequences one by one, where a filled-up batch would only be slower
         given = without_padding(batches, 1 if attention == "one by one" else TOKENS_AT_ONCE)
         arguments = model_config, given, attention, *ADAMW.values(), is_mixed
         options = {"keeps_memory": keeps_memory, "seconds": seconds}
@@ -102,7 +102,7 @@ def _concatenated(batch, num_tokens, num_predictions, num_sequences):
 
     ignored = transformers_models.IGNORED_LABEL
     is_token_BS = batch["sequence_ids"] > 0
-    # Of each token of the packs, its place among all
+    # The place of each token of the packs among all tokens
     places_BS = np.cumsum(is_token_BS).reshape(is_token_BS.shape) - 1
     predicted_BP, used_BK = batch["prediction_sequences"] > 0, batch["slot_weights"] > 0
     rows_B1 = np.arange(len(is_token_BS))[:, None]

@@ -170,27 +170,3 @@ def test_peers_are_timed_in_turns_beside_ours(corpus, monkeypatch):
     turns = [["starts", *compiled, *timed, "ends"] for _ in names]
     assert called == ["ours 0", "ours 0", "ours 1", *turns[0], *turns[1]]
     assert kinds == ["varlen", "flex"]
-
-
-def test_peers_alone_are_beside_our_fastest_step(corpus, monkeypatch):
-    """Neither the dense step nor rows are compiled, and each peer has our step beside it in the table."""
-    model, limit, compiled = model_of(corpus, "gpu", parts="peers"), TimeLimit(1000), []
-
-    def our_ways(model, way, kernel):
-        compiled.append(way)
-        return {way: lambda _: None}
-
-    monkeypatch.setattr(accelerator, "our_ways", our_ways)
-    monkeypatch.setattr(accelerator, "our_kernels", lambda _: {PACKED: {}, FUSED: {"attend": 1}})
-    monkeypatch.setattr(accelerator, "peers", lambda *_: {"first": None, "second": None})
-    monkeypatch.setattr(
-        accelerator, "time_peer", lambda _, __, name, best, *rest: {best: [1.0, 1.0], name: [3.0, 3.0]}
-    )
-    steps, speed_ups = accelerator.measure_steps(model, limit)
-    assert compiled == [FUSED]
-    assert [row["way"] for row in steps] == [FUSED, "first", FUSED, "second"]
-    assert [(row["figure"], row["median"]) for row in speed_ups] == [
-        (f"{FUSED}, over first", 3.0),
-        (f"{FUSED}, over second", 3.0),
-    ]
-    assert accelerator.measure_steps(model_of(corpus, parts="exactness"), limit) == ([], [])

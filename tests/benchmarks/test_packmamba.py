@@ -8,8 +8,7 @@ import pytest
 from benchmark_command import tables_of
 from next_tokens import CONFIG, MAMBA2
 
-from benchmarks import mamba_operators, packmamba
-from benchmarks.mamba_operators import BOTH, FORWARD, operator_inputs, operator_program
+from benchmarks import packmamba
 from benchmarks.packmamba import (
     PACKED,
     PADDED,
@@ -113,22 +112,6 @@ def test_gains_are_by_token_and_over_the_other_way():
     assert packed["real tokens/s"] == pytest.approx(10)
     row = packmamba.comparison(by_token, PADDED)
     assert row["times the tokens/s"] == pytest.approx(2.0) and row["PackMamba"] is None
-
-
-@pytest.mark.both_backends
-@pytest.mark.parametrize("config", [CONFIG, MAMBA2], ids=["mamba", "mamba2"])
-def test_operators_run_forward_and_backward(monkeypatch, uncompiled, config):
-    monkeypatch.setattr(mamba_operators, "compiled", lambda function: function)
-    batch = {"position_ids": np.array([[0, 1, 2, 0, 1, 0]], np.int32)}
-    for operator, run_operator in mamba_operators.device_operators(config).items():
-        ((inputs, positions, weights),) = operator_inputs(operator, config, [batch])
-        assert (np.asarray(positions) == batch["position_ids"]).all()
-        (output,) = operator_program(run_operator, FORWARD)(inputs, positions, weights)
-        gradients, again = operator_program(run_operator, BOTH)(inputs, positions, weights)
-        width = config.conv_size if operator == mamba_operators.CONVOLUTION else config.inner_size
-        assert output.shape == inputs[0].shape == (1, 6, width)
-        assert np.allclose(output, again) and [g.shape for g in gradients] == [x.shape for x in inputs]
-        assert all(np.abs(np.asarray(g)).max() > 0 for g in gradients)
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ from tiny import CONFIG
 
 from benchmarks import training_speed
 from benchmarks.peers import process, training
-from benchmarks.synthetic_data import describe_corpus, plan_corpus, sums_of_a_row
-from benchmarks.training_speed import PACKED, PLAIN, PLAIN_ON_PACKS, UNPACKED, SpeedConfig
+from benchmarks.synthetic_data import plan_corpus, sums_of_a_row
+from benchmarks.training_speed import PACKED, PLAIN, PLAIN_ON_PACKS, UNPACKED
 from bert_packed.training.step_report import StepProgram
 
 HISTOGRAM = np.bincount([4, 9, 16], [600, 300, 100])[1:].astype(np.int64)
@@ -31,21 +31,6 @@ SECONDS = {
 @pytest.fixture(scope="module")
 def corpus():
     return plan_corpus(HISTOGRAM, 4)
-
-
-def test_batches_are_of_the_plan_and_of_single_sequences(corpus):
-    described = describe_corpus(corpus)
-    assert described["sequences"] == 1000 and described["packing factor"] == 1000 / described["packs"]
-    batches = training_speed.make_batches(corpus, SpeedConfig(reference=True, **TOY), CONFIG.vocab_size)
-    for batch in batches[PACKED]:
-        for row in batch["sequence_ids"]:
-            pack = tuple(sorted(np.bincount(row[row > 0])[1:].tolist()))
-            assert pack in corpus.plan.strategies
-    for batch in (*batches[UNPACKED], *batches["sorted by length"]):
-        assert batch["slot_weights"].tolist() == [[1.0]] * 3
-    for batch in batches["sorted by length"]:  # as long as their longest
-        assert ((batch["sequence_ids"] > 0).sum(axis=1) == batch["token_ids"].shape[1]).all()
-    assert len(batches["sorted by length"]) == TOY["repeats"]
 
 
 def test_sorted_batches_are_the_data_in_order():
