@@ -66,8 +66,7 @@ def main(config):
                     report = compiled(config, folder, records, model, attention, device)
                     row = forecast_row(config, device, report, corpus)
                     rows.append({"model": model, "attention": attention, **row})
-    notes = ["Estimates of compilers; no figure was measured on a device."]
-    show("forecast", config, {"steps": rows}, notes, how="Estimated by the devices' compilers")
+    show("forecast", config, {"steps": rows}, how="Estimated by the devices' compilers")
 
 
 def write_packs(path, corpus, model_config):

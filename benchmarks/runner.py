@@ -18,7 +18,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from scipy.stats import binom
 from tabulate import tabulate
 
 from bert_packed.core.command_line import OUTPUT_FLAGS
@@ -170,6 +169,8 @@ def median_interval(values, confidence=0.95):
     """
     if len(values) < FEWEST_FOR_INTERVAL:
         return None, None
+    from scipy.stats import binom  # large, and resident memory is the base of `step_memory.MemoryWatch`
+
     ranked = sorted(values)
     # Each value is below the median with probability 1/2, whatever the distribution: their number is binomial
     num_outside = int(binom.ppf((1 - confidence) / 2, len(ranked), 0.5))
