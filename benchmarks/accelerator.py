@@ -1,4 +1,4 @@
-"""Exactness, speed and largest micro-batch of packed models on a real accelerator, beside peers on torch.
+"""Exactness and speed of packed models on a real accelerator, beside peers on torch.
 
 python -m benchmarks.accelerator --json=accelerator.json
 
@@ -8,31 +8,36 @@ Legend: B packs or rows per batch, S their length.
 import dataclasses
 import functools
 import gc
+import importlib.util
 import os
+import statistics
 import sys
 import time
+from concurrent import futures
 
 import numpy as np
 
-from benchmarks.accelerator_steps import GIBIBYTE, PEERS, STEPS, Model, largest_rows, measure_steps
-from benchmarks.results import Settings, parse_names, show
-from benchmarks.synthetic_data import check_positions, describe_corpus, wikipedia_corpus
-from benchmarks.training_steps import first_head, kernel_options, objective_of
-from bert_packed.architectures.registry import FLOAT32, MIXED, MODEL_SIZES, without_dropout
+from benchmarks.runner import Settings, median_row, parse_names, ratios, save_bars, show
+from benchmarks.synthetic_data import check_positions, describe_corpus, sums_of_a_row, wikipedia_corpus
+from benchmarks.training_steps import build_engine, first_head, kernel_options, objective_of, stepping
+from bert_packed.architectures.registry import FLOAT32, MIXED, MODEL_SIZES, PRETRAINING, without_dropout
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, setting
 from bert_packed.parallel.targets import accelerator_of, devices_here
+from bert_packed.runs.interleaved_timing import time_interleaved
 from bert_packed.training.engines import choose_backend, make_engine
 
-EXACTNESS, LARGEST = "exactness", "largest"
-PARTS = (EXACTNESS, STEPS, PEERS, LARGEST)
+PARTS = EXACTNESS, STEPS, PEERS = "exactness", "steps", "peers"
 DEPTH = 3  # sequences in a pack, as in the papers
 NUM_CHECKED, NUM_CHECKED_BLOCKS = 4, 2  # packs and blocks of exactness
-TOLERANCES = {FLOAT32: 1e-5, MIXED: 5e-2}  # of the largest value; bfloat16 has 8 bits
-# Of gradients in bfloat16: those of biases are sums over all tokens, rounded on the way. Without the mask of
-# packs it is 0.8
+TOLERANCES = {FLOAT32: 1e-5, MIXED: 5e-2}  # relative to the largest value; bfloat16 has 8 bits
+# Gradients of biases are sums over all tokens, which bfloat16 rounds on the way. Without the mask of packs
+# they differ by 0.8
 GRADIENTS, GRADIENT_TOLERANCE = "unpacked: gradients of all weights", 0.2
-TERA = 1e12
+NUM_BATCHES = 2  # of each way
+PACKED, FUSED, UNPACKED = "packed, dense", "packed, fused", "unpacked, dense"
+PADDED, PADDING_FREE = "transformers, padded", "padding-free"
+TERA, GIBIBYTE = 1e12, 2**30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,12 +51,10 @@ class AcceleratorConfig(Settings):
     tokens, and with the fused kernel where the platform has one. speed-ups: medians of the ratios of
     neighboring steps, in sequences a second; `from` and `to` are their interval of 95 %. peers:
     transformers on padded rows, and beside a BERT one without padding that is made for the device, both
-    on torch (extra `reference`), each in turn in a separate process, beside our fastest step. largest
-    micro-batch: tried on the device until it runs out of memory, beside the compiler's plan.
+    on torch (extra `reference`), one after the other in a separate process, beside our fastest step.
 
     Parts begin only while there is time for them; "left out" has all others with the reason. On a CPU
-    everything but the last part runs, to try the command itself. Exit status 1 where a check of exactness
-    or a part fails.
+    everything runs, to try the command itself. Exit status 1 where a check of exactness or a part fails.
     """
 
     models: str = setting(
@@ -68,6 +71,7 @@ class AcceleratorConfig(Settings):
         "what to measure, with commas; a device of few minutes may take one a time",
         parse=lambda text: parse_names(text, PARTS),
     )
+    picture: str = setting("", "also draw real tokens a second of all steps into this PNG")
 
     @property
     def sizes(self):
@@ -124,11 +128,32 @@ class TimeLimit:
         self.left_out.append({"part": part, "reason": reason})
 
 
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A model to measure, and what with."""
+
+    name: str
+    config: object
+    settings: object  # `AcceleratorConfig`
+    corpus: object
+    platform: str
+    peak: float  # operations a second
+
+    @property
+    def num_blocks(self):
+        return self.config.num_hidden_layers
+
+    def batches(self, make):
+        """Batch dicts by a method of the corpus, `packed_batch` or `unpacked_batch`."""
+        rng, size = np.random.default_rng(0), self.settings.batch_size
+        return [make(size, self.config.vocab_size, rng, first_head(self.config)) for _ in range(NUM_BATCHES)]
+
+
 def main(config):
-    """Measure, print and write; returns the exit status."""
+    """Measure, print, write and draw; returns the exit status."""
     limit = TimeLimit(60 * config.minutes)
     os.environ.setdefault("KERAS_BACKEND", "jax")
-    # Before JAX starts: peers share the device, of which JAX would take three quarters for good
+    # JAX reads this as it starts, and would take three quarters of the device, which peers share, for good
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")
     if choose_backend() != "jax":
@@ -137,27 +162,21 @@ def main(config):
         check_positions(config.max_seq_length, model_config)
     corpus = wikipedia_corpus(config.max_seq_length, DEPTH)
     device, platform = describe_device(), devices_here().platform
-    tables = {
-        "device": [device],
-        "data": [describe_corpus(corpus)],
-        "exactness": exactness(config, corpus, platform, limit) if EXACTNESS in config.chosen else [],
-        "steps": [],
-        "speed-ups": [],
-        "largest micro-batch": [],
-    }
+    tables = {"device": [device], "data": [describe_corpus(corpus)], "steps": [], "speed-ups": []}
+    tables["exactness"] = exactness(config, corpus, platform, limit) if EXACTNESS in config.chosen else []
     for name, model_config in config.sizes.items():
         model = Model(name, model_config, config, corpus, platform, device["peak, TFLOP/s"] * TERA)
         steps, speed_ups = measure_steps(model, limit)
         tables["steps"] += steps
         tables["speed-ups"] += speed_ups
         gc.collect()  # the memory of its engines
-    for name, model_config in config.sizes.items() if LARGEST in config.chosen else ():
-        model = Model(name, model_config, config, corpus, platform)
-        tables["largest micro-batch"] += largest_rows(model, device["memory, GiB"], limit)
     tables["left out"] = limit.left_out
     has_passed = all(row["failed"] == "none" for row in tables["exactness"])
     notes = ["Measured on a CPU: no figure is an accelerator's."] if platform == "cpu" else []
     show("accelerator", config, tables, notes)
+    if config.picture:
+        title = f"real tokens a second, {config.batch_size} rows of {config.max_seq_length}"
+        save_bars(config.picture, tables["steps"], "way", "real tokens/s", title)
     return int(limit.has_failed or not has_passed)
 
 
@@ -201,8 +220,8 @@ def exactness(config, corpus, platform, limit):
 def exactness_row(model_config, batch, dtype, kernel=None):
     """The audit of a model with random weights on packs: columns of a table.
 
-    `kernel` is of `kernel_options`. Differences are relative to the largest value, except for `neighbors`,
-    which must be 0.
+    `kernel` comes from `kernel_options`. Differences are relative to the largest value, except for
+    `neighbors`, which must be 0.
     """
     from bert_packed.evaluation.contamination import HIDDEN, KEY_BIAS_TOLERANCE, audit
 
@@ -230,6 +249,133 @@ def exactness_row(model_config, batch, dtype, kernel=None):
         "gradients": largest(GRADIENTS),
         "failed": ", ".join(one.name for one in checks if not one.passed) or "none",
     }
+
+
+def measure_steps(model, limit):
+    """Steps of all ways, ours and the peers': rows of two tables, speeds and speed-ups."""
+    if not {STEPS, PEERS} & set(model.settings.chosen):
+        return [], []
+    size, repeats = model.num_blocks, model.settings.repeats
+    ways = {}
+    kernels = our_kernels(model)
+    if STEPS not in model.settings.chosen:
+        kernels = dict([kernels.popitem()])  # the fastest, beside which peers are timed
+    for way, kernel in kernels.items():
+        compiled = functools.partial(our_ways, model, way, kernel)
+        ways |= limit.run(f"{model.name}, programs, {way}", compiled, "programs", size) or {}
+    if next(iter(kernels)) not in ways:
+        limit.leave_out(f"{model.name}, timed steps and peers", "no compiled steps")
+        return [], []
+    timed = functools.partial(time_interleaved, ways, repeats)
+    steps, speed_ups = [], []
+    if STEPS in model.settings.chosen and (
+        seconds := limit.run(f"{model.name}, timed steps", timed, "timed", size * repeats)
+    ):
+        steps += [step_row(model, way, times) for way, times in seconds.items()]
+        speed_ups += our_speed_ups(model, seconds)
+    best = FUSED if FUSED in ways else PACKED
+    is_alone = not steps  # then ours is in the table beside each peer
+    for name, start in peers(model, limit).items():
+        compare = functools.partial(time_peer, start, limit.left(), name, best, ways[best], repeats)
+        if seconds := limit.run(f"{model.name}, {name}", compare, "peer", size):
+            steps += [
+                step_row(model, way, times) for way, times in seconds.items() if way == name or is_alone
+            ]
+            # Rows of one sequence each, or the same sequences as in packs
+            factor = model.corpus.plan.packing_factor if name == PADDED else 1.0
+            gains = [factor * gain for gain in ratios(seconds[name], seconds[best])]
+            speed_ups.append(speed_up_row(model, f"{best}, over {name}", gains))
+    return steps, speed_ups
+
+
+def our_kernels(model):
+    """Ways to compute packs: dict from name to `kernel_options`, of which `PACKED` has none."""
+    fused = kernel_options(model.config, model.settings.max_seq_length, model.platform)
+    return {PACKED: {}, **({FUSED: fused} if fused else {})}
+
+
+def our_ways(model, way, kernel):
+    """Compiled steps of ours: dict from name to a function of the repeat for `time_interleaved`.
+
+    `way` and `kernel` come from `our_kernels`; beside `PACKED` there is also `UNPACKED`.
+    """
+    packs, rows = map(model.batches, (model.corpus.packed_batch, model.corpus.unpacked_batch))
+    steps = {way: (build_engine(model.config, dtype=MIXED, **kernel), packs)}
+    if way == PACKED:
+        steps[UNPACKED] = steps[PACKED][0], rows
+    # Traced one by one and compiled together; a step with the same shapes then takes the compiled program
+    lowered = [
+        engine.compiled_train_step.lower(*engine.step_arguments(batches[0]))
+        for engine, batches in steps.values()
+    ]
+    with futures.ThreadPoolExecutor() as pool:
+        list(pool.map(lambda one: one.compile(), lowered))
+    return {way: stepping(engine, batches) for way, (engine, batches) in steps.items()}
+
+
+def peers(model, limit):
+    """Peers on torch: dict from name to a function with `seconds`, to a context manager of `PeerProcess`."""
+    from benchmarks.peers.training import padding_free_training, transformers_training
+
+    if PEERS not in model.settings.chosen:
+        return {}
+    if model.platform not in ("cpu", "gpu"):
+        limit.leave_out(f"{model.name}, peers", f"torch does not compute on a {model.platform.upper()} here")
+        return {}
+    if not all(map(importlib.util.find_spec, ("torch", "transformers"))):
+        limit.leave_out(f"{model.name}, peers", "pip install -e '.[reference]' brings torch and transformers")
+        return {}
+    kinds = ("varlen", "flex") if model.platform == "gpu" else ("one by one",)
+    packs, rows = map(model.batches, (model.corpus.packed_batch, model.corpus.unpacked_batch))
+    padded = {"padded": rows}
+    found = {PADDED: functools.partial(transformers_training, model.config, padded, is_mixed=True)}
+    for kind in kinds if first_head(model.config) == PRETRAINING else ():  # it is a BERT
+        name = f"{PADDING_FREE}, {kind}" + (", attention without dropout" if kind == "flex" else "")
+        found[name] = functools.partial(padding_free_training, model.config, packs, kind, is_mixed=True)
+    return found
+
+
+def time_peer(start, seconds, name, best, ours, repeats):
+    """Interleave a peer's steps with ours, none of its calls over `seconds`: seconds of both by name."""
+    given = ["padded"] if name == PADDED else []
+    with start(seconds=seconds) as peer:
+        theirs = functools.partial(peer.call, "step", *given)
+        for repeat in range(NUM_BATCHES):  # compiles for each
+            theirs(repeat)
+        return time_interleaved({best: ours, name: theirs}, repeats)
+
+
+def step_row(model, way, times):
+    """Speed of a way: a row of a table."""
+    sums = sums_of_a_row(model.corpus, way not in (UNPACKED, PADDED), first_head(model.config))
+    rate = model.settings.batch_size / statistics.median(times)
+    flops = rate * objective_of(model.config).model_flops(model.config, sums)
+    return {
+        "model": model.name,
+        "way": way,
+        "s/step": statistics.median(times),
+        "sequences/s": rate * sums["num_sequences"],
+        "real tokens/s": rate * sums["num_tokens"],
+        "share of the peak, %": 100 * flops / model.peak,
+    }
+
+
+def our_speed_ups(model, seconds):
+    """Speed-ups between ways of ours: rows of a table."""
+    shares = ratios(seconds[UNPACKED], seconds[PACKED])
+    factor = model.corpus.plan.packing_factor
+    rows = [
+        speed_up_row(model, "packed over unpacked, dense", [factor * share for share in shares]),
+        speed_up_row(model, "share of the packing factor", shares),
+    ]
+    if FUSED in seconds:
+        rows.append(speed_up_row(model, f"{FUSED}, over dense", ratios(seconds[PACKED], seconds[FUSED])))
+    return rows
+
+
+def speed_up_row(model, figure, values):
+    """A speed-up with its interval: a row of a table."""
+    return {"model": model.name, "figure": figure, **median_row("median", values)}
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ PASSES = {
     "backward, --remat": ({"remat": True}, 6, (17, 32)),
     "backward, whole block again": ({"remat": True, "block": WholeBlock}, 8, (21, 36)),
 }
-# By which collectives products of weights go; all else is norms, biases and their gradients
+# The collectives of products of weights; all else is norms, biases and their gradients
 OF_PRODUCTS = {
     ("megatron1d", ""): ("all-reduce",),
     ("optimus2d", "tree"): ("collective-permute",),
@@ -118,10 +118,9 @@ def communication_rows(sides, make_shape=small_shape):
                         "layout": layout,
                         "transport": transport,
                         "pass": name,
-                        "in units of": _units(layout, transport),
-                        "formula": _terms(name, layout),
-                        "scalars by formula": _number(wanted),
-                        "scalars counted": _number(sent.products),
+                        "formula": terms(name, layout, transport),
+                        "scalars by formula": float(wanted),
+                        "scalars counted": float(sent.products),
                         "equal": "yes" if sent.products == wanted else "NO",
                         "besides, %": 100 * float(sent.others / sent.products),
                     }
@@ -141,15 +140,10 @@ def _share_sent(collective):
     }[collective.kind]
 
 
-def _units(layout, transport):
-    return {"": "(p-1)/p", "tree": "log2(q)/q", "gather": "(q-1)/p"}[transport]
-
-
-def _terms(name, layout):
+def terms(name, layout, transport):
+    """The formula of a pass, as text."""
     _, megatron, (hidden, kernels) = PASSES[name]
-    return f"{megatron}bsh" if layout == "megatron1d" else f"{hidden}bsh + {kernels}h^2"
-
-
-def _number(value):
-    """A whole number where it is one."""
-    return value.numerator if value.denominator == 1 else float(value)
+    if layout == "megatron1d":
+        return f"(p-1)/p {megatron} bsh"
+    units = {"tree": "log2(q)/q", "gather": "(q-1)/p"}[transport]
+    return f"{units} ({hidden} bsh + {kernels} h^2)"

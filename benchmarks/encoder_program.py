@@ -24,7 +24,7 @@ WHOLE = PartitionSpec()
 # Partition specs of hidden states and of ids of packs
 ACTIVATIONS = {"megatron1d": (WHOLE, WHOLE), "optimus2d": (HIDDEN, IDS)}
 OPTIONS = {
-    # As the engine does: else XLA-CPU keeps what --remat drops, and what Optimus sends again
+    # The engine does so, too: else XLA-CPU keeps what --remat drops, and what Optimus sends again
     "xla_disable_hlo_passes": "cse_barrier_expander",
     # Machine code alone, which nobody runs: what is sent and held is settled before
     "xla_backend_optimization_level": 0,
@@ -84,7 +84,7 @@ def compile_encoder(
     arguments = (weights, hidden, ids, hidden) if backward else (weights, hidden, ids)
     shardings = {}
     if replicas:
-        specs = [replicas.layout.spec(variable) for variable in variables]
+        specs = [replicas.layout.spec(variable.path, len(variable.shape)) for variable in variables]
         shardings = _shardings(replicas.mesh, specs, *ACTIVATIONS[layout], backward)
     program = jax.jit(run_both if backward else run, compiler_options=OPTIONS, **shardings)
     return jax_program(program.lower(*arguments))

@@ -9,7 +9,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from benchmarks.results import Settings, show
+from benchmarks.runner import Settings, show
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, setting
 from bert_packed.core.storage import read_json
@@ -44,7 +44,7 @@ class FinishedRun:
 
     folder: Path
     flags: dict
-    origin: dict  # `inputs` and `backends`: what it read and ran on
+    settings: dict  # what runs must share: flags but `MAY_DIFFER`, what it read and ran on, names of scores
     packing_factor: float | None  # None where the run does not say
     scores: dict
     speeds: list[float]  # sequences per second, one a row of the training log
@@ -102,18 +102,12 @@ def check_comparable(packed, unpacked):
         )
     first = packed[0]
     for other in [*packed[1:], *unpacked]:
-        for name in sorted((first.flags.keys() | other.flags.keys()) - set(MAY_DIFFER)):
-            _check_same(name, first, other, first.flags.get(name), other.flags.get(name))
-        for name in first.origin:
-            _check_same(name, first, other, first.origin[name], other.origin[name])
-        _check_same("scores", first, other, list(first.scores), list(other.scores))
-
-
-def _check_same(name, first, other, want, got):
-    if got != want:
-        raise InputError(
-            f"{other.folder}: `{name}` must be that of {first.folder}, {want!r}. Received: {got!r}."
-        )
+        for name in sorted(first.settings.keys() | other.settings.keys()):
+            want, got = (one.settings.get(name) for one in (first, other))
+            if got != want:
+                raise InputError(
+                    f"{other.folder}: `{name}` must be that of {first.folder}, {want!r}. Received: {got!r}."
+                )
 
 
 def _spread(kind, runs, score):
@@ -129,15 +123,20 @@ def _read_run(argument, folder):
 
     try:
         record, scores = (read_json(folder / name) for name in (RUN_FILE, SCORES_FILE))
-        checksums = {name: [entry["sha256"] for entry in files] for name, files in record["inputs"].items()}
-        backends = sorted({segment["backend"] for segment in record["segments"]})
+        flags = {**record["flags"], "random_seed": int(record["flags"]["random_seed"])}
+        settings = {name: value for name, value in flags.items() if name not in MAY_DIFFER}
+        settings["inputs"] = {
+            name: [entry["sha256"] for entry in files] for name, files in record["inputs"].items()
+        }
+        settings["backends"] = sorted({segment["backend"] for segment in record["segments"]})
+        settings["scores"] = list(scores)
         speeds = [float(row[SPEED]) for row in read_rows(folder / "metrics.csv") if row[SPEED]]
         if not speeds:
             raise ValueError(f"metrics.csv without {SPEED}")
         return FinishedRun(
             folder=folder,
-            flags={**record["flags"], "random_seed": int(record["flags"]["random_seed"])},
-            origin={"inputs": checksums, "backends": backends},
+            flags=flags,
+            settings=settings,
             packing_factor=record.get("packing_factor"),
             scores={name: float(value) for name, value in scores.items()},
             speeds=speeds,

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.padding_rates import HISTOGRAM_PACKED, LONGEST, PADDED, draw_lengths, padding_rows
-from benchmarks.results import Settings, parse_names, show
+from benchmarks.runner import Settings, parse_names, show
 from benchmarks.synthetic_data import VOCAB_SIZE, sums_of_a_row, wikipedia_corpus
 from benchmarks.training_steps import first_head, objective_kind
 from bert_packed.architectures.registry import MODEL_SIZES
@@ -26,7 +25,6 @@ from bert_packed.schema import CAUSAL_LM
 
 DEPTH = 3  # sequences in a pack, as in the papers
 NUM_RECORDS = 8  # only their shapes count
-NUM_LENGTHS = 20_000  # of PackMamba, drawn
 GIBIBYTE = 2**30
 ATTENTIONS = ("auto", "dense")
 COMMAND = Path(__file__).resolve().parent.parent / "run_pretraining.py"
@@ -35,10 +33,9 @@ COMMAND = Path(__file__).resolve().parent.parent / "run_pretraining.py"
 @dataclasses.dataclass(frozen=True)
 class ForecastConfig(Settings):
     """Compiles the step of run_pretraining.py (--compile_for) for each model, attention and device; extra
-    `aot`. Packs have Wikipedia's lengths at depth 3. Real tokens of a Mamba are those of lengths like
-    PackMamba's, in packs of twice the longest. Memory is the compiler's plan. Seconds are its estimate,
-    no measurement, and missing for GPUs, whose compiler has none. `padded` assumes that padded rows of as
-    many tokens take as long. Each step takes a minute or two to compile for bert-base.
+    `aot`. Packs have Wikipedia's lengths at depth 3. Memory is the compiler's plan. Seconds are its
+    estimate, no measurement, and missing for GPUs, whose compiler has none. Each step takes a minute or
+    two to compile for bert-base.
     """
 
     models: str = setting(
@@ -62,15 +59,12 @@ def main(config):
         records = os.path.join(folder, "packs.tfrecord")
         for model in config.models.split(","):
             write_packs(records, corpus, MODEL_SIZES[model])
-            real = real_shares(corpus, MODEL_SIZES[model])
             for attention in config.attentions.split(","):
                 for device in config.devices.split(","):
                     report = compiled(config, folder, records, model, attention, device)
-                    rows.append(
-                        {"model": model, "attention": attention, **forecast_row(config, device, report, real)}
-                    )
-    notes = ["Estimates of compilers; no figure was measured on a device."]
-    show("forecast", config, {"steps": rows}, notes)
+                    row = forecast_row(config, device, report, corpus)
+                    rows.append({"model": model, "attention": attention, **row})
+    show("forecast", config, {"steps": rows}, how="Estimated by the devices' compilers")
 
 
 def write_packs(path, corpus, model_config):
@@ -82,16 +76,6 @@ def write_packs(path, corpus, model_config):
     features = NEXT_TOKENS if head == CAUSAL_LM else RECORDED
     arrays = {one.record_name: batch[one.name] for one in features}
     tfrecords.write_records(path, serialize_examples(arrays))
-
-
-def real_shares(corpus, model_config):
-    """Share of real tokens in packs, and in padded rows."""
-    length = len(corpus.histogram)
-    if first_head(model_config) != CAUSAL_LM:
-        return [sums_of_a_row(corpus, is_packed)["num_tokens"] / length for is_packed in (True, False)]
-    lengths = np.maximum(1, draw_lengths(NUM_LENGTHS, 0) * length // (2 * LONGEST))
-    rows = {row["way"]: 1 - row["padding, %"] / 100 for row in padding_rows(lengths, length // 2, length)}
-    return [rows[HISTOGRAM_PACKED], rows[PADDED]]
 
 
 def compiled(config, folder, records, model, attention, device):
@@ -116,20 +100,17 @@ def compiled(config, folder, records, model, attention, device):
     return read_json(os.path.join(target, "step.json"))
 
 
-def forecast_row(config, device, report, real):
-    """Columns of a table, of a report of `--compile_only` and `real_shares`."""
+def forecast_row(config, device, report, corpus):
+    """Columns of a table, from a report of `--compile_only`."""
     seconds = report["estimated_seconds"]
-    packed, padded = (
-        seconds and config.batch_size * config.max_seq_length * share / seconds for share in real
-    )
+    num_tokens = config.batch_size * sums_of_a_row(corpus, is_packed=True)["num_tokens"]
     return {
         "device": device,
         "packs": report["train_batch_size"],
         "memory, GiB": report["peak_bytes"] / GIBIBYTE,
         "of, GiB": report["device_memory_bytes"] / GIBIBYTE,
         "s/step, estimated": seconds,
-        "real tokens/s, estimated": packed,
-        "padded, estimated": padded,
+        "real tokens/s, estimated": seconds and num_tokens / seconds,
     }
 
 

@@ -10,8 +10,8 @@ import statistics
 import sys
 from pathlib import Path
 
-from benchmarks.results import show
 from benchmarks.run_curves import read_run, summary_rows
+from benchmarks.runner import show
 from benchmarks.sweep import (
     SQUAD,
     Run,
@@ -44,8 +44,8 @@ class FullConfig(SweepConfig):
         phase1-unpacked-seed1   ->  phase2-unpacked-seed1   ->  squad-unpacked1-seed1, ...
                                                                 squad-random-seed1, ...: from random weights
 
-    The same command continues after a kill; a complete run takes some seconds. SIGTERM and Ctrl-C save at
-    the next step and stop. The flags of all runs are checked before the first.
+    Ctrl-C saves at the next step and stops. The same command continues, after a kill too; a complete run
+    takes some seconds. The flags of all runs are checked before the first.
     """
 
     phase1_packed: str = setting(

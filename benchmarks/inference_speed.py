@@ -12,20 +12,17 @@ import sys
 from pathlib import Path
 
 from benchmarks.peers.process import PeerProcess, torch_processes
-from benchmarks.peers.transformers_models import Encoder, longest_first
-from benchmarks.results import Settings, show
-from benchmarks.timing import median_row, ratios
+from benchmarks.peers.transformers_models import Encoder
+from benchmarks.runner import Settings, median_row, ratios, show
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, setting
 from bert_packed.runs.interleaved_timing import time_interleaved
 from bert_packed.training.engines import choose_backend
-from data_gen.text import corpus
+from data_gen.text import corpus as sample_corpus
 from data_gen.text.corpus import read_lines
 
-GIGA = 1e9
 REFERENCE_ROWS = 8  # of a batch of transformers
-FORWARD = 1 / 3  # of the operations of `count_flops`, which are those of a forward and a backward pass
-VECTOR_TOLERANCE = 1e-4  # of the largest: float32, in another order
+VECTOR_TOLERANCE = 1e-4  # relative to the largest value: float32, in another order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +34,8 @@ class InferenceConfig(Settings):
     commands let theirs ("memory kept"; left out where the environment has MALLOC_... or GLIBC_TUNABLES,
     which then hold for all). The vectors must agree.
 
-    "GFLOP a text" are the matrix products of a way, padding and masked pairs included: what packing and
-    sorting save. "GFLOP/s" is the rate at which its program does them. "Packed is faster by" is the
-    median of the ratios of neighboring passes; `from` and `to` are its interval of 95 %.
+    "Packed is faster by" is the median of the ratios of neighboring passes; `from` and `to` are its
+    interval of 95 %.
     """
 
     init_checkpoint: str = setting("", "Hugging Face folder of a BERT, its tokenizer included", required=True)
@@ -68,19 +64,16 @@ def main(config):
         "packed": functools.partial(encoder.encode, texts),
         "padded": functools.partial(encoder.encode, texts, max_sequences_per_pack=1),
     }
-    shapes = our_shapes(config, encoder, texts)
     with contextlib.ExitStack() as stack:
         if config.reference:
             ways |= peer_ways(config, texts, stack)
-            shapes |= peer_shapes(config, encoder.count_tokens(texts), texts, list(ways)[2:])
         check_agreement(ways)
         seconds = time_interleaved(
             {name: lambda _, way=way: way() for name, way in ways.items()}, config.repeats
         )
     factor = encoder.packing_factor(texts)
-    flops = {name: forward_flops(config.init_checkpoint, of_way) for name, of_way in shapes.items()}
     note = f"{len(texts):,} texts, packing factor {factor:.3f}"
-    show("inference_speed", config, {"texts": speed_rows(seconds, flops, len(texts), factor)}, [note])
+    show("inference_speed", config, {"texts": speed_rows(seconds, len(texts), factor)}, [note])
 
 
 def read_texts(config):
@@ -89,7 +82,7 @@ def read_texts(config):
         lines = (line for _, line in read_lines(config.text_file) if line)
         texts = list(itertools.islice(lines, config.num_texts))
     else:
-        documents = itertools.islice(corpus.read_sample_documents(), config.num_texts)
+        documents = itertools.islice(sample_corpus.read_sample_documents(), config.num_texts)
         texts = [" ".join(sentences) for sentences in documents]
     if not texts:
         raise InputError(f"`text_file` must hold a text. Received: none in {config.text_file}.")
@@ -128,8 +121,8 @@ def check_agreement(ways):
             )
 
 
-def speed_rows(seconds, flops, num_texts, factor):
-    """Rows of the table, of seconds and operations of passes over all texts by way."""
+def speed_rows(seconds, num_texts, factor):
+    """Rows of the table, from seconds of passes over all texts by way."""
     rows = []
     for name, times in seconds.items():
         gains = ratios(times, seconds["packed"])
@@ -137,53 +130,11 @@ def speed_rows(seconds, flops, num_texts, factor):
             {
                 "way": name,
                 "texts/s": num_texts / statistics.median(times),
-                "GFLOP a text": flops[name] / GIGA / num_texts,
-                "GFLOP/s": flops[name] / GIGA / statistics.median(times),
                 **median_row("packed is faster by", gains),
                 "of the packing factor": statistics.median(gains) / factor,
             }
         )
     return rows
-
-
-def our_shapes(config, encoder, texts):
-    """Batches of both of our ways: dict from name to a list of (rows, tokens a row)."""
-    num_rows = {"packed": encoder.count_packs(texts), "padded": len(texts)}
-    return {
-        name: [(encoder.batch_size, config.max_seq_length)] * -(-number // encoder.batch_size)
-        for name, number in num_rows.items()
-    }
-
-
-def peer_shapes(config, lengths, texts, names):
-    """Batches of the ways of transformers, as `our_shapes`, for texts with these numbers of tokens."""
-    ordered = [lengths[index] for index in longest_first(texts)]
-    of_process = [
-        padded_batches(lengths, REFERENCE_ROWS, config.max_seq_length),
-        padded_batches(lengths, REFERENCE_ROWS),
-        padded_batches(ordered, REFERENCE_ROWS),
-    ]
-    return dict(zip(names, of_process * (len(names) // 3), strict=True))
-
-
-def padded_batches(lengths, batch_size, length=None):
-    """Shapes of batches whose last has the rows that are left; `length` of None is each batch's longest.
-
-    lengths [3 7 2], 2 at once   ->   [(2, 7), (1, 2)]
-    """
-    parts = [lengths[first : first + batch_size] for first in range(0, len(lengths), batch_size)]
-    return [(len(part), int(max(part)) if length is None else length) for part in parts]
-
-
-def forward_flops(init_checkpoint, shapes):
-    """Operations of an encoder on batches, (rows, tokens a row): of every token and pair, padding too."""
-    from bert_packed.architectures.bert.model import count_flops
-    from bert_packed.checkpoints import starting_weights
-
-    num_tokens = sum(rows * length for rows, length in shapes)
-    num_pairs = sum(rows * length**2 for rows, length in shapes)
-    sums = {"num_tokens": num_tokens, "num_pairs": num_pairs}
-    return FORWARD * count_flops(None, starting_weights.read_config(init_checkpoint), sums)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from benchmarks.results import parse_names, show
-from benchmarks.run_curves import common_target, draw, read_run, summary_rows
+from benchmarks.run_curves import draw, read_run, summary_rows
+from benchmarks.runner import parse_names, show
 from benchmarks.sweep import Run, SweepConfig, packs_of, read_packing_factor, run_all, steps_for
 from bert_packed.architectures.registry import ABLATIONS
 from bert_packed.core.command_line import run
@@ -33,18 +33,18 @@ class CurvesConfig(SweepConfig):
     curves: runs of run_pretraining.py that see the same number of sequences, one after the other, in
     OUTPUT_DIR. With p sequences a pack and batch b:
 
-        variant               data        batch       betas    learning rate    is
-        unpacked              unpacked    b           as set   as set           the baseline
-        packed                packed      b / p       as set   as set           equal sequences per update
-        packed_same_batch     packed      b           as set   as set           p times the sequences per update
-        packed_betas          packed      b           ^p       as set           ... corrected by the betas
-        packed_learning_rate  packed      b           as set   x p              ... corrected by the learning rate
-        unpacked_twice        unpacked    2 b         ^2       as set           the same without packs, if p = 2
+        variant               data        batch    betas    learning rate    is
+        unpacked              unpacked    b        as set   as set           the baseline
+        packed                packed      b / p    as set   as set           equal sequences per update
+        packed_same_batch     packed      b        as set   as set           p times the sequences per update
+        packed_betas          packed      b        ^p       as set           ... corrected by the betas
+        packed_learning_rate  packed      b        as set   x p              ... corrected by the learning rate
+        unpacked_twice        unpacked    2 b      ^2       as set           the same without packs, if p = 2
 
-    and the ablations, which are `packed` with one of run_pretraining.py's --ablation. The same command
-    continues after a kill; a complete run takes some seconds. SIGTERM and Ctrl-C save at the next step
-    and stop. At the end it prints a table of all runs of the sets and seeds, and draws a PNG for each
-    set; benchmarks.run_curves does so at any time.
+    and the ablations, which are `packed` with one of run_pretraining.py's --ablation. Ctrl-C saves at the
+    next step and stops. The same command continues, after a kill too; a complete run takes some seconds.
+    At the end it prints a table of all runs of the sets and seeds, and draws a PNG for each set;
+    benchmarks.run_curves does so at any time.
     """
 
     packed_file: str = setting("", "packed training TFRecords: comma-separated paths or globs", required=True)
@@ -77,10 +77,7 @@ def main(config):
         return status
     folder = Path(config.output_dir)
     logged = [read_run(folder / one.name, FIGURES) for one in runs]
-    # Ablations are left out: one of them may never come to an accuracy that the others reach
-    target = common_target([one for one in logged if one.variant in (PACKED, UNPACKED)])
-    note = f"target: held-out accuracy of {target:.4f}"
-    show("learning_curves", config, {"runs": summary_rows(logged, FIGURES, target)}, [note])
+    show("learning_curves", config, {"runs": summary_rows(logged, FIGURES)})
     for name in config.sets.split(","):
         of_set = [one for variant in SETS[name] for one in logged if one.variant == variant]
         draw(of_set, FIGURES, PANELS, folder / f"{name}.png")

@@ -1,7 +1,7 @@
-"""Programs of a Mamba's convolution and scan, and other ways to compute the scan of a Mamba-1.
+"""Programs of a Mamba's convolution and scan.
 
-Legend: B packs per batch, S pack length, E inner width or channels of the convolution, Z states of a channel,
-W taps of the convolution.
+Legend: B packs per batch, S pack length, N heads, G groups, E inner width or channels of the convolution,
+Z states of a channel.
 """
 
 import functools
@@ -19,12 +19,11 @@ from bert_packed.parallel.targets import devices_here
 from bert_packed.training.backend import compiled, gradient
 
 PASSES = FORWARD, BOTH = "forward", "forward and backward"
-CONVOLUTION, SCAN = "convolution", "scan"
-OPERATORS = {CONVOLUTION: conv1d_pack, SCAN: ssm_pack}  # of a Mamba, in their plain forms
+OPERATORS = CONVOLUTION, SCAN = "convolution", "scan"
 
 
 def operator_program(run, which):
-    """Compile an operator, called as one of `OPERATORS`, for one of `PASSES`.
+    """Compile an operator, called with its inputs and positions, for one of `PASSES`.
 
     Returns:
         Function of its inputs, positions and weights `[B, S, E]` to the output, or for `BOTH` to the gradient
@@ -36,7 +35,7 @@ def operator_program(run, which):
         return (run(*inputs, position_ids_BS)[0],)
 
     def both(inputs, position_ids_BS, weights_BSE):
-        # By the weights the gradient is the output; without it XLA would leave out what only that needs
+        # The gradient by the weights is the output; without it XLA would leave out what only that needs
         def weighted(given):
             return ops.sum(run(*given[0], position_ids_BS)[0] * given[1])
 
@@ -74,41 +73,12 @@ def running(program, given):
 
 
 def device_operators(config):
-    """The operators of a model on this process's devices, as `OPERATORS`."""
+    """The operators of a model on this process's devices: dict by `OPERATORS`."""
     given = device_options(config, CHUNK_LENGTH)  # whose kernels do not depend on the length
     scan = given.get("scan", ssm_pack)
     if isinstance(config, Mamba2Config):
         scan = given.get("duality", functools.partial(ssd_pack, chunk_length=config.chunk_size))
     return {CONVOLUTION: given.get("convolve", conv1d_pack), SCAN: scan}
-
-
-def scan_variants(config):
-    """Ways to compute the scan, called as `ssm_pack` for its first output: dict from name; ours first."""
-    fused = device_options(config, CHUNK_LENGTH).get("scan")
-    return {
-        **({"fused kernel": fused} if fused else {}),
-        f"token by token, chunks of {CHUNK_LENGTH}": ssm_pack,
-        "chunks of 8": functools.partial(ssm_pack, chunk_length=8),
-        "chunks of 128": functools.partial(ssm_pack, chunk_length=128),
-        "associative, the whole pack at once": associative_scan,
-    }
-
-
-def associative_scan(u_BSE, delta_BSE, a_ZE, b_BSZ, c_BSZ, position_ids_BS):
-    """The scan of packs as `ssm_pack` has it, by runs of 1, 2, 4, ... tokens, in log2(S) rounds."""
-    # `keras.ops.associative_scan` does not compile under TensorFlow at even lengths
-    goes_on_BS = ops.cast(position_ids_BS > 0, "float32")
-    # A start is a decay of 0. It is a product: an infinity of the sequence before would come through
-    decay_BSZE = ops.exp(delta_BSE[:, :, None] * a_ZE) * goes_on_BS[:, :, None, None]
-    states_BSZE = (delta_BSE * u_BSE)[:, :, None] * b_BSZ[..., None]
-    reach = 1
-    while reach < position_ids_BS.shape[1]:
-        joined = states_BSZE[:, reach:] + decay_BSZE[:, reach:] * states_BSZE[:, :-reach]
-        states_BSZE = ops.concatenate([states_BSZE[:, :reach], joined], axis=1)
-        decays = decay_BSZE[:, reach:] * decay_BSZE[:, :-reach]
-        decay_BSZE = ops.concatenate([decay_BSZE[:, :reach], decays], axis=1)
-        reach *= 2
-    return (ops.sum(states_BSZE * c_BSZ[..., None], axis=2),)
 
 
 def _convolution_inputs(rng, config, shape):

@@ -71,6 +71,13 @@ def _rows(table, histogram, max_seq_length, names, rows):
     ]
 
 
+def _weighted(table, offset, weight, efficiency, **figures):
+    """A row of NNLSHP with other weights of the residual."""
+    histogram, length = ("squad_1.1_384", 384) if table == SQUAD_WEIGHTS else ("wikipedia_512", 512)
+    options = {"offset": offset, "weight": weight}
+    return Printed(table, histogram, length, "nnlshp", 3, {"efficiency": efficiency, **figures}, options)
+
+
 def _by_length(first, residuals):
     return {f"residual_{length}": str(residual) for length, residual in enumerate(residuals, start=first)}
 
@@ -135,49 +142,23 @@ PRINTED = [
         ]
         for row in _rows(GLUE, f"glue_{task}", 128, GLUE_NAMES, [("spfhp", "max", *figures)])
     ],
-    *[
-        Printed(
-            WEIGHTS,
-            "wikipedia_512",
-            512,
-            "nnlshp",
-            3,
-            # the number of strategies is printed for the mix without weights, and taken for both
-            {"efficiency": efficiency} | ({"strategies": "634"} if offset <= 8 and weight else {}),
-            {"offset": offset, "weight": weight},
-        )
-        for offset, weight, efficiency in [
-            (0, 1.0, "99.746359"),
-            (8, 0.09, "99.746274"),
-            (8, 0.0, "99.7519"),
-            (16, 0.0, "99.38964"),
-            (16, 0.09, "99.728"),
-            (256, 0.09, "99.53"),
-        ]
-    ],
-    *[
-        Printed(
-            SQUAD_WEIGHTS,
-            "squad_1.1_384",
-            384,
-            "nnlshp",
-            3,
-            {"efficiency": efficiency},
-            {"offset": offset, "weight": weight},
-        )
-        for offset, weight, efficiency in [
-            (0, 1.0, "96.94"),
-            (8, 0.09, "97.38"),
-            (64, 0.002, "98.767"),
-        ]
-    ],
+    # The number of strategies is printed for the mix without weights, and taken for both
+    _weighted(WEIGHTS, 0, 1.0, "99.746359", strategies="634"),
+    _weighted(WEIGHTS, 8, 0.09, "99.746274", strategies="634"),
+    _weighted(WEIGHTS, 8, 0.0, "99.7519"),
+    _weighted(WEIGHTS, 16, 0.0, "99.38964"),
+    _weighted(WEIGHTS, 16, 0.09, "99.728"),
+    _weighted(WEIGHTS, 256, 0.09, "99.53"),
+    _weighted(SQUAD_WEIGHTS, 0, 1.0, "96.94"),
+    _weighted(SQUAD_WEIGHTS, 8, 0.09, "97.38"),
+    _weighted(SQUAD_WEIGHTS, 64, 0.002, "98.767"),
     Printed(
         RESIDUALS,
         "wikipedia_512",
         512,
         "nnlshp residuals",
         3,
-        # Print says "504 to 512" of the second eight; its last, 0, is that of 512.
+        # Print says "504 to 512" of the second eight; its last, 0, is that of 512
         {
             "unpacked": "56799",
             **_by_length(1, (-4620, -4553, -4612, -4614, -3723, -3936, -3628, -3970)),

@@ -13,7 +13,7 @@ import time
 import numpy as np
 from scipy import optimize
 
-from benchmarks.results import Settings, show
+from benchmarks.runner import Settings, show
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import setting
 from bert_packed.packing.baselines import shuffled_lengths
@@ -43,17 +43,12 @@ def main(config):
     """Measure, print and write; returns the exit status."""
     rows = measure(config.repeats)
     show("packing_speed", config, {"packing": rows})
-    return exit_status(rows)
-
-
-def exit_status(rows):
-    """0 where every figure is met, else 1."""
     return 0 if all(row["met"] for row in rows) else 1
 
 
 def measure(repeats):
     """All figures: rows of a table."""
-    # The largest case first: memory in use only ever grows, and the dense matrix would hide it.
+    # The largest case first: memory in use only ever grows, and the dense matrix would hide it
     rows = [_long_articles()]
     wikipedia = load_known_histogram("wikipedia_512", 512)
     dense_seconds, dense_mix = _time(lambda: mix_by_dense_nnls(wikipedia, 512, 3))
@@ -75,7 +70,7 @@ def measure(repeats):
         )
         rows.append(_row(f"cghp depth {depth}", "packs", plan.num_packs, packs))
         rows.append(_row(f"cghp depth {depth}", "certified gap", plan.certificate.gap, 1e-5))
-    return rows + _online(wikipedia, NUM_ONLINE)
+    return rows + _online(wikipedia)
 
 
 def mix_by_dense_nnls(histogram, max_seq_length, depth):
@@ -92,11 +87,11 @@ def mix_by_dense_nnls(histogram, max_seq_length, depth):
     return round_and_repair(strategies, np.rint(counts), histogram)
 
 
-def articles(total=NUM_ARTICLES):
-    """Lengths of Wikipedia articles up to 2048, scaled to a number of sequences: int64 `[2048]`."""
+def articles():
+    """Lengths of Wikipedia articles up to 2048, scaled to `NUM_ARTICLES` sequences: int64 `[2048]`."""
     measured = load_known_histogram("articles_2048", 2048)
-    scaled = measured * (total // int(measured.sum()))
-    scaled[-1] += total - int(scaled.sum())
+    scaled = measured * (NUM_ARTICLES // int(measured.sum()))
+    scaled[-1] += NUM_ARTICLES - int(scaled.sum())
     return scaled
 
 
@@ -113,8 +108,8 @@ def _long_articles():
     return _row(name, "s", seconds if met else math.inf, 30.0)
 
 
-def _online(histogram, num_sequences):
-    lengths = shuffled_lengths(histogram, seed=0)[:num_sequences]
+def _online(histogram):
+    lengths = shuffled_lengths(histogram, seed=0)[:NUM_ONLINE]
     packer = OnlinePacker(512, "max", buffer_size=10_000)
     seconds, (_, sizes) = _time(lambda: packer.add(lengths))
     num_packs = len(sizes) + len(packer.flush()[1])

@@ -1,40 +1,30 @@
 """The papers' packing tables beside ours, and rows of `cghp`, which no paper has.
 
-python -m benchmarks.packing_tables --markdown=docs/evidence/packing_tables.md \
-    --picture=docs/pictures/packing_wikipedia_512.png
+python -m benchmarks.packing_tables --picture=docs/pictures/packing_wikipedia_512.png
 """
 
 import dataclasses
 import functools
-import os
 import sys
-import textwrap
-from pathlib import Path
 
 import numpy as np
-from tabulate import tabulate
 
 from benchmarks.packing_figures import KNOWN_DIFFERENCES, PRINTED
-from benchmarks.pictures import new_figure, save_picture
-from benchmarks.results import Settings, show
+from benchmarks.runner import Settings, new_figure, save_picture, show
 from bert_packed.core.command_line import run
-from bert_packed.core.settings import InputError, setting
-from bert_packed.core.storage import make_folder, write_text
+from bert_packed.core.settings import setting
 from bert_packed.packing.algorithms import ALGORITHMS
 from bert_packed.packing.baselines import cost_of_sorted_batching, greedy_starts, shuffled_lengths
-from bert_packed.packing.histogram import count_lengths, known_histogram_names, load_known_histogram
+from bert_packed.packing.histogram import known_histogram_names, load_known_histogram
 from bert_packed.packing.nnlshp import first_mix, mix_nnlshp, packing_matrix
 from bert_packed.packing.plan import validate_plan
-from bert_packed.tasks.glue.files import TASKS, read_lines
-from bert_packed.text.tokenization import encode_sentences, load_vocab, make_tokenizer
 from data_gen.dry_run import DEPTHS, plot_efficiency, plot_lengths
 
 SORTED_BATCH = 32
-MARKDOWN_WIDTH = 120
-# Extra rows: (histogram, S, depths)
+OURS = "Column generation (ours)"  # a table that no paper has
+# Its rows besides those of GLUE: (histogram, S, depths)
 EXTRA = [("wikipedia_512", 512, (2, 3, 4, 8, "max")), ("squad_1.1_384", 384, (2, 3, "max"))]
-
-
+DIGITS = 6
 DRAWN = ("spfhp", "lpfhp", "cghp")
 
 
@@ -45,109 +35,88 @@ class TablesConfig(Settings):
     known difference explains it, or it is no longer the one that is explained.
     """
 
-    glue_dir: str = setting(
-        "", "folder with CoLA/train.tsv, ...: measure GLUE lengths instead of loading them"
-    )
-    vocab_file: str = setting("", "WordPieces for `glue_dir`, one a line (bert-base-uncased in the papers)")
-    markdown: str = setting("", "also write the tables to this file, for the documentation")
     picture: str = setting("", "also draw efficiency by depth into this PNG")
-
-    def __post_init__(self):
-        super().__post_init__()
-        if bool(self.glue_dir) != bool(self.vocab_file):
-            raise InputError(
-                "`glue_dir` and `vocab_file` must be given together. "
-                f"Received: glue_dir={self.glue_dir!r}, vocab_file={self.vocab_file!r}."
-            )
 
 
 def main(config):
     """Compute, print, write and draw; returns the exit status."""
-    measured = measure_glue(config.glue_dir, config.vocab_file, 128) if config.glue_dir else {}
-    rows, reasons = compare_with_papers(PRINTED, measured)
-    rows += cghp_rows(measured)
-    text = "\n".join(f"[{number}] {reason}." for number, reason in enumerate(reasons, start=1))
-    show("packing_tables", config, {"packing": rows}, [f"Known differences:\n{text}"] if reasons else [])
-    if config.markdown:
-        write_markdown(config.markdown, rows, text, config.picture)
+    tables, reasons = compare_with_papers(PRINTED)
+    tables[OURS] = cghp_rows()
+    notes = [f"[{number}] {reason}." for number, reason in enumerate(reasons, start=1)]
+    show("packing_tables", config, tables, notes, DIGITS)
     if config.picture:
         draw(load_known_histogram("wikipedia_512", 512), 512, config.picture)
-    return exit_status(rows)
+    return exit_status(tables)
 
 
-def exit_status(rows):
+def exit_status(tables):
     """1 where a row differs from the paper for no known reason, else 0."""
-    return 1 if any("DIFFERS" in row["against the paper"] for row in rows) else 0
+    return int(any("DIFFERS" in row["against the paper"] for rows in tables.values() for row in rows))
 
 
-def compare_with_papers(printed_rows, measured=None):
+def compare_with_papers(printed_rows):
     """Compute each printed row and compare each figure to its printed digits.
 
     Returns:
-        List of dicts for the table, and the list of reasons that they refer to by number.
+        Dict from the name of a table to its rows, and the list of reasons that they refer to by number.
     """
-    rows, reasons = [], []
+    tables, reasons = {}, []
     for printed in printed_rows:
         name = ", ".join(f"{key} {value:g}" for key, value in printed.options.items())
         row = {
-            "table": printed.table,
             "data": printed.histogram,
             "algorithm": f"{printed.algorithm} {name}".strip(),
-            "max_sequences_per_pack": str(printed.depth),
+            "depth limit": str(printed.depth),
         }
-        histogram = _find_histogram(printed.histogram, printed.max_seq_length, measured or {})
-        if histogram is None:
-            rows.append(
-                {**row, **_show({}), "against the paper": "not computed: needs --glue_dir with this task"}
-            )
+        rows = tables.setdefault(printed.table, [])
+        if printed.histogram not in known_histogram_names():
+            rows.append({**row, **_show({}), "against the paper": "not computed: no histogram of it"})
             continue
+        histogram = load_known_histogram(printed.histogram, printed.max_seq_length)
         ours = compute_figures(
             printed.algorithm, histogram, printed.max_seq_length, printed.depth, printed.options
         )
-        known = KNOWN_DIFFERENCES.get(
-            (printed.table, printed.algorithm, printed.depth, tuple(printed.options.items())), {}
-        )
-        verdicts = []
-        for figure, text in printed.figures.items():
-            if agrees(ours[figure], text):
-                continue
-            if figure not in known:
-                verdicts.append(f"{figure}: DIFFERS from the paper's {_shown(text)}")
-            elif not is_accepted(ours[figure], known[figure]):
-                verdicts.append(
-                    f"{figure}: {ours[figure]:.9g} DIFFERS from the paper's {_shown(text)} and from ours, "
-                    f"{known[figure].ours}"
-                )
-            else:
-                reason = known[figure].reason
-                if reason not in reasons:
-                    reasons.append(reason)
-                verdicts.append(f"{figure} (paper: {_shown(text)}) [{reasons.index(reason) + 1}]")
-        rows.append(
-            {
-                **row,
-                **_show(ours),
-                "against the paper": "; ".join(verdicts) or f"equal ({len(printed.figures)})",
-            }
-        )
-    return rows, reasons
+        rows.append({**row, **_show(ours), "against the paper": verdict_of(printed, ours, reasons)})
+    return tables, reasons
 
 
-def cghp_rows(measured=None):
+def verdict_of(printed, ours, reasons):
+    """Compare our figures to printed ones: a text. Reasons of known differences are added to a list."""
+    key = printed.table, printed.algorithm, printed.depth, tuple(printed.options.items())
+    known = KNOWN_DIFFERENCES.get(key, {})
+    verdicts = []
+    for figure, text in printed.figures.items():
+        if agrees(ours[figure], text):
+            continue
+        if figure not in known:
+            verdicts.append(f"{figure}: DIFFERS from the paper's {_shown(text)}")
+        elif not is_accepted(ours[figure], known[figure]):
+            verdicts.append(
+                f"{figure}: {ours[figure]:.9g} DIFFERS from the paper's {_shown(text)} and from ours, "
+                f"{known[figure].ours}"
+            )
+        else:
+            reason = known[figure].reason
+            if reason not in reasons:
+                reasons.append(reason)
+            verdicts.append(f"{figure} (paper: {_shown(text)}) [{reasons.index(reason) + 1}]")
+    return "; ".join(verdicts) or f"equal ({len(printed.figures)})"
+
+
+def cghp_rows():
     """Rows for `cghp`, which no paper has: the same columns, with the proven gap in the last."""
     rows = []
     glue = [(name, 128, ("max",)) for name in known_histogram_names() if name.startswith("glue_")]
     for name, max_seq_length, depths in EXTRA + glue:
-        histogram = _find_histogram(name, max_seq_length, measured or {})
+        histogram = load_known_histogram(name, max_seq_length)
         for depth in depths:
             plan = ALGORITHMS["cghp"](histogram, max_seq_length, depth)
             validate_plan(plan, histogram)
             rows.append(
                 {
-                    "table": "Column generation (ours)",
                     "data": name,
                     "algorithm": "cghp",
-                    "max_sequences_per_pack": str(depth),
+                    "depth limit": str(depth),
                     **_show(_figures_of_plan(plan)),
                     "against the paper": f"at least {plan.certificate.lower_bound:,} packs, "
                     f"gap {plan.certificate.gap:.1e} ({plan.certificate.tight})",
@@ -200,60 +169,6 @@ def is_accepted(number, known):
     return abs(number - float(known.ours)) <= known.within
 
 
-def write_markdown(path, rows, reasons, picture=""):
-    """Write one section for each table, and the notes, as a page of the documentation."""
-    parts = [
-        "# The papers' packing tables",
-        "Are our packing tables those of the papers? `python -m benchmarks.packing_tables --markdown=FILE`\n"
-        "writes them. Efficiency is in percent; equal (n) means that n printed figures agree in every digit.",
-    ]
-    if picture:
-        name = os.path.relpath(picture, Path(path).parent)
-        parts.append(f"![Lengths of Wikipedia, and efficiency by depth]({name})")
-    for table in dict.fromkeys(row["table"] for row in rows):
-        section = [{k: v for k, v in row.items() if k != "table"} for row in rows if row["table"] == table]
-        parts.append(f"## {table}")
-        parts.append(tabulate(section, headers="keys", tablefmt="github", floatfmt=".6g", intfmt=","))
-    if reasons:
-        notes = (textwrap.fill(note, MARKDOWN_WIDTH, break_on_hyphens=False) for note in reasons.split("\n"))
-        parts += ["## Known differences", *notes]
-    parts.append(
-        "See also: [packing](../guides/packing.md), [packing speed](packing_speed.md), [paper](paper.md)."
-    )
-    make_folder(Path(path).absolute().parent)
-    write_text(path, "\n\n".join(parts) + "\n")
-
-
-def measure_glue(glue_dir, vocab_file, max_seq_length):
-    """Lengths of the training sequences of every GLUE task that is there, by our own tokenizer, lower-cased.
-
-    Args:
-        glue_dir: Folder with `CoLA/train.tsv`, `SST-2/train.tsv`, ...
-        vocab_file: WordPieces, one a line.
-        max_seq_length: S; longer sequences count as S, truncated.
-
-    Returns:
-        Dict from "glue_cola", "glue_sst2", ... to int64 `[S]`.
-
-    Raises:
-        InputError: no task is there, or a file lacks its columns.
-    """
-    tokenizer = make_tokenizer(load_vocab(vocab_file), do_lower_case=True)
-    histograms = {}
-    for task in TASKS.values():
-        path = Path(glue_dir) / task.name / "train.tsv"
-        if path.exists():
-            texts, _, _ = read_lines(path, task.columns[:-1], task.has_torn_lines)
-            lengths = np.ones(len(texts[0]), np.int64)  # [CLS]
-            for column in texts:
-                lengths += [len(ids) + 1 for ids in encode_sentences(tokenizer, column)]  # [SEP]
-            name = f"glue_{task.name.replace('-', '').lower()}"
-            histograms[name] = count_lengths(np.minimum(lengths, max_seq_length), max_seq_length)
-    if not histograms:
-        raise InputError(f"`glue_dir` must hold a task, such as CoLA/train.tsv. Received: {glue_dir}.")
-    return histograms
-
-
 def draw(histogram, max_seq_length, path, depths=DEPTHS, algorithms=DRAWN):
     """Draw a histogram, and beside it efficiency by depth for some algorithms, as PNG."""
     figure, ((left, right),) = new_figure(2, size=(5.5, 4))
@@ -267,20 +182,14 @@ def draw(histogram, max_seq_length, path, depths=DEPTHS, algorithms=DRAWN):
         left.annotate(
             words, (length, 1.18 * second), (-12, -8), textcoords="offset points", ha="right", va="top"
         )
-    points = {}
-    for name in algorithms:
-        plans = {depth: ALGORITHMS[name](histogram, max_seq_length, depth) for depth in depths}
-        points[name] = {depth: plan.efficiency for depth, plan in plans.items()}
+    points = {
+        name: {depth: ALGORITHMS[name](histogram, max_seq_length, depth).efficiency for depth in depths}
+        for name in algorithms
+    }
     plot_efficiency(right, points)
     right.set(title="Efficiency by depth")
     right.legend(loc="lower right")
     save_picture(figure, path, dpi=110)
-
-
-def _find_histogram(name, max_seq_length, measured):
-    if name in measured:
-        return measured[name]
-    return load_known_histogram(name, max_seq_length) if name in known_histogram_names() else None
 
 
 def _figures_of_plan(plan):

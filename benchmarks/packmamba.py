@@ -1,4 +1,4 @@
-"""Packing for a Mamba: padding rates, speed of training and of its operators, other scans.
+"""Packing for a Mamba: padding rates, speed of training and of its operators.
 
 python -m benchmarks.packmamba --reference
 """
@@ -10,12 +10,20 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from scipy import optimize
+from scipy.stats import norm
 
-from benchmarks.padding_rates import LONGEST, draw_lengths, padding_rows
-from benchmarks.pictures import draw_bars, new_figure, save_picture
-from benchmarks.results import Settings, parse_names, show
+from benchmarks.runner import (
+    Settings,
+    draw_bars,
+    median_row,
+    new_figure,
+    parse_names,
+    ratios,
+    save_picture,
+    show,
+)
 from benchmarks.synthetic_data import best_shapes, spec_of, token_batch
-from benchmarks.timing import median_row, ratios
 from benchmarks.training_steps import build_engine, device_options, stepping_through
 from bert_packed.architectures.mamba.config import MambaConfig, StateSpaceConfig
 from bert_packed.architectures.registry import MIXED, load_model_config
@@ -25,19 +33,21 @@ from bert_packed.packing.algorithms import ALGORITHMS, DEFAULT_ALGORITHM
 from bert_packed.packing.histogram import count_lengths
 from bert_packed.runs.interleaved_timing import time_interleaved
 from bert_packed.training.engines import choose_backend
-from data_gen.dry_run import read_histogram
 
-PARTS = PADDING, TRAINING, OPERATORS, VARIANTS = "padding", "training", "operators", "variants"
+PARTS = PADDING, TRAINING, OPERATORS = "padding", "training", "operators"
 SINGLE, PADDED, PACKED = "one at a time", "padded", "packed"
+# Lengths of PackMamba's Section 4; nothing else is known of them
+SHORTEST, LONGEST, MEAN = 57, 2048, 646
+SPREAD = 2.0  # our choice: the standard deviation of the logarithm of a document's length
+NUM_LENGTHS = 20_000  # sequences whose padding is counted
+NUM_EVEN = 4000  # quantiles of all documents, whose mean is solved for
+WINDOW = 64  # sequences that wait while packs are filled in order
+PRINTED = {PADDED: 66.3, "in order of arrival": 19.1, "sorted in a window": 0.41}  # percent
 REFERENCE = "transformers"
-NUM_LENGTHS = 20_000  # sequences in the padding rates
-# Wanted of packs, in real tokens/s: against one sequence at a time (the paper's gain for its model of 1.4B),
-# against padded rows (of what the padding promises), and against transformers
-SINGLE_GAIN, PADDED_SHARE, REFERENCE_GAIN = 3.06, 0.95, 3.0
+SINGLE_GAIN = 3.06  # the paper's, of packs against one sequence at a time, for its 1.4B model
 VOCAB_SIZE = 1024  # of a model named by its size
 NUM_SHAPES = 3  # row lengths of sequences one at a time, each a compiled program
 REFERENCE_ROWS, REFERENCE_REPEATS = 2, 2
-MICRO = 1e6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,31 +55,27 @@ class PackMambaConfig(Settings):
     """The figures of "PackMamba: Efficient Processing of Variable-Length Sequences in Mamba Training", here.
 
     padding    share of padding in a batch, beside the paper's
-    training   interleaved steps on the same sequences one at a time, padded and packed, each step with an update
-               of the weights; with --against also packed steps of another model, with --reference the model's
+    training   interleaved steps on the same sequences one at a time, padded and packed, each with an update of
+               the weights; with --against also packed steps of another model, with --reference the model's
                class in transformers on torch: a step of padded rows, for a Mamba-1 of two of them
     operators  the same for convolution and scan, forward, and forward and backward; with --against also those
                of the other model on packs
-    variants   other ways to compute the scan of a Mamba-1, beside the one that is used
 
     What restarts add to a step is in benchmarks.overhead, the memory of a step in benchmarks.step_memory.
 
     One at a time each row is filled up to one of three lengths, each a compiled program; nothing is
-    compiled in a timed step. `gain` is the first model's time one at a time over that of the way, by
-    token. `from` and `to` hold a median with a confidence of 95 %. What is timed is --shrink times
-    shorter than the sequences of `padding`, rows and packs alike, so that all is done in minutes;
+    compiled in a timed step. "Times the first" is the first model's time one at a time over that of the
+    way, by token. `from` and `to` hold a median with a confidence of 95 %. What is timed is --shrink
+    times shorter than what `padding` counts, rows and packs alike, so that all is done in minutes;
     --shrink=1 is the real size.
     """
 
     bert_config_file: str = setting("mamba-tiny", "size, or config.json, of the Mamba or Mamba-2")
     against: str = setting("", "size, or config.json, of another one, measured on packs in the same run")
     parts: str = setting(
-        "padding,training,operators",
+        ",".join(PARTS),
         f"what to measure: {', '.join(PARTS)}",
         parse=lambda text: parse_names(text, PARTS),
-    )
-    input_file: str = setting(
-        "", "unpacked records whose lengths to take; empty = lengths drawn like the paper's"
     )
     max_seq_length: int = setting(
         LONGEST, "tokens of a padded row; lengths that are drawn shrink to it", minimum=64
@@ -77,7 +83,7 @@ class PackMambaConfig(Settings):
     pack_length: int = setting(4096, "tokens of a pack", minimum=64)
     shrink: int = setting(8, "by how much lengths are divided for all but padding", minimum=1)
     batch_size: int = setting(4, "packs in a step; a step of padded rows has as many tokens", minimum=1)
-    repeats: int = setting(6, "timed steps of each way, and of each variant of the scan", minimum=1)
+    repeats: int = setting(6, "timed steps of each way", minimum=1)
     reference: bool = setting(False, "also train with transformers on torch (extra `reference`)")
     picture: str = setting("", "also draw padding and speed into this PNG")
 
@@ -105,10 +111,6 @@ def main(config):
     choose_backend()
     model_config = read_config(config, "bert_config_file")
     parts = config.parts.split(",")
-    if VARIANTS in parts and not isinstance(model_config, MambaConfig):
-        raise InputError(
-            f"`bert_config_file` must be a Mamba-1 for variants. Received: {config.bert_config_file}."
-        )
     others = {Path(config.against).stem: read_config(config, "against")} if config.against else {}
     for other in others.values():
         if other.vocab_size != model_config.vocab_size:
@@ -116,7 +118,7 @@ def main(config):
                 f"`against` must have the vocab_size of bert_config_file, {model_config.vocab_size}. "
                 f"Received: {other.vocab_size}."
             )
-    lengths, tables = read_lengths(config), {}
+    lengths, tables = np.maximum(1, packmamba_lengths() * config.max_seq_length // LONGEST), {}
     if PADDING in parts:
         tables[PADDING] = padding_rows(lengths, config.max_seq_length, config.pack_length)
     if set(parts) != {PADDING}:
@@ -128,8 +130,6 @@ def main(config):
         tables |= {"reference": [row], "packed against others": [*tables["packed against others"], compared]}
     if OPERATORS in parts:
         tables[OPERATORS] = operator_rows(model_config, batches, config.repeats, others)
-    if VARIANTS in parts:
-        tables[VARIANTS] = variant_rows(model_config, batches[PACKED], config.repeats)
     note = f"{len(lengths):,} sequences of {lengths.mean():.1f} tokens; timed {config.shrink} times shorter"
     show("packmamba", config, tables, [note])
     if config.picture:
@@ -144,21 +144,56 @@ def read_config(config, name):
     return found
 
 
-def read_lengths(config):
-    """Lengths of all sequences, int64 `[n]`: of the records, or drawn and shrunk to the rows.
+def packmamba_lengths(num_sequences=NUM_LENGTHS, seed=0, shortest=SHORTEST, longest=LONGEST, mean=MEAN):
+    """Draw random lengths between two, with a given mean: int64 `[num_sequences]`.
 
-    Raises:
-        InputError: a sequence of the records is longer than a row.
+    Documents are log-normal; those shorter than `shortest` are left out, longer ones are cut at `longest`.
     """
-    if not config.input_file:
-        return np.maximum(1, draw_lengths(NUM_LENGTHS, 0) * config.max_seq_length // LONGEST)
-    counts = read_histogram("", config.input_file)
-    if len(counts) > config.max_seq_length:
-        raise InputError(
-            f"`max_seq_length` must be at least {len(counts)}, the longest sequence of {config.input_file}. "
-            f"Received: {config.max_seq_length}."
-        )
-    return np.repeat(np.arange(1, len(counts) + 1), counts)
+    even = (np.arange(NUM_EVEN) + 0.5) / NUM_EVEN
+
+    def lengths(shares, middle):
+        """Quantiles of the documents that are at least as long as `shortest`."""
+        kept = norm.sf((np.log(shortest) - middle) / SPREAD)
+        documents = np.exp(middle + SPREAD * norm.isf((1 - shares) * kept))
+        return np.minimum(documents, longest).astype(np.int64)
+
+    # The middle is solved for the mean. At the ends nearly all documents are left out, and nearly all are cut
+    low, high = np.log(shortest) - 6 * SPREAD, np.log(longest) + 6 * SPREAD
+    middle = optimize.brentq(lambda at: lengths(even, at).mean() - mean, low, high)
+    return lengths(np.random.default_rng(seed).random(num_sequences), middle)
+
+
+def padding_rows(lengths, row_length, pack_length, window=WINDOW, seed=0):
+    """Share of padding in each way to fill rows: rows of a table.
+
+        lengths 5 4 3 4 2 in this order, packs of 8
+        in order of arrival    5 . . . | 4 3 . | 4 2 . .
+        sorted in a window     5 3 | 4 4 | 2 . . . . . .
+
+    In a window of sequences that wait, the longest that fits goes into the open pack. `seed` determines the
+    order of arrival.
+    """
+    histogram = count_lengths(lengths, pack_length)
+    ours = ALGORITHMS[DEFAULT_ALGORITHM](histogram, pack_length, "max")
+    in_order = ALGORITHMS["greedy"](histogram, pack_length, "max", seed=seed)
+    in_window = ALGORITHMS["local_greedy"](histogram, pack_length, "max", buffer_size=window, seed=seed)
+    rows = [
+        (PADDED, row_length, len(lengths), None),
+        ("in order of arrival", pack_length, in_order.num_packs, None),
+        ("sorted in a window", pack_length, in_window.num_packs, None),
+        (f"packed by {DEFAULT_ALGORITHM}", pack_length, ours.num_packs, ours.certificate.lower_bound),
+    ]
+    return [
+        {
+            "way": way,
+            "tokens": size,
+            "rows": num_rows,
+            "padding, %": 100 * (1 - int(np.sum(lengths)) / (num_rows * size)),
+            "PackMamba, %": PRINTED.get(way),
+            "at least": at_least,
+        }
+        for way, size, num_rows, at_least in rows
+    ]
 
 
 def make_batches(config, lengths, vocab_size):
@@ -192,20 +227,12 @@ def choose_packs(lengths, pack_length, num_packs):
 
     Returns:
         List of tuples of lengths: the plan of the default algorithm for them.
-
-    Raises:
-        InputError: there are too few lengths to fill the packs.
     """
     ordered = np.sort(lengths)
     num_sequences = int(num_packs * pack_length / np.mean(ordered)) + 1
-    if num_sequences > len(ordered):
-        raise InputError(
-            f"`input_file` must hold enough to fill {num_packs} packs of {pack_length}. "
-            f"Received: {len(ordered)} sequences."
-        )
     # A plan of these may need more packs: fewer sequences, until it fits
     while True:
-        # In the middle of as many equal parts: a few sequences drawn would have another mean than all
+        # Each comes from the middle of an equal part: a few sequences drawn would have another mean than all
         places = (np.arange(num_sequences) + 0.5) * len(ordered) / num_sequences
         histogram = count_lengths(ordered[places.astype(np.int64)], pack_length)
         plan = ALGORITHMS[DEFAULT_ALGORITHM](histogram, pack_length, "max")
@@ -233,10 +260,7 @@ def training_tables(model_config, batches, num_repeats, others):
     counts = {way: count_tokens(some) for way, some in batches.items()}
     by_token = seconds_a_token(time_interleaved(ways, num_repeats), batches)
     rows = [{**row, "padding, %": 100 * counts[row["way"]][1]} for row in speed_rows(by_token)]
-    # Where time goes with the number of tokens, packs gain what padding takes
-    promised = (1 - counts[PACKED][1]) / (1 - counts[PADDED][1])
-    wanted = {SINGLE: SINGLE_GAIN, PADDED: PADDED_SHARE * promised} | dict.fromkeys(others)
-    compared = [comparison(by_token, way, least) for way, least in wanted.items()]
+    compared = [comparison(by_token, way) for way in by_token if way != PACKED]
     return {TRAINING: rows, "packed against others": compared}
 
 
@@ -269,56 +293,25 @@ def measure_reference(model_config, batches, num_repeats):
         "s": statistics.median(seconds[REFERENCE]),
         "real tokens/s": 1 / statistics.median(by_token[REFERENCE]),
     }
-    return row, comparison(by_token, REFERENCE, REFERENCE_GAIN)
+    return row, comparison(by_token, REFERENCE)
 
 
 def operator_rows(model_config, batches, num_repeats, others):
     """Interleave each operator on the shapes of all ways, and those of other models on packs: rows."""
-    from benchmarks import mamba_operators  # Keras: only now
+    from benchmarks import mamba_operators as operators  # Keras: only now
 
     models = {way: model_config for way in batches} | others
     batches = batches | dict.fromkeys(others, batches[PACKED])
     rows = []
-    for operator in mamba_operators.OPERATORS:
-        for which in mamba_operators.PASSES:
+    for operator in operators.OPERATORS:
+        for which in operators.PASSES:
             ways = {}
             for way, one in models.items():
-                program = mamba_operators.operator_program(
-                    mamba_operators.device_operators(one)[operator], which
-                )
-                given = mamba_operators.operator_inputs(operator, one, batches[way])
-                ways[way] = mamba_operators.running(program, given)
+                program = operators.operator_program(operators.device_operators(one)[operator], which)
+                ways[way] = operators.running(program, operators.operator_inputs(operator, one, batches[way]))
             by_token = seconds_a_token(time_interleaved(ways, num_repeats), batches)
             rows += [{"operator": operator, "pass": which, **row} for row in speed_rows(by_token)]
     return rows
-
-
-def variant_rows(model_config, batches, num_repeats):
-    """Interleave the ways to compute the scan on packs: rows of a table."""
-    from benchmarks import mamba_operators
-    from benchmarks.mamba_operators import BOTH, PASSES, SCAN
-
-    given = mamba_operators.operator_inputs(SCAN, model_config, batches)
-    num_tokens = sum(batch["position_ids"].size for batch in batches)
-    variants = mamba_operators.scan_variants(model_config)
-    ways = {
-        (name, which): mamba_operators.running(mamba_operators.operator_program(variant, which), given)
-        for name, variant in variants.items()
-        for which in PASSES
-    }
-    seconds = time_interleaved(ways, num_repeats)
-    first = seconds[next(iter(variants)), BOTH]
-    return [
-        {
-            "scan": name,
-            **{
-                f"{which}, us a token": MICRO * statistics.median(seconds[name, which]) / num_tokens
-                for which in PASSES
-            },
-            **median_row("times as long", ratios(seconds[name, BOTH], first)),
-        }
-        for name in variants
-    ]
 
 
 def seconds_a_token(seconds, batches):
@@ -327,36 +320,31 @@ def seconds_a_token(seconds, batches):
 
 
 def speed_rows(by_token):
-    """Rows of a table: `way`, `real tokens/s`, and `gain`, the time of `SINGLE` over this way's by token."""
+    """Rows of a table: a way, its real tokens/s, and the time of `SINGLE` over this way's by token."""
     return [
         {
             "way": way,
             "real tokens/s": 1 / statistics.median(times),
-            "gain": statistics.median(ratios(by_token[SINGLE], times)),
+            "times the first": statistics.median(ratios(by_token[SINGLE], times)),
         }
         for way, times in by_token.items()
     ]
 
 
-def comparison(by_token, way, at_least):
-    """Tokens/s of packs as a multiple of those of a way: a row with its interval and what is wanted."""
+def comparison(by_token, way):
+    """Tokens/s of packs as a multiple of those of a way: a row with its interval, beside the paper's gain."""
     gains = median_row("times the tokens/s", ratios(by_token[way], by_token[PACKED]))
-    return {"packed against": way, **gains, "at least": at_least}
+    return {"packed against": way, **gains, "PackMamba": SINGLE_GAIN if way == SINGLE else None}
 
 
 def draw(tables, path):
-    """Draw padding rates beside the paper's, and real tokens/s of steps, as PNG."""
-    # Without operators: the fastest is a hundred times as fast as the slowest
-    drawn = [name for name in (PADDING, TRAINING) if name in tables] or [PADDING]
-    figure, (row,) = new_figure(len(drawn))
-    for name, axes in zip(drawn, row, strict=True):
-        rows = tables.get(name, [])
-        if name == PADDING:
-            draw_bars(axes, rows, "way", {"padding, %": "here", "PackMamba, %": "PackMamba"})
-            axes.set(title="Padding, %")
-        else:
-            draw_bars(axes, rows, "way", {"real tokens/s": "real tokens/s"})
-            axes.set(title="training: real tokens/s")
+    """Draw padding rates and real tokens/s of steps, as PNG."""
+    # Operators are left out: the fastest is a hundred times as fast as the slowest
+    columns = {PADDING: "padding, %", TRAINING: "real tokens/s"}
+    drawn = [name for name in columns if name in tables]
+    figure, (row,) = new_figure(max(1, len(drawn)))
+    for name, axes in zip(drawn, row, strict=False):
+        draw_bars(axes, tables[name], "way", columns[name], f"{name}: {columns[name]}")
     save_picture(figure, path)
 
 

@@ -81,9 +81,3 @@ def serialize(features):
         else:
             feature[name] = tf.train.Feature(int64_list=tf.train.Int64List(value=values))
     return tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
-
-
-def serialize_one_by_one(arrays):
-    """Encode the arrays of packed records, a dict from feature to `[n, ...]`: yields records."""
-    for row in range(len(arrays[schema.INPUT_IDS])):
-        yield serialize({name: values[row].tolist() for name, values in arrays.items()})

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.results import Settings, show
+from benchmarks.runner import COLORS, Settings, new_figure, save_picture, show
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, setting
 from bert_packed.core.storage import read_json
 
 LOGS = {"training": "metrics.csv", "held out": "eval_metrics.csv"}
-ACCURACY = "mlm_accuracy"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +54,12 @@ class LoggedRun:
 
     variant: str  # name of the folder without its seed
     is_complete: bool  # whether its last step is logged, and evaluated if any is
-    # From a key of `LOGS`: `step`, `sequences` and `hours` (None where they are not known), and the figures
+    # Keys of `LOGS` to `step`, `sequences` and `hours` (None where they are not known), and the figures
     points: dict[str, list[dict]]
 
 
 def read_run(folder, figures):
-    """Read the logs of a run: `LoggedRun`, with `ACCURACY` where it is there.
+    """Read the logs of a run: `LoggedRun`.
 
     `sequences` is the expected number: single packs hold more or fewer.
 
@@ -95,7 +94,7 @@ def read_run(folder, figures):
                 "sequences": per_step and per_step * int(row["step"]),
                 # Evaluations may lie between the rows of training
                 "hours": float(np.interp(int(row["step"]), [*hours], [*hours.values()])) if hours else None,
-                **{name: float(row[name]) for name in {*figures, ACCURACY} & row.keys() if row[name]},
+                **{name: float(row[name]) for name in figures if row[name]},
             }
             for row in logged
         ]
@@ -120,8 +119,8 @@ def _hours(rows, sequences_per_step):
     return hours
 
 
-def summary_rows(runs, figures, target=0.0):
-    """Last figures of the complete runs of each variant, and the cost of a target: rows of a table."""
+def summary_rows(runs, figures):
+    """Last figures of the complete runs of each variant: rows of a table."""
     rows = []
     for variant in dict.fromkeys(one.variant for one in runs):
         of_variant = [one for one in runs if one.variant == variant]
@@ -139,49 +138,8 @@ def summary_rows(runs, figures, target=0.0):
                     f"{data} {name}, least": min(last, default=None),
                     f"{data} {name}, most": max(last, default=None),
                 }
-        if target:
-            row |= _target_row(complete, target)
         rows.append(row)
     return rows
-
-
-def _target_row(complete, target):
-    """Sequences and hours until a target: columns of a table.
-
-    The mean over those that came to it would make the variant that failed more often the faster one.
-    """
-    row = {}
-    for over in ("sequences", "hours"):
-        taken = [reached(one.points["held out"], target, over) for one in complete]
-        at_target = [value for value in taken if value is not None]
-        row.setdefault("runs at target", len(at_target))
-        all_came = bool(complete) and len(at_target) == len(complete)
-        # Over all or none: a mean over the faster runs alone would flatter a variant that often fails
-        row[f"{over} to target"] = statistics.fmean(at_target) if all_came else None
-    return row
-
-
-def reached(points, target, over):
-    """Sequences, or hours, until held-out accuracy first was at a target: float.
-
-    Between two evaluations the accuracy is taken to rise evenly. None where it has not come to it, or was
-    there at the first evaluation already.
-    """
-    before = None
-    for point in points:
-        if point[ACCURACY] >= target:
-            if before is None or before[over] is None or point[over] is None:
-                return None
-            share = (target - before[ACCURACY]) / (point[ACCURACY] - before[ACCURACY])
-            return before[over] + share * (point[over] - before[over])
-        before = point
-    return None
-
-
-def common_target(runs):
-    """A held-out accuracy that all complete runs come to: 0.95 of the least of their best; 0 without any."""
-    best = [max(point[ACCURACY] for point in one.points["held out"]) for one in runs if one.is_complete]
-    return 0.95 * min(best, default=0.0)
 
 
 def bands(runs, data, over, figure):
@@ -194,7 +152,7 @@ def bands(runs, data, over, figure):
     for one in runs:
         for point in one.points[data]:
             if point[over] is not None:
-                # By step, not by x: sequences and hours of two seeds are never quite equal
+                # Steps are the keys, not x: sequences and hours of two seeds are never quite equal
                 of_step = found.setdefault(one.variant, {}).setdefault(point["step"], [])
                 of_step.append((point[over], point[figure]))
     curves = {}
@@ -206,14 +164,25 @@ def bands(runs, data, over, figure):
 
 def draw(runs, figures, panels, path):
     """Draw a row of panels, (key of `LOGS`, "step", "sequences" or "hours"), for each figure, as PNG."""
-    from benchmarks.pictures import draw_curves, new_figure, save_picture
-
     figure, grid = new_figure(len(panels), len(figures), size=(4.0, 2.8))
     for name, row in zip(figures, grid, strict=True):
         for (data, over), axes in zip(panels, row, strict=True):
             draw_curves(axes, bands(runs, data, over, name))
             axes.set(title=data, xlabel=over, ylabel=name)
     save_picture(figure, path)
+
+
+def draw_curves(axes, curves):
+    """Draw lines with bands: dict from a label to a list of (x, y, least, most)."""
+    # Packed and unpacked have their colors in every picture; the others take the next ones
+    others = [label for label in curves if label not in COLORS]
+    colors = COLORS | {label: f"C{number}" for number, label in enumerate(others, 2)}
+    for label, points in curves.items():
+        x, y, least, most = zip(*points, strict=True)
+        axes.plot(x, y, color=colors[label], linewidth=1, label=label)
+        axes.fill_between(x, least, most, color=colors[label], alpha=0.2, linewidth=0)
+    if len(curves) > 1:
+        axes.legend(fontsize="small")
 
 
 if __name__ == "__main__":

@@ -1,21 +1,18 @@
 """Sets of training runs, one command after another, each of which continues where it was stopped.
 
-DIR/NAME is the output directory of a run, DIR/NAME.log the output of its command. Whether a run is
-complete, may continue, or was made under other flags or on other files is decided by its command, as for
-any run.
+DIR/NAME is the output directory of a run. Whether a run is complete, may continue, or was made under other
+flags or on other files is decided by its command, as for any run.
 """
 
 import collections
-import contextlib
 import dataclasses
 import math
 import shlex
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.results import Settings
+from benchmarks.runner import Settings
 from bert_packed.core.command_line import TOP, parse
 from bert_packed.core.settings import InputError, setting
 from bert_packed.records.inputs import find_files, folder_of
@@ -27,7 +24,6 @@ PRETRAINING, SQUAD = "run_pretraining.py", "run_squad.py"
 CONFIGS = {PRETRAINING: PretrainingConfig, SQUAD: SquadConfig}
 WARMUP_SHARE = 0.1  # of the steps of a pre-training
 MOST_UNEVEN = 0.05
-STATUS_OF_SIGNAL = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +37,7 @@ class Run:
 
 
 def parse_seeds(text):
-    """Different whole numbers with commas; raises `ValueError`."""
+    """Check different whole numbers with commas; raises `ValueError`."""
     seeds = text.split(",")
     if not all(seed.isdecimal() for seed in seeds) or len({*map(int, seeds)}) < len(seeds):
         raise ValueError("different whole numbers, separated by commas")
@@ -52,7 +48,7 @@ def parse_seeds(text):
 class SweepConfig(Settings):
     """Flags of every set of runs; checks itself, raises `InputError`."""
 
-    output_dir: str = setting("", "where the runs, their logs and the pictures go", required=True)
+    output_dir: str = setting("", "where the runs and the pictures go", required=True)
     seeds: str = setting("1,2,3", "of the runs of a variant, comma-separated", parse=parse_seeds)
     max_eval_steps: int = setting(0, "evaluation batches of 8 packs; 0 = all of the held-out data", minimum=0)
     print_commands: bool = setting(False, "only print the command of each run")
@@ -67,7 +63,7 @@ def read_packing_factor(config, packed, unpacked):
     """
     (num_packs, in_packs), (num_rows, in_rows) = (_count(config, name) for name in (packed, unpacked))
     num_sequences = in_packs.total()
-    # As many sequences are not enough: other ones of other lengths would be compared
+    # An equal number of sequences is not enough: other ones of other lengths would be compared
     if num_rows != in_rows.total() or in_packs != in_rows:
         raise InputError(
             f"`{unpacked}` must hold the {num_sequences:,} sequences of {packed} at depth 1. Received: "
@@ -148,90 +144,20 @@ def run_all(runs, config):
     """Take or continue runs after all their flags are checked, or print their command lines for a shell.
 
     Returns:
-        None where all are complete, else an exit status.
+        None where all are complete, else an exit status: that of the run that failed or was stopped.
     """
     check_runs(runs, config.output_dir)
     if config.print_commands:
         print(*(shlex.join(command_of(run, config.output_dir)) for run in runs), sep="\n")
         return 0
-    return take_runs(runs, config.output_dir) or None
-
-
-def take_runs(runs, folder):
-    """Take all runs, each after the one that it starts from, until one is stopped.
-
-    Returns:
-        0, or 128 and the number of the signal that stopped a run or this command.
-
-    Raises:
-        InputError: a command failed, or a run began from weights that have been replaced since.
-    """
     for number, run in enumerate(runs, start=1):
-        _check_start(run, folder)
         print(f"run {number} of {len(runs)}: {run.name}", flush=True)
-        status = _take(run, folder)
-        if status:
-            print("stopped after saving; the same command continues", file=sys.stderr)
+        if status := take(run, config.output_dir):
+            print(f"{run.name} ended with status {status}; the same command continues", file=sys.stderr)
             return status
-    return 0
+    return None
 
 
-def _check_start(run, folder):
-    """Raise `InputError` where a run began before the newest weights of its start were written."""
-    from bert_packed.checkpoints.checkpoint import WEIGHTS, list_checkpoints
-    from bert_packed.runs.run_directory import FLAGFILE
-
-    start, began = run.flags.get("init_checkpoint"), Path(folder, run.name, FLAGFILE)
-    checkpoints = list_checkpoints(Path(start)) if start else []
-    if not checkpoints or not began.exists():
-        return
-    # The flagfile is written at a run's start, and never again. A run itself checks the path of its start
-    # alone: phase 1 taken again would leave phase 2 as it was
-    if (checkpoints[-1] / WEIGHTS).stat().st_mtime_ns > began.stat().st_mtime_ns:
-        raise InputError(
-            f"{run.name} must be from the newest checkpoint of {start}. Received: a run that began before; "
-            f"remove {began.parent} to take it again."
-        )
-
-
-def _take(run, folder):
-    """Take a run, or continue it, until it is complete or stopped; returns a status as `take_runs`."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    log = folder / f"{run.name}.log"
-    with log.open("ab") as output:  # a run that continues adds to what it said before
-        process = subprocess.Popen(
-            command_of(run, folder), stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
-        )
-        with _handing_on_signals(process) as received:
-            status = process.wait()
-    if received and status == 0:  # after its last step
-        return STATUS_OF_SIGNAL + received[-1]
-    if status in (STATUS_OF_SIGNAL + signal.SIGTERM, STATUS_OF_SIGNAL + signal.SIGINT):
-        return status
-    if status:
-        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        raise InputError(
-            f"every run must end well. Received: status {status} of {run.name}; {log} ends with: "
-            f"{lines[-1] if lines else 'nothing'}"
-        )
-    return 0
-
-
-@contextlib.contextmanager
-def _handing_on_signals(process):
-    """Yields the list of the signals that came; the run saves at its next step and ends."""
-    received = []
-
-    def hand_on(number, _):
-        received.append(number)
-        process.send_signal(number)
-
-    # What this command ignores, as under nohup, its runs inherit as ignored
-    numbers = [one for one in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(one) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, hand_on) for number in numbers}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def take(run, folder):
+    """Take a run, or continue it; returns its exit status. Ctrl-C reaches it too: it saves and ends."""
+    return subprocess.Popen(command_of(run, folder), stdin=subprocess.DEVNULL).wait()

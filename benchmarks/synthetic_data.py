@@ -204,7 +204,7 @@ def token_batch(packs, spec, vocab_size, rng):
     }
 
 
-# By the head that a model is pre-trained with
+# Keys are heads that a model is pre-trained with
 BATCH_MAKERS = {PRETRAINING: bert_batch, MASKED_LM: bert_batch, schema.CAUSAL_LM: token_batch}
 
 

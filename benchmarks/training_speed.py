@@ -13,8 +13,7 @@ import sys
 
 import numpy as np
 
-from benchmarks.pictures import draw_amounts, new_figure, save_picture
-from benchmarks.results import Settings, show
+from benchmarks.runner import Settings, added_row, median_row, ratios, save_bars, show
 from benchmarks.synthetic_data import (
     WIKIPEDIA,
     check_positions,
@@ -23,9 +22,8 @@ from benchmarks.synthetic_data import (
     row_batch,
     sums_of_a_row,
 )
-from benchmarks.timing import added_row, median_row, ratios
 from benchmarks.training_steps import build_engine, stepping
-from bert_packed.architectures.registry import PRETRAINING, load_model_config
+from bert_packed.architectures.registry import load_model_config
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, check_depth_fits, check_divides, parse_depth, setting
 from bert_packed.packing.histogram import fold
@@ -38,36 +36,25 @@ NUM_BATCHES = 2  # of each way
 PRINTED = {"overhead": 4.287, "speed-up": 1.913, "share": 1.913 / 1.996}
 LEAST_SHARE = 0.98  # of the packing factor, wanted over a plain BERT
 PLAIN_ON_PACKS, PLAIN, PACKED, UNPACKED = "plain, on packs", "plain", "packed", "unpacked"
-KERAS_HUB = "keras-hub, padded"
 PADDED, SORTED = "padded", "sorted by length"  # behind the name of transformers
 PADDING_FREE = "padding-free"
-
-# Of the picture, from above: label and color by way
-BARS = {
-    PACKED: ("bert_packed, packed", "packed"),
-    PADDING_FREE: ("torch, padding-free", "padding-free"),
-    f"transformers, {SORTED}": ("transformers, sorted by length", "sorted by length"),
-    UNPACKED: ("bert_packed, one sequence a row", "unpacked"),
-    KERAS_HUB: ("KerasHub, padded", "keras-hub"),
-    f"transformers, {PADDED}": ("transformers, padded", "padded"),
-}
 
 
 @dataclasses.dataclass(frozen=True)
 class SpeedConfig(Settings):
     """Tables 1 and 2 of "Efficient Sequence Packing without Cross-contamination": interleaved training steps
     of one shape, on packs and on one sequence a row, by this package and by a plain BERT that knows
-    nothing of packs. With --reference also by KerasHub, padded, where it is installed, and by two peers
-    on torch. transformers has rows padded to one length, and batches sorted by length. A padding-free
-    BERT has the sequences of the packs one after another, and attention inside each. Both run in two
-    processes: one as their users have it, and one whose C library keeps freed memory, as our commands let
-    theirs ("memory kept"; left out where the environment has MALLOC_... or GLIBC_TUNABLES, which then
-    hold for all). --picture draws real tokens a second of all of them.
+    nothing of packs. With --reference also by two peers on torch. transformers has rows padded to one
+    length, and batches sorted by length. A padding-free BERT has the sequences of the packs one after
+    another, and attention inside each. Both run in two processes: one as their users have it, and one
+    whose C library keeps freed memory, as our commands let theirs ("memory kept"; left out where the
+    environment has MALLOC_... or GLIBC_TUNABLES, which then hold for all). --picture draws real tokens a
+    second of all of them.
 
     The packing factor is that of a plan for all sequences of the data. Tokens are random, dropout is on.
     A speed-up is the median of the ratios of neighboring steps, in sequences a second; `from` and `to`
-    are its interval of 95 %. Utilization is of a float32 matrix product measured in the same run. Under
-    KERAS_BACKEND=jax a table has what packing adds to XLA's count of a step, which no noise changes.
+    are its interval of 95 %. Under KERAS_BACKEND=jax a table has what packing adds to XLA's count of a
+    step, which no noise changes.
     """
 
     bert_config_file: str = setting("bert-mini", "size, or bert_config.json, of the model")
@@ -78,7 +65,7 @@ class SpeedConfig(Settings):
     batch_size: int = setting(8, "packs, or rows, a step", minimum=1)
     micro_batch_size: int = setting(0, "packs that ours computes at once; 0 = all of the step's", minimum=0)
     repeats: int = setting(21, "timed steps of each way", minimum=1)
-    reference: bool = setting(False, "also measure peers on torch (extra `reference`) and KerasHub")
+    reference: bool = setting(False, "also measure peers on torch (extra `reference`)")
     picture: str = setting("", "also draw real tokens a second into this PNG")
 
     def __post_init__(self):
@@ -102,17 +89,14 @@ class SpeedConfig(Settings):
 
 
 def main(config):
-    """Measure, print and write."""
+    """Measure, print, write and draw."""
     backend = choose_backend()
-    from bert_packed.runs.step_cost import measured_flops_per_second  # Keras: only now
-
     model_config = load_model_config(config.bert_config_file)
     check_positions(config.max_seq_length, model_config)
     histogram = fold(read_histogram(config.lengths, config.input_file), config.max_seq_length)
     corpus = plan_corpus(histogram, config.max_sequences_per_pack)
     batches = make_batches(corpus, config, model_config.vocab_size)
     engines = make_engines(model_config, config.micro_batch_size)
-    peak = measured_flops_per_second()  # and again after the steps: a busy moment halves it
     with contextlib.ExitStack() as stack:
         ways = {
             PLAIN_ON_PACKS: stepping(engines[PLAIN], batches[PACKED]),
@@ -123,18 +107,19 @@ def main(config):
         if config.reference:
             ways |= peer_ways(model_config, batches, stack)
         seconds = time_interleaved(ways, config.repeats)
-    peak = max(peak, measured_flops_per_second())
     tables = {
         "data": [describe_corpus(corpus)],
-        "steps": step_rows(seconds, corpus, model_config, config.batch_size, peak),
+        "steps": step_rows(seconds, corpus, config.batch_size),
         "speed-ups": speed_up_rows(seconds, corpus.plan.packing_factor, config.is_printed),
     }
     if backend == "jax":  # TensorFlow has no call for it
         programs = (engines[name].step_programs(batches[PACKED][0])[0] for name in (PLAIN, PACKED))
         tables["XLA's count"] = [count_row(*programs)]
-    show("training_speed", config, tables, [f"utilization of {peak / 1e9:,.1f} GFLOP/s"])
+    show("training_speed", config, tables)
     if config.picture:
-        draw(tables["steps"], config)
+        rows = [row for row in tables["steps"] if row["way"] not in (PLAIN_ON_PACKS, PLAIN)]
+        title = f"real tokens a second, {config.batch_size} rows of {config.max_seq_length}"
+        save_bars(config.picture, rows, "way", "real tokens/s", title)
 
 
 def make_batches(corpus, config, vocab_size):
@@ -153,12 +138,12 @@ def make_batches(corpus, config, vocab_size):
 def sorted_lengths(histogram, num_batches, rng):
     """Lengths of the batches of sorted data, in random order: int64 `[num_batches]`.
 
-    A batch is for each of `num_batches` equal parts of the data, with the length in the middle of that part.
+    Each of `num_batches` equal parts of the data has a batch, with the length in the middle of that part.
 
         histogram of 1 1 1 1 3 3 5 5, four batches   ->   1 1 3 5
     """
     upto = np.cumsum(histogram)
-    # Neighbours in sorted data are of one length: a batch is taken for one length
+    # Neighbors in sorted data have one length: so has a batch
     places = (np.arange(num_batches) + 0.5) / num_batches * upto[-1]
     return rng.permutation(1 + np.searchsorted(upto, places, side="right"))
 
@@ -168,26 +153,16 @@ def make_engines(model_config, micro_batch_size):
     from benchmarks.peers.plain_bert import plain_objective
 
     plain = build_engine(model_config, micro_batch_size, objective=plain_objective())
-    return {
-        PLAIN: plain,
-        **{name: build_engine(model_config, micro_batch_size) for name in (PACKED, UNPACKED)},
-    }
+    ours = {name: build_engine(model_config, micro_batch_size) for name in (PACKED, UNPACKED)}
+    return {PLAIN: plain, **ours}
 
 
 def peer_ways(model_config, batches, stack):
     """Functions of the repeat that take a step of the peers, by name, until the stack ends."""
-    from benchmarks.peers import keras_hub_model, process
-    from benchmarks.peers.training import (
-        keras_hub_training,
-        padding_free_training,
-        transformers_training,
-    )
+    from benchmarks.peers import process
+    from benchmarks.peers.training import padding_free_training, transformers_training
 
-    padded, ways = batches[UNPACKED], {}
-    if keras_hub_model.is_installed():
-        training = keras_hub_training(model_config, padded[0])
-        ways[KERAS_HUB] = lambda repeat: training.step(padded[repeat % len(padded)])
-    rows = {PADDED: padded, SORTED: batches[SORTED]}
+    rows, ways = {PADDED: batches[UNPACKED], SORTED: batches[SORTED]}, {}
     for name, keeps_memory in process.torch_processes().items():
         peer = stack.enter_context(transformers_training(model_config, rows, keeps_memory))
         ways |= {f"{name}, {one}": functools.partial(peer.call, "step", one) for one in rows}
@@ -198,18 +173,16 @@ def peer_ways(model_config, batches, stack):
 
 
 def has_all_of_a_pack(name):
-    """True of ways whose step has the sequences of packs, not one a row."""
+    """True for ways whose step has the sequences of packs, not one a row."""
     return name == PACKED or name.startswith(PADDING_FREE)
 
 
-def step_rows(seconds, corpus, model_config, batch_size, peak):
-    """Speeds of all ways: rows of a table; utilization is a share of `peak`, operations a second."""
-    from bert_packed.architectures.bert.model import count_flops
-
+def step_rows(seconds, corpus, batch_size):
+    """Speeds of all ways: rows of a table."""
     rows = []
     for name, times in seconds.items():
         sums = sums_of_a_row(corpus, has_all_of_a_pack(name))
-        # Sorted batches are of all lengths
+        # Sorted batches have all lengths
         per_step = (statistics.mean if name.endswith(SORTED) else statistics.median)(times)
         # The plain model takes packs for single sequences: these steps are only there to be timed
         rate = None if name == PLAIN_ON_PACKS else batch_size / per_step
@@ -219,8 +192,6 @@ def step_rows(seconds, corpus, model_config, batch_size, peak):
                 "s/step": per_step,
                 "sequences/s": rate and rate * sums["num_sequences"],
                 "real tokens/s": rate and rate * sums["num_tokens"],
-                "model-FLOP utilization, %": rate
-                and 100 * rate * count_flops(PRETRAINING, model_config, sums) / peak,
             }
         )
     return rows
@@ -243,27 +214,12 @@ def speed_up_rows(seconds, factor, is_printed):
         if has_all_of_a_pack(name):  # nothing is padded there either
             rows.append(row(f"speed-up over {name}", shares))
             continue
-        is_its = name == PLAIN  # the paper's baseline
+        is_baseline = name == PLAIN  # of the paper
         speed_ups = [value and factor * value for value in shares]
-        rows.append(row(f"speed-up over {name}", speed_ups, PRINTED["speed-up"] if is_its else None))
-        printed, at_least = (PRINTED["share"], LEAST_SHARE) if is_its else (None, None)
+        rows.append(row(f"speed-up over {name}", speed_ups, PRINTED["speed-up"] if is_baseline else None))
+        printed, at_least = (PRINTED["share"], LEAST_SHARE) if is_baseline else (None, None)
         rows.append(row(f"share of the packing factor, over {name}", shares, printed, at_least))
     return rows
-
-
-def draw(rows, config):
-    """Draw real tokens a second of rows of `step_rows`, of peers in two processes the faster, into a PNG."""
-    rates = {}
-    for row in rows:
-        name = row["way"].replace(", memory kept", "")
-        rates[name] = max(rates.get(name, 0.0), row["real tokens/s"] or 0.0)
-    amounts = {label: (kind, rates[name]) for name, (label, kind) in BARS.items() if name in rates}
-    figure, [[axes]] = new_figure(1, size=(7.5, 0.7 + 0.42 * len(amounts)))
-    draw_amounts(axes, amounts)
-    model = config.bert_config_file.rpartition("/")[2].removesuffix(".json")
-    shape = f"{config.batch_size} rows of {config.max_seq_length} tokens"
-    axes.set_xlabel(f"real tokens a second in training: {model}, {shape}")
-    save_picture(figure, config.picture, dpi=120)
 
 
 def count_row(plain, packed):

@@ -1,4 +1,12 @@
-"""The commands and examples of README and docs, read from the pages; bash itself reads the commands."""
+"""The commands and examples of README and docs, read from the pages; bash itself reads the commands.
+
+Marks, HTML comments, say what a test does not run, and why:
+
+    <!-- not run, whole page: REASON -->         below the page's title
+    <!-- not run: REASON -->                     in the line before a block
+    <!-- not run (WORD, WORD): REASON -->        of the block the commands with one of these words
+    <!-- begins with: PATH of PAGE -->           what another page makes, or NEW = PATH of PAGE
+"""
 
 import dataclasses
 import re
@@ -14,7 +22,10 @@ PAGES = {
     if not (name := path.relative_to(ROOT).as_posix()).startswith(LEFT_OUT)
 }
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-INDENTED = re.compile(r"(?<=\n\n)((?: {4}.*\n|\n(?= {4}))+)")
+INDENTED = re.compile(r"(?:(?<=\n\n)|(?<=-->\n))((?: {4}.*\n|\n(?= {4}))+)")
+WHOLE_PAGE = re.compile(r"^<!-- not run, whole page: .+ -->$", re.MULTILINE)
+NOT_RUN = re.compile(r"<!-- not run(?: \((.+?)\))?: .+ -->\n$")
+BEGINS_WITH = re.compile(r"^<!-- begins with: (.+) -->$", re.MULTILINE)
 SPAN = re.compile(r"`([^`]+)`")
 # A command's first word, or what may stand before one; not a command's error message
 SHELL = re.compile(
@@ -45,10 +56,16 @@ class Block:
     Attributes:
         kind: "shell", "python" or "" for output, tables and drawings.
         text: Without indentation and fence.
+        not_run: Words of commands that are not run; "" is in all commands.
     """
 
     kind: str
     text: str
+    not_run: tuple = ()
+
+    def is_run(self, line):
+        """False for a command, or the first line of an example, that a mark leaves out."""
+        return not any(word in line for word in self.not_run)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,13 +82,31 @@ class Command:
 def blocks(page):
     """The `Block`s of a page's text, fenced and indented, in their order."""
     kinds = {"bash": "shell", "python": "python", "": ""}
-    found = [(one.start(), Block(kinds[one[1]], one[2])) for one in FENCED.finditer(page)]
+    found = [(one.start(), kinds[one[1]], one[2]) for one in FENCED.finditer(page)]
     without = FENCED.sub(lambda one: re.sub(r"[^\n]", "-", one[0]), page)
     for one in INDENTED.finditer(without):
         text = textwrap.dedent(one[1])
         kind = "shell" if SHELL.match(text) else "python" if PYTHON.match(text) else ""
-        found.append((one.start(), Block(kind, text)))
-    return [block for _, block in sorted(found, key=lambda one: one[0])]
+        found.append((one.start(), kind, text))
+    return [Block(kind, text, words_not_run(page, start)) for start, kind, text in sorted(found)]
+
+
+def words_not_run(page, start):
+    """`Block.not_run` of the block that begins at a place of a page."""
+    if WHOLE_PAGE.search(page):
+        return ("",)
+    mark = NOT_RUN.search(page, 0, start)
+    return tuple((mark[1] or "").split(", ")) if mark else ()
+
+
+def begins_with(page):
+    """What other pages make for a page: dict from a path to the other page and the path there."""
+    found = {}
+    for part in [part for mark in BEGINS_WITH.findall(page) for part in mark.split(", ")]:
+        path, other = part.split(" of ")
+        new, _, old = path.partition(" = ")
+        found[new] = other, old or new
+    return found
 
 
 def spans(page):

@@ -4,7 +4,6 @@ import importlib
 import os
 import resource
 import sys
-import time
 
 import numpy as np
 
@@ -34,9 +33,6 @@ class Peer:
 
     def end(self):
         os._exit(3)
-
-    def sleep(self, seconds):
-        time.sleep(seconds)
 
     def imported(self):
         """Backends' packages in the process, after the module of transformers."""

@@ -2,7 +2,6 @@
 
 import ast
 import contextlib
-import fnmatch
 import functools
 import importlib
 import inspect
@@ -17,10 +16,10 @@ import sys
 import pytest
 import setuptools
 from conftest import run_uncompiled
-from documented_commands import PAGES, ROOT, SPAN_START, blocks, commands, spans
+from documented_commands import PAGES, ROOT, SPAN_START, WHOLE_PAGE, begins_with, blocks, commands, spans
 
 import bert_packed  # noqa: F401  examples name it
-from bert_packed.cli import COMMANDS, main
+from bert_packed.__main__ import COMMANDS, main
 from bert_packed.core import command_line
 from bert_packed.core.settings import InputError
 
@@ -34,33 +33,6 @@ WRITTEN |= {
 # Programs of others, by their first words: the words that are left are theirs
 OF_OTHERS = ("hf download", "zip -j", "pip download", "pip uninstall", "pip wheel")
 
-
-# What a page begins with, besides `documented_files`: path -> the page that makes it
-BEGINS_WITH = {
-    "docs/guides/packing.md": {"my/instances": "docs/guides/text.md"},
-    "docs/guides/training.md": {
-        "my/instances": "docs/guides/text.md",
-        "my/packed": "docs/guides/packing.md",
-        "my/phase1": "README.md",
-        "runs/demo": "README.md",
-    },
-    "docs/guides/fine_tuning.md": {"my/run": "docs/guides/training.md"},
-    "docs/start/from_a_data_set.md": {"all-MiniLM-L6-v2": "docs/start/first_model.md"},
-    "docs/reference/checkpoints.md": {
-        "news": "docs/start/from_a_data_set.md",
-        "bert-base-uncased": "docs/start/first_model.md",
-    },
-    "docs/reference/runs.md": {
-        "my/instances": "docs/guides/text.md",
-        "my/packed": "docs/guides/packing.md",
-    },
-}
-# Where it is on that page, if not under the same path
-ENDS_WITH = {
-    "my/phase1": "runs/demo",
-    "all-MiniLM-L6-v2": "my/model",
-    "bert-base-uncased": "my/model",
-}
 # By command, settings that are lowered where a page has more, or leaves the choice to the data
 MOST = {
     "train": {"max_seq_length": 256, "num_train_epochs": 1},
@@ -83,41 +55,8 @@ SAYS = {
     "README.md": ["neighbors: change of hidden_states 0 0 pass", "the model is in my/model"],
     "docs/guides/other_programs.md": ["largest change in them 0.0"],
 }
-# "PAGE: COMMAND", or the first line of an example -> why it is parsed alone
-NOT_RUN = {
-    "*: pip *": "the network; CI installs so",
-    "*: hf *": "the network",
-    "*: * python -m pytest *": "a test",
-    "docs/evidence/*": "hours; tests/benchmarks runs each benchmark in small",
-    "docs/guides/mamba.md: * python -m benchmarks.*": "minutes; the same",
-    "docs/guides/mamba.md: * pretrain *": "minutes; tests/commands/test_next_token_runs.py",
-    "docs/guides/mamba.md: * audit *": "of what that trains; the same",
-    "*/checkpoints.md: * --objective=causal_lm *": "minutes; tests/commands/test_export_mamba.py",
-    "*/checkpoints.md: * --init_checkpoint=my/mamba *": "of what that trains; the same",
-    "*/checkpoints.md: import torch": "of what that trains; the same",
-    "docs/guides/modernbert.md: * --flagfile=modernbert-base*": "weeks; tests/runs/test_recipes.py",
-    "docs/start/accelerators.md: python -m benchmarks.*": "minutes; the same",
-    "docs/start/one_hour_more.md: *": "hours; from_a_data_set.md and training.md have the same in small",
-    "docs/start/two_hours.md: *": "hours; first_model.md, fine_tuning.md and api.md have the same in small",
-    "*: * --distribution=multi_worker*": "several hosts; tests/commands/test_several_processes.py",
-    "*: * --distribution=tpu*": "a TPU",
-    "*: * --compile_for=*": "the extra aot; tests/runs/test_compile_for.py",
-    "docs/guides/data_at_scale.md: * --runner=[!D]*": "a cluster",
-    "docs/guides/data_at_scale.md: * --runner=Dataflow*": "Google Cloud",
-    "*/fine_tuning.md: python -m benchmarks.*": "more steps; tests/benchmarks/test_finetuning_speed.py",
-    "docs/guides/fine_tuning.md: zip *": "a program of others, after --do_predict",
-    "docs/guides/layouts.md: *": "minutes; tests/commands/test_layout_runs.py",
-    "docs/reference/step.md: KERAS_BACKEND=jax *": "as in docs/guides/several_devices.md",
-    "docs/guides/training.md: * --batch_warmup_steps=1000": "flags alone; tests/data/test_batch_growth.py",
-    "README.md: import bert_packed": "tests/test_api_page.py runs it",
-    "docs/reference/api.md: *": "the same",
-    "docs/guides/packing.md: [!b]*": "the same",
-    "docs/guides/other_programs.md: import tensorflow as tf": "tf-models-official, of another Keras",
-    "docs/guides/torch.md: *": "tests/torch_api/test_collator.py runs the first; minutes, or parts",
-    "docs/guides/several_devices.md: bert-packed *": "as in README.md, on one device",
-    "docs/start/accelerators.md: * bert-packed train *": "as in README.md",
-    "docs/start/installing.md: bert-packed pretrain *": "as in README.md",
-}
+# Programs of others, networks and tests; CI installs as the pages say
+NOT_RUN = re.compile(r"(?:\w+=\S+ )*(?:pip|hf|python -m pytest) ")
 BACKEND = os.environ.get("KERAS_BACKEND", "tensorflow")
 NUM_DEVICES = 8  # under JAX
 
@@ -143,31 +82,24 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def examples(page, folder="."):
-    """The commands and examples of a page, in a folder: block's kind, `Command` or text, and first line."""
-    for block in blocks(PAGES[page]):
-        if block.kind == "python":
-            yield "python", block.text, block.text.partition("\n")[0]
-        elif block.kind == "shell":
-            yield from (("shell", command, str(command)) for command in commands(block.text, folder))
-
-
 def runnable(page, folder="."):
-    """Those of `examples` that are run under this backend: kind, and words or text."""
-    for kind, one, line in examples(page, folder):
-        of_backend = one.variables.get("KERAS_BACKEND", "tensorflow") if kind == "shell" else "tensorflow"
-        is_left_out = any(fnmatch.fnmatch(f"{page}: {line}", pattern) for pattern in NOT_RUN)
-        if of_backend == BACKEND and not is_left_out:
-            yield kind, list(one.words) if kind == "shell" else one
+    """The commands and examples of a page that are run under this backend: kind, and words or text."""
+    for block in blocks(PAGES[page]):
+        if block.kind == "python" and BACKEND == "tensorflow" and block.is_run(block.text):
+            yield "python", block.text
+        for command in commands(block.text, folder) if block.kind == "shell" else ():
+            backend = command.variables.get("KERAS_BACKEND", "tensorflow")
+            if backend == BACKEND and block.is_run(str(command)) and not NOT_RUN.match(str(command)):
+                yield "shell", list(command.words)
 
 
 def settings_of(words):
     """The settings class of the program of a command, and its arguments with the program's name."""
-    if words[0] == "bert-packed":
-        return COMMANDS[words[1]].load_config(), words[1:]
-    module, arguments, found = words[2], words[2:], []
+    is_ours = words[0] == "bert-packed"
+    module, arguments = (COMMANDS[words[1]][0], words[1:]) if is_ours else (words[2], words[2:])
+    found = []
     with pytest.MonkeyPatch.context() as monkeypatch, contextlib.suppress(SystemExit):
-        monkeypatch.setattr(command_line, "run", lambda main, settings: found.append(settings))
+        monkeypatch.setattr(command_line, "run", lambda main, settings, description: found.append(settings))
         runpy.run_path(str(ROOT / f"{module.replace('.', '/')}.py"), run_name="__main__")
     return found[0], arguments
 
@@ -256,6 +188,7 @@ def finished(tmp_path_factory):
     from documented_files import make_documents, write_files
 
     from bert_packed.training import backend
+    from data_gen import sample_data as sample_questions
     from data_gen.text import create_job
 
     if BACKEND == "jax":
@@ -269,9 +202,9 @@ def finished(tmp_path_factory):
     def finish(page):
         folder = tmp_path_factory.mktemp("page") / "here"
         shutil.copytree(given, folder)
-        begins_with = BEGINS_WITH.get(page, {}) if BACKEND == "tensorflow" else {}
-        for path, other in begins_with.items():
-            shutil.copytree(finish(other)[0] / ENDS_WITH.get(path, path), folder / path, dirs_exist_ok=True)
+        given_by_others = begins_with(PAGES[page]) if BACKEND == "tensorflow" else {}
+        for path, (other, there) in given_by_others.items():
+            shutil.copytree(finish(other)[0] / there, folder / path, dirs_exist_ok=True)
         said = io.StringIO()
         with contextlib.chdir(folder), contextlib.redirect_stdout(said):
             names = {}
@@ -280,7 +213,7 @@ def finished(tmp_path_factory):
         return folder, said.getvalue()
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        for module in (create_job, corpus):  # in the place of what all of Python's modules say
+        for module in (create_job, sample_questions):  # in the place of what all of Python's modules say
             monkeypatch.setattr(module, "read_sample_documents", lambda: iter(make_documents()))
         # `train` compiles no step to see whether it fits
         monkeypatch.setattr(backend, "device_memory_bytes", lambda: None)
@@ -332,6 +265,12 @@ def test_commands_and_examples_run(page, finished):
         assert line in shown and line in text
 
 
-def test_what_is_not_run_is_there(folder):
-    found = {f"{page}: {line}" for page in PAGES for _, _, line in examples(page, folder)}
-    assert not [pattern for pattern in NOT_RUN if not fnmatch.filter(found, pattern)]
+@pytest.mark.parametrize("page", PAGES)
+def test_marks_are_of_commands_that_are_there(page, folder):
+    """A mark before no block, or that names no command of it, leaves nothing out."""
+    marked = [block for block in blocks(PAGES[page]) if block.not_run]
+    assert WHOLE_PAGE.search(PAGES[page]) or len(marked) == PAGES[page].count("<!-- not run")
+    for block in marked:
+        lines = [*map(str, commands(block.text, folder))] if block.kind == "shell" else [block.text]
+        assert all(any(word in line for line in lines) for word in block.not_run)
+    assert all(other in PAGES for other, _ in begins_with(PAGES[page]).values())

@@ -1,1 +1,1 @@
-"""Other programs that do the same work: a BERT without packs, transformers on torch, KerasHub."""
+"""Other programs that do the same work: a plain BERT, transformers and a padding-free BERT on torch."""

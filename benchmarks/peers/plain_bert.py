@@ -81,7 +81,11 @@ class PlainObjective(Objective):
     """The objective of `PlainBert`."""
 
     def build_model(self, config, seed):
-        return build_plain_model(config, seed)
+        """`PlainBert` with all its variables, which are random."""
+        keras.utils.set_random_seed(seed)
+        model = PlainBert(config)
+        model.build()
+        return model
 
 
 def plain_objective():
@@ -100,14 +104,6 @@ def plain_objective():
     )
 
 
-def build_plain_model(config, seed=0):
-    """`PlainBert` with all its variables, which are random."""
-    keras.utils.set_random_seed(seed)
-    model = PlainBert(config)
-    model.build()
-    return model
-
-
 def plain_sums(outputs, batch):
     """Sums of losses and accuracies where a row is a sequence: `sums` of `plain_objective`."""
     used_BP = ops.cast(batch["prediction_sequences"] > 0, "float32")
@@ -124,7 +120,7 @@ def plain_sums(outputs, batch):
 
 
 def plain_counts(batch):
-    """The numbers of predictions, of rows, of tokens and of their pairs, each row for a single sequence."""
+    """Numbers of predictions, rows, tokens and their pairs, where a row is a sequence."""
     lengths_B = ops.sum(ops.cast(batch["sequence_ids"] > 0, "float32"), axis=1)
     return {
         "num_predictions": ops.sum(ops.cast(batch["prediction_sequences"] > 0, "float32")),

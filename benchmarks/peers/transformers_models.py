@@ -80,9 +80,8 @@ def find_device(torch):
 class Training:
     """Training steps of a class of model from its folder, by AdamW with clipping, on batches that it holds.
 
-    On a GPU where there is one. `batches` is a dict from name to a list of the model's arguments, or of lists
-    of them, whose gradients a step adds up. With `is_mixed` steps compute in bfloat16 from float32 weights
-    (autocast).
+    It computes on a GPU where there is one. `batches` is a dict from name to a list of the model's arguments.
+    With `is_mixed` steps compute in bfloat16 from float32 weights (autocast).
     """
 
     def __init__(self, folder, name, batches, learning_rate, weight_decay, max_grad_norm, is_mixed=False):
@@ -94,32 +93,26 @@ class Training:
         self._optimizer = self._torch.optim.AdamW(
             self._model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True
         )
-        self._batches = {
-            name: [[*map(self._tensors, one if isinstance(one, list) else [one])] for one in some]
-            for name, some in batches.items()
-        }
+        self._batches = {name: [self._tensors(one) for one in some] for name, some in batches.items()}
 
     def loss(self, name):
         """Loss of the first batch of a name in float32, without dropout."""
         self._model.eval()
         with self._torch.inference_mode():
-            value = self._model(**self._batches[name][0][0]).loss.item()
+            value = self._model(**self._batches[name][0]).loss.item()
         self._model.train()
         return value
 
     def step(self, name, repeat):
         """Step on one of the batches of a name, the next with each repeat; returns its loss."""
-        batches = self._batches[name][repeat % len(self._batches[name])]
+        inputs = self._batches[name][repeat % len(self._batches[name])]
         self._optimizer.zero_grad()
-        losses = []
-        for inputs in batches:
-            with self._torch.autocast(self._device, self._torch.bfloat16, enabled=self._is_mixed):
-                loss = self._model(**inputs).loss / len(batches)
-            loss.backward()
-            losses.append(loss.item())
+        with self._torch.autocast(self._device, self._torch.bfloat16, enabled=self._is_mixed):
+            loss = self._model(**inputs).loss
+        loss.backward()
         self._torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._max_grad_norm)
         self._optimizer.step()
-        return sum(losses)
+        return loss.item()
 
     def _tensors(self, arguments):
         return {

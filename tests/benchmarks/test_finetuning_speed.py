@@ -63,27 +63,19 @@ def spoilt(name, file, text):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda runs: (runs / "packed-1" / "eval_results.json").unlink(), "eval_results.json must be JSON"),
         (
             lambda runs: (runs / "single-2" / "metrics.csv").unlink(),
             "metrics.csv without sequences_per_second",
         ),
-        (spoilt("single-2", "run.json", "{}"), "single-2, KeyError"),
         (spoilt("single-2", "metrics.csv", f"step,{SPEED}\n1,fast\n"), "line 2: a row must have"),
         (spoilt("single-2", "eval_results.json", '{"accuracy": 1}'), "`scores` must be that of"),
         (lambda runs: rewrite(runs / "single-2", learning_rate=2e-4), "`learning_rate` must be that of"),
-        (lambda runs: rewrite(runs / "packed-3", learning_rate=2e-4), "`learning_rate` must be that of"),
         (lambda runs: rewrite(runs / "single-2", checksum="b"), "`inputs` must be that of"),
-        (
-            lambda runs: rewrite(runs / "packed-2", max_sequences_per_pack=1),
-            "`packed` must match runs whose max_sequences_per_pack is more than 1",
-        ),
         (
             lambda runs: rewrite(runs / "single-2", max_sequences_per_pack="max"),
             "`unpacked` must match runs whose max_sequences_per_pack is 1",
         ),
         (lambda runs: shutil.rmtree(runs / "single-2"), "`packed`, [1, 2, 3]. Received: [1, 3]"),
-        (lambda runs: [*map(shutil.rmtree, runs.glob("packed-*"))], "`packed` must match output directories"),
     ],
 )
 def test_runs_that_do_not_compare(runs, capsys, spoil, message):

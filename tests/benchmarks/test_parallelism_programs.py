@@ -1,23 +1,22 @@
-"""Scalars that programs of layouts send are Table 1 of the paper exactly, weights 1/p, 2D below 1D."""
+"""Scalars that programs of layouts send are Table 1 of the paper exactly, 2D below 1D."""
 
 import dataclasses
 
 import keras
 import pytest
+from benchmark_command import tables_of
 
 pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 
 from benchmarks.communication_volume import (
     OF_PRODUCTS,
     PASSES,
-    communication_rows,
     count_passes,
     formula,
     small_shape,
 )
-from benchmarks.encoder_program import compile_encoder
-from benchmarks.layout_memory import SCALAR_BYTES, memory_rows, table2_shape, weight_rows
-from benchmarks.parallelism import keeps_promises
+from benchmarks.encoder_program import EncoderShape, compile_encoder
+from benchmarks.parallelism import SCALAR_BYTES
 from bert_packed.parallel import optimus, summa
 
 pytestmark = [
@@ -93,24 +92,19 @@ def test_what_the_forward_pass_sent_is_not_kept(monkeypatch):
 
 
 @pytest.mark.slow
-def test_tables_of_the_command_keep_what_it_promises():
-    counts = communication_rows([2])
+def test_tables_of_the_command_keep_what_it_promises(tmp_path, monkeypatch):
+    """The whole command; this process has its devices."""
+    monkeypatch.setattr("bert_packed.training.backend.make_virtual_devices", lambda number: None)
+    tables = tables_of("parallelism", tmp_path, devices=4, num_layers=1)  # status 0
+    counts = tables["communication"]
     assert len(counts) == 12 and {row["equal"] for row in counts} == {"yes"}
-    weights = weight_rows([2])
-    copies = {(row["layout"], row["weights"]): row["copies"] for row in weights}
-    for kind in ("kernels and tables", "moments of kernels and tables"):
-        assert copies["optimus2d", kind] == 1 < copies["megatron1d", kind] < 1.5
-    # in every row of the mesh
-    assert copies["optimus2d", "biases and norms"] == 2
-    memory = memory_rows([2], 1)
-    assert keeps_promises({"communication": counts, "weights": weights, "memory": memory})
-    peaks = {row["layout"]: row["peak, MiB"] for row in memory}
+    peaks = {row["layout"]: row["peak, MiB"] for row in tables["memory"]}
     assert peaks["optimus2d"] < peaks["megatron1d"] < peaks["none"]
 
 
 def test_kernels_of_a_program_are_its_share():
     """Arguments are the weights, the inputs, the gradient of what comes out, and the ids of a row's packs."""
-    shape = dataclasses.replace(table2_shape(2, 1, batch=4), length=64, width=64, num_heads=4)
+    shape = EncoderShape(batch=4, length=64, width=64, num_heads=4, num_layers=1)
     program = compile_encoder(shape, "optimus2d", 2, remat=True)
     kernels = 12 * shape.width**2 // 4
     vectors = 13 * shape.width // 2  # biases of 3 + 1 + 4 + 1 widths, two norms

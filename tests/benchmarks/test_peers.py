@@ -1,30 +1,27 @@
 """Peers compute our loss from our weights, in the process and with the memory of their users."""
 
 import contextlib
-import dataclasses
 import os
 import platform
 import resource
 import subprocess
 import sys
-from concurrent import futures
 from pathlib import Path
 
 import numpy as np
 import pytest
-from encoder_files import TEXTS
 from next_tokens import CONFIG as MAMBA
 from next_tokens import VOCAB_SIZE as NUM_TOKENS
 from packs import batch_of, packed_and_unpacked, random_sequence
 from peer_object import NUM_BYTES, Peer
-from reference import import_reference, minilm_folder
+from reference import import_reference
 from tiny import CONFIG, make_engine
 
-from benchmarks.peers import keras_hub_model, plain_bert, training, transformers_models
-from benchmarks.peers.process import PeerProcess, torch_processes
+from benchmarks.peers import plain_bert, training, transformers_models
+from benchmarks.peers.process import PeerProcess
 from benchmarks.synthetic_data import spec_of, token_batch
 from bert_packed.core.settings import InputError
-from bert_packed.objectives.pretraining import masked_lm_objective, pretraining_objective
+from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.training.engines.engine import named_weights
 
 
@@ -44,20 +41,6 @@ def test_what_goes_wrong_there_is_raised_here():
         pass
     with pytest.raises(OSError, match="ended without a word"), PeerProcess(Peer, "peer") as peer:
         peer.call("end")
-
-
-def test_an_exception_in_the_block_does_not_wait_for_what_is_computed():
-    with futures.ThreadPoolExecutor(1) as thread:
-        with pytest.raises(KeyError), PeerProcess(Peer, "peer") as peer:
-            sleeps = thread.submit(peer.call, "sleep", 60)
-            raise KeyError
-        assert isinstance(sleeps.exception(), OSError)  # ended before it could return
-
-
-@pytest.mark.slow
-def test_a_call_that_takes_too_long_ends_the_process():
-    with pytest.raises(TimeoutError), PeerProcess(Peer, "peer", seconds=5) as peer:
-        peer.call("sleep", 60)
 
 
 PROGRAM = """
@@ -87,23 +70,12 @@ def test_memory_is_kept_where_asked_and_no_keras_is_there(tmp_path):
     assert int(given_back) >= NUM_BYTES / resource.getpagesize() / 512 and int(kept) < 10
 
 
-@pytest.mark.parametrize("name", ["MALLOC_ARENA_MAX", "GLIBC_TUNABLES"])
-def test_where_the_environment_tunes_memory_there_is_one_process(monkeypatch, name):
-    for tuned in list(os.environ):
-        if tuned.startswith(("MALLOC_", "GLIBC_TUNABLES")):
-            monkeypatch.delenv(tuned)
-    both = {"transformers": False, "transformers, memory kept": True}
-    assert torch_processes() == (both if platform.libc_ver()[0] == "glibc" else {"transformers": False})
-    monkeypatch.setenv(name, "1")
-    assert torch_processes() == {"transformers": False}
-
-
 def test_plain_bert_is_our_bert_on_single_sequences():
     rng = np.random.default_rng(0)
     rows = [[random_sequence(rng, length)] for length in (24, 9, 17)]
     batch = batch_of(rows, 24, num_slots=1, num_predictions=8)
     model = make_engine().model
-    plain = plain_bert.build_plain_model(CONFIG)
+    plain = plain_bert.plain_objective().build_model(CONFIG, 0)
     ours = named_weights(model)
     names = {"embeddings": "bert/embeddings", "layer": "bert/layer"}
     names |= {head: f"next_sentence/{head}" for head in ("pooler", "classifier")}
@@ -121,35 +93,6 @@ def test_plain_bert_is_our_bert_on_single_sequences():
     assert set(theirs.sum_names) == set(got) and theirs.losses == ours.losses
     for name in got:
         np.testing.assert_allclose(got[name], want[name], rtol=1e-5, err_msg=name)
-
-
-def test_bert_arguments_say_of_each_token_what_is_to_be_predicted():
-    _, batch = packed_and_unpacked()
-    arguments = transformers_models.bert_arguments(batch)
-    expected = np.full(batch["token_ids"].shape, -100)
-    for row, place in np.argwhere(batch["prediction_sequences"] > 0):
-        expected[row, batch["prediction_positions"][row, place]] = batch["prediction_ids"][row, place]
-    # position 0 is no prediction because unused slots hold 0
-    assert np.sum(expected[:, 0] == -100) > 3 and (expected != -100).sum() > 11
-    assert set(batch["nsp_labels"][:, 0]) == {0, 1}
-    wanted = {
-        "input_ids": batch["token_ids"],
-        "attention_mask": batch["token_ids"] > 0,
-        "token_type_ids": batch["token_type_ids"],
-        "labels": expected,
-        "next_sentence_label": batch["nsp_labels"].reshape(-1),
-    }
-    assert arguments.keys() == wanted.keys()
-    for name, values in wanted.items():
-        np.testing.assert_array_equal(arguments[name], values, err_msg=name)
-
-
-def test_mamba_arguments_are_cut_behind_the_longest():
-    batch = token_batch([(4,), (6,)], spec_of([(4,), (6,)], 9), NUM_TOKENS, np.random.default_rng(0))
-    arguments = transformers_models.mamba_arguments(batch)
-    assert arguments["input_ids"].shape == (2, 6)
-    assert ((arguments["labels"] != -100).sum(axis=1) == [4, 6]).all()
-    assert (arguments["labels"][1] == batch["token_ids"][1, :6]).all()
 
 
 def test_a_peer_with_another_loss_is_refused(monkeypatch):
@@ -204,35 +147,6 @@ def test_transformers_compute_our_losses_and_train():
         assert losses[1] < losses[0]
 
 
-def test_sequences_without_padding_are_those_of_the_packs():
-    packed, _ = packed_and_unpacked()
-    fewer = {name: values[:2] for name, values in packed.items()}
-    found = training.without_padding([packed, fewer], multiple=8)
-    lengths = {name: len(values) for name, values in found[0].items() if name != "lengths"}
-    assert {name: len(values) for name, values in found[1].items() if name != "lengths"} == lengths
-    assert lengths["token_ids"] % 8 == 0
-    for batch, without in zip((packed, fewer), found, strict=True):
-        ends = without["lengths"].cumsum()
-        assert ends[-1] == lengths["token_ids"]
-        number = 0
-        for row, slot in np.argwhere(batch["slot_weights"] > 0):
-            mine, start, end = batch["sequence_ids"][row] == slot + 1, [0, *ends][number], ends[number]
-            for name in ("token_ids", "token_type_ids", "position_ids"):
-                np.testing.assert_array_equal(without[name][start:end], batch[name][row][mine])
-            assert without["cls_positions"][number] == start
-            assert without["nsp_labels"][number] == batch["nsp_labels"][row, slot]
-            is_mine = batch["prediction_sequences"][row] == slot + 1
-            places = batch["prediction_positions"][row][is_mine] - np.flatnonzero(mine)[0] + start
-            here = (without["prediction_positions"] >= start) & (without["prediction_positions"] < end)
-            here &= without["labels"] != transformers_models.IGNORED_LABEL
-            np.testing.assert_array_equal(without["prediction_positions"][here], places)
-            np.testing.assert_array_equal(without["labels"][here], batch["prediction_ids"][row][is_mine])
-            number += 1
-        assert (without["nsp_labels"][number:] == transformers_models.IGNORED_LABEL).all()
-        predicted = without["labels"] != transformers_models.IGNORED_LABEL
-        assert predicted.sum() == (batch["prediction_sequences"] > 0).sum()
-
-
 @pytest.mark.slow  # imports torch and transformers
 @pytest.mark.parametrize(("attention", "is_mixed"), [("one by one", False), ("varlen", True)])
 def test_a_bert_without_padding_computes_our_loss_and_trains(attention, is_mixed):
@@ -261,82 +175,3 @@ def test_flex_attention_is_inside_each_sequence(monkeypatch):
     projected = torch.randn(3, len(batch["token_ids"]), 2, 16)
     found = padding_free.attend_by_blocks(*projected, batch, 0.0)
     torch.testing.assert_close(found, padding_free.attend_one_by_one(*projected, batch, 0.0))
-
-
-def test_vectors_are_means_over_each_texts_own_tokens(monkeypatch):
-    folder = minilm_folder()
-    torch, _ = import_reference()
-    encoder = transformers_models.Encoder(folder, 24, 4)
-    widths, tokenize = [], encoder._tokenizer
-
-    def watched(some, **more):
-        given = tokenize(some, **more)
-        widths.append((given["input_ids"].shape[1], [*map(len, some)]))
-        return given
-
-    monkeypatch.setattr(encoder, "_tokenizer", watched)
-    found = [encoder.encode(TEXTS, padding) for padding in ("max_length", "longest")]
-    half = len(widths) // 2
-    assert {width for width, _ in widths[:half]} == {24} and len({width for width, _ in widths[half:]}) > 1
-    np.testing.assert_allclose(*found, atol=1e-5)
-    widths.clear()  # of like length together, and back in their order
-    np.testing.assert_allclose(encoder.encode(TEXTS, "longest", sorts=True), found[0], atol=1e-5)
-    assert [one for _, some in widths for one in some] == sorted(map(len, TEXTS), reverse=True)
-    for text, vector in list(zip(TEXTS, found[0], strict=True))[:3]:
-        ids = tokenize(text)["input_ids"][:24]
-        with torch.inference_mode():
-            states = encoder._model(torch.tensor([ids])).last_hidden_state[0].numpy()
-        np.testing.assert_allclose(vector, states.mean(axis=0), atol=1e-5)
-
-
-def test_keras_hub_arguments_say_what_is_to_be_predicted_and_what_counts():
-    _, batch = packed_and_unpacked()
-    inputs, labels, weights = keras_hub_model.arguments_of(batch)
-    wanted = {
-        "token_ids": batch["token_ids"],
-        "segment_ids": batch["token_type_ids"],
-        "padding_mask": batch["token_ids"] > 0,
-        "mask_positions": batch["prediction_positions"],
-    }
-    assert inputs.keys() == wanted.keys()
-    for name, values in wanted.items():
-        np.testing.assert_array_equal(inputs[name], values, err_msg=name)
-    np.testing.assert_array_equal(labels, batch["prediction_ids"])
-    np.testing.assert_array_equal(weights, batch["prediction_ids"] > 0)
-    assert 0 < weights.mean() < 1
-
-
-def test_every_tensor_of_keras_hub_has_a_name_here():
-    attention = "transformer_layer_1/self_attention_layer/attention_output/kernel"
-    for theirs, ours in {
-        attention: "bert/layer_1/attention/output/kernel",
-        "transformer_layer_0/feedforward_layer_norm/beta": "bert/layer_0/feed_forward/LayerNorm/beta",
-        "position_embedding/embeddings": "bert/embeddings/position_embeddings",
-        "mlm_head/output_bias": "predictions/output_bias",
-    }.items():
-        assert keras_hub_model.our_name(theirs) == ours
-
-
-def test_keras_hub_computes_our_states_and_loss_and_a_step_lowers_it():
-    pytest.importorskip("keras_hub")
-    objective = masked_lm_objective("per_token")
-    config = dataclasses.replace(CONFIG, hidden_act="gelu_new", hidden_dropout_prob=0.0)
-    model = objective.build_model(config, seed=3)
-    rng = np.random.default_rng(0)
-    for weight in named_weights(model).values():  # biases and norms too: no two tensors alike
-        weight.assign(rng.normal(0.2, 0.4, weight.shape))
-    theirs = keras_hub_model.copy_model(config, named_weights(model))
-    _, batch = packed_and_unpacked()
-    inputs, _, _ = keras_hub_model.arguments_of(batch)
-    inputs.pop("mask_positions")
-    states = np.array(theirs.backbone(inputs)["sequence_output"])
-    is_token = batch["sequence_ids"] > 0
-    np.testing.assert_allclose(states[is_token], np.array(model.encode(batch))[is_token], atol=1e-4)
-    one = keras_hub_model.Training(theirs, 0.01, 0.0, 1.0)
-    found = one.loss(batch)
-    training.check_loss("keras-hub", objective, model, batch, found, 1e-3)
-    with pytest.raises(InputError, match="`reference`, keras-hub, must compute our loss"):
-        training.check_loss("keras-hub", objective, model, batch, 1.01 * found, 1e-3)
-    losses = [one.step(batch) for _ in range(8)]
-    assert losses[0] == pytest.approx(found, rel=1e-4) and losses[-1] < 0.9 * losses[0]
-    assert training.keras_hub_training(CONFIG, batch).step(batch) < 2 * np.log(CONFIG.vocab_size)

@@ -1,12 +1,9 @@
-"""Curves are what runs logged, seeds as bands; a target counts where all complete seeds came to it."""
-
-from pathlib import Path
+"""Curves are what runs logged, seeds as bands."""
 
 import pytest
 from benchmark_command import is_png, run_benchmark, tables_of
 
-from benchmarks import run_curves
-from benchmarks.run_curves import LoggedRun, bands, common_target, reached, read_run, summary_rows
+from benchmarks.run_curves import LoggedRun, bands, read_run, summary_rows
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import write_json
 
@@ -76,69 +73,15 @@ def test_bands_hold_all_seeds_of_a_step():
     }
 
 
-def test_a_target_is_reached_between_evaluations():
-    points = logged("packed", [0.1, 0.2, 0.4, 0.3]).points["held out"]
-    assert reached(points, 0.3, "sequences") == pytest.approx(25)
-    assert reached(points, 0.2, "hours") == pytest.approx(0.02)
-    assert reached(points, 0.5, "sequences") is None
-    assert reached(points, 0.05, "sequences") is None  # somewhere before the first
-    assert reached([], 0.3, "sequences") is None
-
-
-def test_the_common_target_is_one_that_all_complete_runs_come_to():
-    runs = [logged("packed", [0.4, 0.3]), logged("unpacked", [0.6]), logged("unpacked", [0.1], False)]
-    assert common_target(runs) == pytest.approx(0.95 * 0.4) and common_target(runs[2:]) == 0
-
-
-def test_the_table_has_the_spread_of_complete_runs_and_the_cost_of_the_target():
+def test_the_table_has_the_spread_of_complete_runs():
     runs = [logged("unpacked", [0.1, 0.2, 0.3])] * 2
     runs += [logged("packed", [0.2, 0.4, 0.6]), logged("packed", [0.9], False)]
-    unpacked, packed = summary_rows(runs, FIGURES, 0.25)
+    unpacked, packed = summary_rows(runs, FIGURES)
     assert (unpacked["complete"], packed["complete"], packed["runs"]) == (2, 1, 2)
     assert packed["held out mlm_accuracy, most"] == 0.6 and packed["training mlm_loss"] == 1.0
-    assert unpacked["sequences to target"] == pytest.approx(25) and packed["sequences to target"] == 12.5
-    assert packed["hours to target"] == pytest.approx(0.0125) and packed["runs at target"] == 1
     assert (packed["sequences"], packed["hours"], packed["step"]) == (30, 0.03, 3)
-    # The mean over those that came would make the variant that failed more often the faster one
-    (row,) = summary_rows([*runs[2:3], logged("packed", [0.05, 0.1, 0.15])], FIGURES, 0.25)
-    assert (row["complete"], row["runs at target"]) == (2, 1)
-    assert row["sequences to target"] is None and row["hours to target"] is None
-    (nothing,) = summary_rows([logged("a", [0.3], False)], FIGURES, 0.25)
-    assert nothing["held out mlm_loss"] is None and nothing["sequences to target"] is None
-
-
-def test_lines_and_bands_are_drawn(tmp_path, monkeypatch):
-    from matplotlib.figure import Figure
-
-    drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: Path(path).touch() or drawn.append(self))
-    runs = [logged(name, [0.1 * seed, 0.2 * seed]) for name in ("unpacked", "packed") for seed in (1, 2)]
-    panels = [("training", "step"), ("held out", "sequences")]
-    run_curves.draw(runs, FIGURES, panels, tmp_path / "p.png")
-    axes = drawn[0].axes
-    assert [one.get_ylabel() for one in axes] == ["mlm_loss"] * 2 + ["mlm_accuracy"] * 2
-    assert (axes[3].get_title(), axes[3].get_xlabel()) == ("held out", "sequences")
-    lines = {line.get_label(): line for line in axes[3].lines}
-    points = lines["packed"].get_xydata().tolist()
-    assert points == [pytest.approx([10, 0.15]), pytest.approx([20, 0.3])]
-    assert (lines["packed"].get_color(), lines["unpacked"].get_color()) == ("C0", "C1")
-    band = axes[3].collections[0].get_paths()[0].get_extents()
-    assert (band.y0, band.y1) == (pytest.approx(0.1), pytest.approx(0.4))
-
-
-def test_a_picture_that_is_not_finished_leaves_the_one_before_it(tmp_path, monkeypatch):
-    from matplotlib.figure import Figure
-
-    def fail(self, path, **_):
-        Path(path).write_bytes(b"half")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Figure, "savefig", fail)
-    path = tmp_path / "p.png"
-    path.write_bytes(b"whole")
-    with pytest.raises(KeyboardInterrupt):
-        run_curves.draw([logged("a", [0.1])], FIGURES, [("training", "step")], path)
-    assert path.read_bytes() == b"whole" and list(tmp_path.iterdir()) == [path]
+    (nothing,) = summary_rows([logged("a", [0.3], False)], FIGURES)
+    assert nothing["held out mlm_loss"] is None
 
 
 def test_the_command(tmp_path):

@@ -79,17 +79,6 @@ def test_sums_of_a_row_count_what_a_head_predicts():
     assert sums_of_a_row(corpus, False)["num_predictions"] == 1  # of each, 15 % and at least one
 
 
-def test_a_corpus_has_batches_for_each_head():
-    histogram = np.zeros(24, np.int64)
-    histogram[[4, 11, 23]] = 60, 30, 10
-    corpus, rng = plan_corpus(histogram, 3), np.random.default_rng(0)
-    for make in (corpus.packed_batch, corpus.unpacked_batch):
-        batches = [make(4, NUM_TOKENS, rng, CAUSAL_LM) for _ in range(2)]
-        assert set(batches[0]) == {feature.name for feature in next_token_objective("per_token").features}
-        shapes = [{name: values.shape for name, values in batch.items()} for batch in batches]
-        assert shapes[0] == shapes[1]  # one program for all
-
-
 def test_a_corpus_draws_as_its_plan_and_its_histogram():
     histogram = np.zeros(24, np.int64)
     histogram[[4, 11, 23]] = 60, 30, 10

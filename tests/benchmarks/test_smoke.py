@@ -1,0 +1,167 @@
+"""Each benchmark runs as its user runs it, at the smallest sizes, and writes its tables: the wiring alone.
+
+The accelerator's steps run in `tests/training/test_without_tensorflow.py`, the layouts in
+`test_parallelism_programs.py`, and a step for a TPU in `test_forecast.py`.
+"""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import pytest
+from benchmark_command import is_png, run_benchmark, tables_of, write_config
+from encoder_files import TEXTS, write_encoder
+from next_tokens import CONFIG as MAMBA
+from packs import VOCAB_SIZE
+from tiny import write_data
+
+from benchmarks import accelerator, mamba_operators, packing_speed, packing_tables
+from benchmarks.packing_figures import GLUE, PRINTED
+from benchmarks.synthetic_data import write_sequences
+from bert_packed.architectures.registry import config_json
+from bert_packed.core.storage import write_json
+from bert_packed.packing.nnlshp import mix_nnlshp
+from bert_packed.text import tokenization
+
+SMALL = {"num_hidden_layers": 1, "max_position_embeddings": 32}
+
+
+def training_speed(folder, monkeypatch):
+    lengths = folder / "lengths.json"
+    lengths.write_text(json.dumps({"lengths": [4, 9, 16], "counts": [600, 300, 100]}))
+    flags = {"histogram": lengths, "bert_config_file": write_config(folder / "config.json", **SMALL)}
+    return flags | {"max_seq_length": 16, "batch_size": 2, "repeats": 1}
+
+
+def inference_speed(folder, monkeypatch):
+    (folder / "model").mkdir()
+    write_encoder(folder / "model")
+    (folder / "texts").write_text("\n".join(text for text in TEXTS if text) + "\n")
+    flags = {"init_checkpoint": folder / "model", "vocab_file": folder / "model/vocab.txt"}
+    return flags | {"text_file": folder / "texts", "max_seq_length": 24, "batch_size": 2, "repeats": 1}
+
+
+def fresh_masks(folder, monkeypatch):
+    write_data(folder)
+    words = (*tokenization.SPECIAL_TOKENS, *(f"w{number}" for number in range(VOCAB_SIZE - 5)))
+    tokenization.save_vocab(tokenization.Vocabulary(words), folder / "vocab.txt")
+    flags = {"input_file": f"{folder}/*.tfrecord", "vocab_file": folder / "vocab.txt", "repeats": 1}
+    return flags | {"bert_config_file": folder / "bert_config.json", "micro_batch_size": 2}
+
+
+def mamba_config(folder, name="mamba.json", config=MAMBA):
+    write_json(folder / name, config_json(dataclasses.replace(config, num_hidden_layers=1)))
+    return folder / name
+
+
+def restarts(folder, monkeypatch):
+    flags = {"of": "restarts", "bert_config_file": mamba_config(folder)}
+    return flags | {"max_seq_length": 16, "batch_size": 1, "repeats": 1}
+
+
+def packmamba(folder, monkeypatch):
+    monkeypatch.setattr(mamba_operators, "compiled", lambda function: function)
+    flags = {"bert_config_file": mamba_config(folder), "picture": folder / "picture.png", "shrink": 8}
+    return flags | {"max_seq_length": 64, "pack_length": 64, "batch_size": 2, "repeats": 1}
+
+
+def step_memory(folder, monkeypatch):
+    config = write_config(folder / "config.json", **SMALL)
+    return {"bert_config_file": config, "batch_size": 4, "micro_batch_size": 2, "lengths": "16,32"}
+
+
+def data_throughput(folder, monkeypatch):
+    paths = write_sequences(folder / "in", 60, 32, num_files=2)
+    return {"input_file": ",".join(paths), "max_seq_length": 32, "repeats": 1}
+
+
+def plain_throughput(folder, monkeypatch):
+    return {"num_sequences": 64, "max_seq_length": 32, "repeats": 1}
+
+
+def tables_of_packing(folder, monkeypatch):
+    monkeypatch.setattr(packing_tables, "EXTRA", [])
+    monkeypatch.setattr(packing_tables, "PRINTED", [row for row in PRINTED if row.table == GLUE])
+    # Thirteen depths of Wikipedia take half a minute
+    monkeypatch.setattr(packing_tables.draw, "__defaults__", ((1, "max"), ("spfhp",)))
+    return {"picture": folder / "picture.png"}
+
+
+def speed_of_packing(folder, monkeypatch):
+    # The dense matrix takes half a minute
+    monkeypatch.setattr(packing_speed, "mix_by_dense_nnls", lambda *given: mix_nnlshp(*given)[0])
+    monkeypatch.setattr(packing_speed, "NUM_ONLINE", 20_000)
+    return {"repeats": 1}
+
+
+def accelerator_without_time(folder, monkeypatch):
+    monkeypatch.setattr(accelerator, "choose_backend", lambda: "jax")
+    monkeypatch.setattr("bert_packed.runs.step_cost.measured_flops_per_second", lambda dtype: 1e9)
+    for name in ("KERAS_BACKEND", "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    pytest.importorskip("jax", reason="pip install -e '.[jax]'")
+    return {"models": "bert-tiny", "max_seq_length": 32, "batch_size": 4, "minutes": 0}
+
+
+slow = pytest.mark.slow
+# Benchmark, its flags at the smallest sizes, its tables
+CASES = [
+    ("training_speed", training_speed, ["data", "steps", "speed-ups"]),
+    ("inference_speed", inference_speed, ["texts"]),
+    pytest.param("overhead", fresh_masks, ["fresh_masks"], marks=slow),
+    ("overhead", restarts, ["restarts"]),
+    pytest.param(
+        "packmamba", packmamba, ["padding", "training", "packed against others", "operators"], marks=slow
+    ),
+    pytest.param("step_memory", step_memory, ["memory"], marks=[slow, pytest.mark.both_backends]),
+    ("data_throughput", data_throughput, ["pack from file to file"]),
+    pytest.param("data_throughput", plain_throughput, ["pack from file to file"], marks=slow),
+    ("packing_tables", tables_of_packing, None),
+    pytest.param("packing_speed", speed_of_packing, ["packing"], marks=slow),
+    ("accelerator", accelerator_without_time, None),
+]
+
+
+@pytest.mark.parametrize(("name", "flags_of", "tables"), CASES)
+def test_a_benchmark_runs_at_the_smallest_sizes(name, flags_of, tables, tmp_path, monkeypatch, request):
+    if name != "step_memory":  # reads the compiled program
+        request.getfixturevalue("uncompiled")
+    flags = flags_of(tmp_path, monkeypatch)
+    statuses = (0, 1) if name == "packing_speed" else (0,)  # a busy machine may miss what is wanted
+    found = tables_of(name, tmp_path, statuses, **flags)
+    assert tables is None or [one for one in found if one != "XLA's count"] == tables
+    for rows in found.values():
+        assert all(set(row) == set(rows[0]) for row in rows)
+        assert all(
+            value > 0
+            for row in rows
+            for key, value in row.items()
+            if key.endswith("/s") and value is not None
+        )
+    assert "picture" not in flags or is_png(Path(flags["picture"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "message"),
+    [
+        (
+            "training_speed",
+            {"histogram": "a", "input_file": "b"},
+            "`histogram` must be left out with input_file=b",
+        ),
+        ("overhead", {}, "`input_file` must be given with of=fresh_masks. Received: nothing."),
+        ("overhead", {"of": "restarts", "bert_config_file": "bert-tiny"}, "must be a Mamba with of=restarts"),
+        ("packmamba", {"pack_length": 1024}, "`pack_length` must be at least max_seq_length=2048"),
+        ("packmamba", {"reference": "true", "parts": "padding"}, "`reference` needs training among `parts`"),
+        ("packmamba", {"bert_config_file": "bert-tiny"}, "`bert_config_file` must be a Mamba or Mamba-2"),
+        ("accelerator", {"models": "bert-mimi"}, "must be different ones of bert-tiny, bert-mini, "),
+        ("parallelism", {"devices": "4,8"}, "must be squares of 2, 4, 8, ..., separated by commas"),
+        ("step_memory", {"lengths": "8"}, "`lengths` must be numbers from 16, separated by commas"),
+        ("data_throughput", {"input_file": "/none"}, "`input_file` must match at least one file"),
+    ],
+)
+def test_a_mistake_is_one_line(name, flags, message, capsys):
+    assert run_benchmark(name, **flags) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
