@@ -58,7 +58,7 @@ class MetricsLog:
         events = self._path.parent / "tensorboard" / self._path.stem
         shutil.rmtree(events, ignore_errors=True)
         storage.write_text(self._path, self._format([dict(zip(columns, columns, strict=True)), *rows]))
-        events.mkdir(parents=True)
+        events.mkdir(parents=True, exist_ok=True)
         self._events = events / f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
         self._append_events([Event(wall_time=time.time(), file_version="brain.Event:2")])
         self._add_events(rows)
