@@ -33,13 +33,13 @@ class CurvesConfig(SweepConfig):
     curves: runs of run_pretraining.py that see the same number of sequences, one after the other, in
     OUTPUT_DIR. With p sequences a pack and batch b:
 
-        variant               data        batch    betas    learning rate    is
-        unpacked              unpacked    b        as set   as set           the baseline
-        packed                packed      b / p    as set   as set           equal sequences per update
-        packed_same_batch     packed      b        as set   as set           p times the sequences per update
-        packed_betas          packed      b        ^p       as set           ... corrected by the betas
-        packed_learning_rate  packed      b        as set   x p              ... corrected by the learning rate
-        unpacked_twice        unpacked    2 b      ^2       as set           the same without packs, if p = 2
+        variant               data        batch    betas    learning rate  is
+        unpacked              unpacked    b        as set   as set         the baseline
+        packed                packed      b / p    as set   as set         equal sequences per update
+        packed_same_batch     packed      b        as set   as set         p times the sequences per update
+        packed_betas          packed      b        ^p       as set         ... corrected by the betas
+        packed_learning_rate  packed      b        as set   x p            ... corrected by the learning rate
+        unpacked_twice        unpacked    2 b      ^2       as set         the same without packs, if p = 2
 
     and the ablations, which are `packed` with one of run_pretraining.py's --ablation. Ctrl-C saves at the
     next step and stops. The same command continues, after a kill too; a complete run takes some seconds.
