@@ -248,18 +248,17 @@ def test_its_saved_model_has_the_inputs_that_it_reads(tmp_path):
         ({"attention": "flash"}, "`attention` must not be flash for a Gate, which does not attend."),
         ({"ablation": "no_attention_mask"}, "`ablation` must be empty for a Gate. Received: no_att"),
         ({"hidden_dropout_prob": 0.1}, "`hidden_dropout_prob` must be -1 for a Gate, which has no dropout."),
+        pytest.param(
+            {"layout": "optimus2d", "mesh": "1,1"},
+            "`layout` must be left out for a Gate. Received: optimus2d.",
+            marks=pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax"),
+        ),
     ],
 )
 def test_what_it_cannot_is_refused_in_one_line(files, capsys, flags, message):
     assert pretrain(files, **flags) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
-
-
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
-def test_a_layout_is_refused(files, capsys):
-    assert pretrain(files, layout="optimus2d", mesh="1,1") == 2
-    assert "`layout` must be left out for a Gate. Received: optimus2d." in capsys.readouterr().err
 
 
 def test_it_is_not_fine_tuned(files, capsys):

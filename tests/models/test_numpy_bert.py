@@ -20,6 +20,7 @@ from bert_packed.config import (
     TOKEN_CLASSIFICATION,
 )
 from bert_packed.models.dropout import Dropout, keep_mask
+from bert_packed.models.layers import activation
 from bert_packed.models.packed_model import build_model
 from bert_packed.training.engines.engine import named_weights
 
@@ -180,3 +181,14 @@ def test_every_dropout_layer_drops_in_training_and_in_training_alone(head, num_h
         first, second = run(training=True), run(training=True)
         assert np.abs(first - sound).max() > 1e-3 and np.abs(first - second).max() > 1e-3, layer.path
         layer.rate = 0.0
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_new", "relu"])
+def test_activations(name):
+    x = np.linspace(-4, 4, 41, dtype=np.float32)
+    expected = {
+        "gelu": gelu(x),
+        "gelu_new": x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2,
+        "relu": np.maximum(x, 0),
+    }[name]
+    np.testing.assert_allclose(activation(name)(x), expected, atol=1e-6)

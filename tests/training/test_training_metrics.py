@@ -79,23 +79,6 @@ def test_what_is_not_known_has_no_value():
     assert row["data_wait_share"] == 0.5 and row["model_flop_utilisation"] is None
 
 
-def test_an_interval_goes_on_after_a_checkpoint():
-    steps = [step_of(float(number), 10.0 * number) for number in range(1, 5)]
-    whole, first = LogInterval(scale=SCALE), LogInterval(scale=SCALE)
-    whole.num_skipped = first.num_skipped = 2
-    for number, sums in enumerate(steps):
-        whole.add(sums, 1.0, 0.0)
-        if number < 2:
-            first.add(sums, 1.0, 0.0)
-    second = LogInterval.from_state(first.state(), SCALE)
-    for sums in steps[2:]:
-        second.add(sums, 1.0, 0.0)
-    untimed = [name for name in whole.row(4, means, 0.1) if "per_second" not in name]
-    exact = [name for name in untimed if name not in TIMED_FIGURES]
-    rows = [[one.row(4, means, 0.1)[name] for name in exact] for one in (whole, second)]
-    assert rows[0] == rows[1]
-
-
 def test_a_line_has_what_is_known():
     interval = LogInterval(scale=SCALE)
     interval.add(step_of(0.5), 10.0, 0.1)
