@@ -2,7 +2,7 @@
 
 The fault that this file alone finds: a kernel that the compiler for TPUs or GPUs refuses or wraps in loops.
 
-Legend: B packs per batch, S pack length, N heads, H head width, E inner width, W taps, Z states of a channel,
+Legend: B packs per batch, S pack length, N heads, H head width, E width, W taps, Z states of a channel,
 G groups of heads.
 """
 
@@ -51,14 +51,25 @@ def dropout_of(rate, dtype="float32"):
     return layer
 
 
+def in_heads(attend, head_width):
+    """A function from and to arrays `[B, S, E]` of one from and to `[B, S, N, H]`."""
+
+    def run(query_BSE, key_BSE, value_BSE, ids_BS):
+        shape = (*query_BSE.shape[:2], -1, head_width)
+        heads = (of_tokens.reshape(shape) for of_tokens in (query_BSE, key_BSE, value_BSE))
+        return attend(*heads, ids_BS).reshape(query_BSE.shape), ()
+
+    return run
+
+
 def attend_by(module, rate):
-    """A fused kernel of attention, from and to arrays `[B, S, N, H]`."""
+    """A fused kernel of attention."""
 
     def attend(query_BSNH, key_BSNH, value_BSNH, ids_BS):
         num_packs, length, num_heads, _ = query_BSNH.shape
         with packs_from(0, num_packs):
             rows = dropout_of(rate).rows((num_packs, num_heads, length, length)) if rate else None
-        return module.attend(query_BSNH, key_BSNH, value_BSNH, ids_BS, rows), ()
+        return module.attend(query_BSNH, key_BSNH, value_BSNH, ids_BS, rows)
 
     return attend
 
@@ -66,13 +77,16 @@ def attend_by(module, rate):
 def attend_densely(query_BSNH, key_BSNH, value_BSNH, ids_BS):
     """The model's attention without a kernel."""
     heads, dropout = (query_BSNH, key_BSNH, value_BSNH), dropout_of(0.1, query_BSNH.dtype)
-    return attend_in_sequences(heads, PackContext(ids_BS, None), dropout, training=True), ()
+    return attend_in_sequences(heads, PackContext(ids_BS, None), dropout, training=True)
 
 
-def attention(packs, length, heads, head_width, dtype):
-    """Shapes of inputs, of data, and of outputs, each (dtype, *shape); `None` is data that is left out."""
-    of_heads = dtype, packs, length, heads, head_width
-    return [of_heads] * 3, [("int32", packs, length)], of_heads
+def attention(length, dtype):
+    """Shapes of inputs, of data, and of outputs, each (dtype, *shape); `None` is data that is left out.
+
+    8,192 tokens of width 768. All scores would be S / H times an array of the tokens.
+    """
+    of_tokens = dtype, 8192 // length, length, 768
+    return [of_tokens] * 3, [("int32", 8192 // length, length)], of_tokens
 
 
 def convolution(packs, length, width, taps, dtype, has_positions=True):
@@ -154,11 +168,8 @@ class Case:
 
 
 def attending(kind, length, head_width, dtype, rate, most=1 / 4):
-    """8,192 tokens of width 768. All scores would be S / H times an array of the tokens."""
-    module = gpu_attention if kind == "h100" else packed_attention
-    shapes = attention(8192 // length, length, 768 // head_width, head_width, dtype)
-    bytes_each = jnp.dtype(dtype).itemsize
-    return Case(kind, attend_by(module, rate), shapes, most and most * bytes_each / 4)
+    operator = in_heads(attend_by(gpu_attention if kind == "h100" else packed_attention, rate), head_width)
+    return Case(kind, operator, attention(length, dtype), most and most * jnp.dtype(dtype).itemsize / 4)
 
 
 CASES = [
@@ -258,7 +269,7 @@ def test_what_does_not_fit_the_registers_is_refused(monkeypatch, kind):
     """A control of the test above: larger tiles, or more states."""
     monkeypatch.setattr(gpu_attention, "TILES", {"bfloat16": 128})
     case = {
-        "attention": (attend_by(gpu_attention, 0.1), attention(8, 1024, 12, 64, "bfloat16")),
+        "attention": (in_heads(attend_by(gpu_attention, 0.1), 64), attention(1024, "bfloat16")),
         "scan": (gpu_scan.ssm_pack, scan(1, 256, 256, 128)),
     }[kind]
     with pytest.raises(jax.errors.JaxRuntimeError, match="register spilling"):
@@ -271,7 +282,7 @@ def test_temporaries_of_attention_are_linear_in_the_length(kind):
     cases = [attending(kind, length, 64, "bfloat16", 0.1) for length in (512, 2048, 8192)]
     least, short, long = (temporary_bytes(kind, case.operator, case.shapes) for case in cases)
     assert 0 < long < 1.1 * short
-    assert least < temporary_bytes(kind, attend_densely, cases[0].shapes) / 100
+    assert least < temporary_bytes(kind, in_heads(attend_densely, 64), cases[0].shapes) / 100
 
 
 def test_chunks_that_are_not_whole_vectors_are_refused():

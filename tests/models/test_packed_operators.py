@@ -95,17 +95,11 @@ IN_CHUNKS_OF_8 = positions_of([[8, 4, 10], [9, 4, 1, 8], [10, 4, 6, 1, 1], [11, 
 CONVOLVED = {"x": "BSE", "kernel": "WE", "bias": "E"}
 SCANNED = {"u": "BSE", "delta": "BSE", "a": "ZE", "b": "BSZ", "c": "BSZ"}
 IN_HEADS = {"x": "BSE", "delta": "BSN", "a": "N", "b": "BSGZ", "c": "BSGZ", "skip": "N"}
+BOTH = {"x": np.inf}, {"x": -np.inf}
 PAST, FUTURE = {"u": np.inf}, {"b": -np.inf, "c": np.inf}
 OPERATORS = {
     "convolution": Operator(
-        plain_convolution,
-        CONVOLVED,
-        IN_CHUNKS_OF_8,
-        8,
-        "conv1d_pack",
-        "convolve",
-        ({"x": np.inf}, {"x": -np.inf}),
-        2**-8,
+        plain_convolution, CONVOLVED, IN_CHUNKS_OF_8, 8, "conv1d_pack", "convolve", BOTH, 2**-8
     ),
     "scan": Operator(plain_scan, SCANNED, IN_CHUNKS_OF_4, 4, "ssm_pack", "scan", (PAST, FUTURE), 1e-5),
     # In products of whole chunks, neighbours are multiplied by 0
@@ -342,8 +336,7 @@ def test_numbers_of_bfloat16_add_up_in_float32(form):
     rounded = {name: to_numpy(of) for name, of in narrow.items()}
     (outputs, after), gradients = program(form)([*narrow.values()], weights, positions, carried)
     want = run_plainly(form, rounded, weights, positions, carried)
-    is_rounded = form.operator == "convolution"
-    assert dtype_of(outputs) == ("bfloat16" if is_rounded else "float32")
+    assert dtype_of(outputs) == ("bfloat16" if form.operator == "convolution" else "float32")
     # The convolution for all devices adds up its taps in bfloat16
     tolerance = 2**-6 if form == PLAIN_FORMS[1] else form.definition.tolerance
     close(to_numpy(outputs), want[0], tolerance)
@@ -396,3 +389,12 @@ def test_a_model_learns_with_a_kernel_what_it_learns_without(monkeypatch, form):
         found.append(engine.gradients(later, training=True)[0])
     for one, other in zip(*found, strict=True):
         assert np.abs(one).max() > 0 and np.abs(one - other).max() <= 1e-5 * np.abs(one).max()
+
+
+@each([PLAIN_FORMS[1], KERNELS[1]])
+@pytest.mark.parametrize("length", [1, 3])
+def test_what_a_short_pack_hands_on_is_partly_from_before_it(form, length):
+    inputs, weights, carried = draw(form)
+    inputs["x"], positions = inputs["x"][:, :length], form.definition.positions[:, :length] + 2
+    got = run(form, inputs, weights[:, :length], positions, carried)
+    all_close(got, run_plainly(form, inputs, weights[:, :length], positions, carried))
