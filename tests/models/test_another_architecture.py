@@ -215,29 +215,6 @@ def test_it_is_trained_audited_exported_opened_and_gives_vectors(files, capsys):
         np.testing.assert_allclose(encoder.encode([text])[0], vector, atol=1e-6)
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs KERAS_BACKEND=tensorflow")
-def test_its_saved_model_has_the_inputs_that_it_reads(tmp_path):
-    import tensorflow as tf
-
-    model = build_model(MASKED_LM, GateConfig(), 0)
-    checkpoint.save_weights(tmp_path / "ours", named_weights(model), GateConfig())
-    shapes = {"batch_size": 1, "max_seq_length": 4, "max_predictions_per_pack": 2}
-    flags = {"init_checkpoint": tmp_path / "ours", "output_dir": tmp_path / "saved", "format": "saved_model"}
-    assert run_export(**flags, **shapes) == 0
-    call = tf.saved_model.load(str(tmp_path / "saved")).signatures["serving_default"]
-    ids = {"input_ids": [[7, 8, 9, 0]], "input_mask": [[1, 1, 1, 0]], "masked_lm_positions": [[1, 0]]}
-    assert call.structured_input_signature[1].keys() == ids.keys()
-    got = call(**{name: tf.constant(values) for name, values in ids.items()})
-    names = {
-        "input_ids": "token_ids",
-        "input_mask": "sequence_ids",
-        "masked_lm_positions": "prediction_positions",
-    }
-    batch = {names[name]: np.array(values, np.int32) for name, values in ids.items()}
-    want = model({**batch, "position_ids": np.array([[0, 1, 2, 0]])})
-    np.testing.assert_allclose(got["mlm_logits"], want["mlm_logits"], atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -143,7 +143,7 @@ def compiled_products(engine, batch, num_axes):
 @pytest.mark.parametrize(
     ("devices", "num_within"), [(["cpu:0", "cpu:1"], {"tensorflow": 0, "jax": 1}), (["cpu:0", "gpu:0"], None)]
 )
-def test_a_compiled_step_for_cpus_transposes_heads_first(monkeypatch, devices, num_within, micro_batch_size):
+def test_a_step_for_cpus_transposes_heads_first(monkeypatch, devices, num_within, micro_batch_size):
     """Of six products those for keys and values, on CPUs; under JAX those for keys."""
     monkeypatch.setattr(keras.distribution, "list_devices", lambda *of: devices)
     batch = packed_and_unpacked()[0]
@@ -170,7 +170,7 @@ def mamba_step():
         (mamba_step, 4),
     ],
 )
-def test_a_compiled_step_for_cpus_transposes_narrow_factors_first(monkeypatch, make_step, num_linear):
+def test_a_step_for_cpus_transposes_narrow_factors_first(monkeypatch, make_step, num_linear):
     """Of every linear layer; the table of tokens, which is none, stays."""
     for devices, expected in ((["cpu:0", "gpu:0"], num_linear + 1), (["cpu:0", "cpu:1"], 1)):
         monkeypatch.setattr(keras.distribution, "list_devices", lambda *of, found=devices: found)

@@ -1,11 +1,17 @@
 """Dropout by a hash: the share that it drops, the scale, and masks that do not resemble one another."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
+from architectures import ARCHITECTURES
 from keras import ops
 
-from bert_packed.models.dropout import Dropout, is_kept, keep_mask, mix32, packs_from
+from bert_packed.config import CLASSIFICATION, MASKED_LM
+from bert_packed.models.dropout import Dropout, is_kept, keep_mask, packs_from
+from bert_packed.models.packed_model import build_model
+from bert_packed.models.rematerialisation import find_dropouts
 from bert_packed.training.backend import compiled
 
 pytestmark = pytest.mark.both_backends  # the formula's test on each: they drop the same units
@@ -22,12 +28,6 @@ def plain_mix32(word):
     return word ^ (word >> 14)
 
 
-def test_the_mixer_is_the_published_one():
-    words = np.array([0, 1, 2, 0xFFFFFFFF, 0xDEADBEEF], np.uint32)
-    expected = [plain_mix32(int(word)) for word in words]
-    assert np.asarray(mix32(ops.convert_to_tensor(words))).tolist() == expected
-
-
 def test_the_mask_is_the_formula_element_by_element():
     seed, counter, rate = 123456789, 41, 0.3
     stride = plain_mix32((seed + plain_mix32(counter)) % 2**32)
@@ -38,7 +38,7 @@ def test_the_mask_is_the_formula_element_by_element():
     assert mask_of((3, 4, 5), rate, seed, counter).ravel().tolist() == expected
 
 
-def test_rows_past_32_bits_have_numbers_of_their_own():
+def test_rows_past_32_bits_are_numbered_again():
     """Of packs of 2 rows of 1,000 units, those around the place where 32-bit numbers wrap."""
     seed, counter, rate, width = 11, 3, 0.5, 1000
     rows_per_wrap = 2**32 // width
@@ -122,7 +122,7 @@ def test_a_batch_of_any_size():
         np.testing.assert_array_equal(kept, mask_of((size, 4), 0.5, 1, 2))
 
 
-def test_every_call_in_training_drops_others_and_no_other_call_drops():
+def test_each_call_in_training_drops_other_units():
     layer, values = Dropout(0.5, seed=3), np.ones((64, 64), np.float32)
     first, second = np.asarray(layer(values, training=True)), np.asarray(layer(values, training=True))
     assert (first != second).any()
@@ -140,3 +140,39 @@ def test_compiled_and_not_compiled_drop_the_same():
     run = compiled(lambda values: ops.where(keep_mask(values.shape, 0.5, seed), values, 0.0))
     values = np.ones((16, 33), np.float32)
     np.testing.assert_array_equal(np.asarray(run(values)) == 1, mask_of((16, 33), 0.5, 5, 6))
+
+
+# Blocks have each rate in as many layers; a ModernBERT's attention drops probabilities and its result
+RATES = {
+    "bert": {"hidden_dropout_prob": 1 + 2 * 2, "attention_probs_dropout_prob": 2},
+    "modernbert": {"embedding_dropout": 1, "attention_dropout": 2 * 3, "mlp_dropout": 3},
+}
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize(
+    ("name", "head", "more"), [("bert", CLASSIFICATION, 1), ("modernbert", MASKED_LM, 0)]
+)
+def test_every_layer_drops_by_its_rate_in_training_alone(name, head, more):
+    architecture = ARCHITECTURES[name]
+    assert architecture.dropout == tuple(RATES[name])
+    packed, _ = architecture.batches()
+    rates = {rate: 0.3 + 0.1 * number for number, rate in enumerate(RATES[name])}
+    model = build_model(head, dataclasses.replace(architecture.config, **rates), seed=1, num_outputs=3)
+    layers = [(layer, layer.rate) for layer in find_dropouts(model)]
+    for rate, count in RATES[name].items():
+        found = [layer for layer, its_rate in layers if its_rate == rates[rate]]
+        assert len(found) == count + (more if rate == "hidden_dropout_prob" else 0)
+
+    def run(training):
+        return np.concatenate([np.ravel(values) for values in model(packed, training=training).values()])
+
+    sound = run(training=False)
+    for layer, _ in layers:
+        layer.rate = 0.0
+    np.testing.assert_array_equal(run(training=True), sound)
+    for layer, rate in layers:
+        layer.rate = rate
+        first, second = run(training=True), run(training=True)
+        assert np.abs(first - sound).max() > 1e-3 and np.abs(first - second).max() > 1e-3, layer.path
+        layer.rate = 0.0

@@ -207,5 +207,5 @@ def test_the_gradient_of_a_table_is_summed_in_float32(batches):
     names = [name for name in found[0] if "embeddings" in name and not name.endswith(("gamma", "beta"))]
     assert len(names) == 3
     for name in names:
-        # In bfloat16 83 roundings under JAX for the table of two rows
+        # Sums in bfloat16 are 83 roundings off under JAX, for the table of two rows
         assert relative(found[0][name], found[1][name]) < 12 * BF16, name

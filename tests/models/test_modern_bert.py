@@ -1,4 +1,4 @@
-"""Local attention in bands, and initial weights, dropout and cost of a packed ModernBERT.
+"""Local attention in bands, and the cost of a packed ModernBERT.
 
 `tests/checkpoints/test_modern_bert_reference.py` compares the whole model with transformers.
 
@@ -6,7 +6,6 @@ Legend: B packs per batch, S pack length, N heads, H head width.
 """
 
 import dataclasses
-import functools
 
 import keras
 import numpy as np
@@ -24,7 +23,6 @@ from bert_packed.models.cpu_gradients import gradients_for_cpus, has_gradients_f
 from bert_packed.models.dropout import Dropout, packs_from
 from bert_packed.models.local_attention import attend_in_window
 from bert_packed.models.packed_model import build_model
-from bert_packed.models.rematerialisation import find_dropouts
 from bert_packed.training.backend import compiled, gradient
 from bert_packed.training.step_report import jax_program, tensorflow_program
 
@@ -161,26 +159,6 @@ def test_global_blocks_alone_take_a_fused_kernel():
     want, got = (compiled(model.encode, model)(packed) for model in models)
     assert seen == [(5, 24, 2, 8)] * 2
     np.testing.assert_allclose(np.asarray(got), np.asarray(want), atol=1e-5)
-
-
-@uncompiled
-def test_each_rate_drops_its_own_units():
-    packed, _ = packed_and_unpacked()
-    for name, num_layers in (
-        ("none", 0),
-        ("embedding_dropout", 1),
-        ("attention_dropout", 6),
-        ("mlp_dropout", 3),
-    ):
-        rates = {} if name == "none" else {name: 0.3}
-        model = build_model(MASKED_LM, dataclasses.replace(CONFIG, **rates), seed=1)
-        evaluated, trained = (
-            np.asarray(compiled(functools.partial(model.encode, training=is_on), model)(packed))
-            for is_on in (False, True)
-        )
-        assert np.array_equal(trained, evaluated) == (name == "none")
-        # Twice in each attention: probabilities and result
-        assert sum(layer.rate == 0.3 for layer in find_dropouts(model)) == num_layers
 
 
 def test_operations_are_counted_by_hand():

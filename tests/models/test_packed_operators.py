@@ -102,7 +102,7 @@ OPERATORS = {
         plain_convolution, CONVOLVED, IN_CHUNKS_OF_8, 8, "conv1d_pack", "convolve", BOTH, 2**-8
     ),
     "scan": Operator(plain_scan, SCANNED, IN_CHUNKS_OF_4, 4, "ssm_pack", "scan", (PAST, FUTURE), 1e-5),
-    # In products of whole chunks, neighbours are multiplied by 0
+    # Its products are of whole chunks, where neighbours are multiplied by 0
     "duality": Operator(plain_duality, IN_HEADS, IN_CHUNKS_OF_4, 4, "ssd_pack", "duality", ({}, {}), 2**-6),
 }
 

@@ -5,16 +5,13 @@
 
 import dataclasses
 
-import keras
 import numpy as np
 import pytest
 from architectures import ARCHITECTURES
 from keras import ops
-from next_tokens import batch_of, packed_and_unpacked, random_packs
 from packs import VOCAB_SIZE
 from tiny import to_floats
 
-from bert_packed.config import ablate
 from bert_packed.objectives.next_tokens import next_token_objective
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.training.backend import gradient
@@ -22,7 +19,6 @@ from bert_packed.training.backend import gradient
 # `test_engine.py` compares compiled steps with these; here they would compile for longer than they run
 pytestmark = pytest.mark.usefixtures("uncompiled")
 MICRO_BATCHES = [1, pytest.param(5, marks=pytest.mark.both_backends), 10]
-MAMBAS = ["mamba", "mamba2"]
 OBJECTIVES = {
     "bert": [pretraining_objective("per_sequence"), pretraining_objective("per_token")],
     "modernbert": [ARCHITECTURES["modernbert"].objective],
@@ -36,10 +32,19 @@ def architecture(request):
     return ARCHITECTURES[request.param]
 
 
-@pytest.fixture(params=[(name, one) for name, of in OBJECTIVES.items() for one in range(len(of))], ids=str)
-def weighted(request):
-    name, number = request.param
-    return dataclasses.replace(ARCHITECTURES[name], objective=OBJECTIVES[name][number])
+BY_OBJECTIVE = [
+    pytest.param(name, number, marks=pytest.mark.slow if name == "mamba" and number else ())
+    for name, objectives in OBJECTIVES.items()
+    for number in range(len(objectives))
+]
+# Both for the simplest, and each for some of the others
+each_precision = pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *(("bert", "float32"), ("bert", "mixed_bfloat16"), ("modernbert", "mixed_bfloat16")),
+        *(("mamba", "float32"), ("mamba2", "mixed_bfloat16")),
+    ],
+)
 
 
 def batches_of(architecture):
@@ -64,7 +69,9 @@ def assert_gradients_equal(model, got, want):
 
 
 @pytest.mark.both_backends
-def test_losses_figures_and_gradients(weighted):
+@pytest.mark.parametrize(("name", "number"), BY_OBJECTIVE)
+def test_losses_figures_and_gradients(name, number):
+    weighted = dataclasses.replace(ARCHITECTURES[name], objective=OBJECTIVES[name][number])
     packed, unpacked = batches_of(weighted)
     engine = weighted.engine()
     sums = [to_floats(engine.eval_step(batch)) for batch in (packed, unpacked)]
@@ -76,11 +83,11 @@ def test_losses_figures_and_gradients(weighted):
 
 
 @pytest.mark.both_backends
-@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
-def test_neighbours_see_nothing(architecture, dtype):
+@each_precision
+def test_neighbours_see_nothing(name, dtype):
     """New tokens in one sequence leave the others' hidden states untouched, bit for bit."""
-    packed, _ = batches_of(architecture)
-    model = architecture.model(dtype=dtype)
+    packed, _ = batches_of(ARCHITECTURES[name])
+    model = ARCHITECTURES[name].model(dtype=dtype)
     before = encoded(model, packed)
     counts = packed["sequence_ids"].max(axis=1)
     crowded = np.flatnonzero(counts > 1)
@@ -132,11 +139,11 @@ def test_micro_batches_equal_one(number, micro_batch_size):
 
 
 @pytest.mark.both_backends
-@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
-def test_empty_packs_change_nothing(architecture, dtype):
+@each_precision
+def test_empty_packs_change_nothing(name, dtype):
     """Nor is there a NaN, in packs that end in padding or are nothing else."""
-    packed, _ = batches_of(architecture)
-    engine = architecture.engine({"dtype": dtype})
+    packed, _ = batches_of(ARCHITECTURES[name])
+    engine = ARCHITECTURES[name].engine({"dtype": dtype})
     filled = {name: np.concatenate([values, np.zeros_like(values)]) for name, values in packed.items()}
     with_empty, without = to_floats(engine.eval_step(filled)), to_floats(engine.eval_step(packed))
     assert with_empty == pytest.approx(without, rel=1e-6 if dtype == "float32" else 1e-3)
@@ -144,107 +151,3 @@ def test_empty_packs_change_nothing(architecture, dtype):
     gradients, sums = engine.gradients(nothing)
     assert float(sums["num_sequences"]) == 0
     assert all(np.all(np.asarray(values) == 0) for values in gradients)
-
-
-@pytest.mark.both_backends
-@pytest.mark.parametrize("name", MAMBAS)
-def test_an_ablated_mamba_takes_a_pack_for_one_sequence(name):
-    batch = batches_of(ARCHITECTURES[name])[0]
-    one = {**batch, "position_ids": np.tile(np.arange(12, dtype=np.int32), (5, 1))}
-    sound = ARCHITECTURES[name].model()
-    config = ablate(sound.config, "no_position_reset")
-    broken = dataclasses.replace(ARCHITECTURES[name], config=config).model()
-    found, want, apart = (encoded(*of) for of in ((broken, batch), (sound, one), (sound, batch)))
-    np.testing.assert_allclose(found, want, atol=1e-6)
-    assert np.abs(found - apart).max() > 1e-3
-
-
-def cut(batch, side):
-    """The tokens of a part of every pack."""
-    return {name: batch[name][:, side] for name in ("token_ids", "sequence_ids", "position_ids")}
-
-
-@pytest.mark.both_backends
-@pytest.mark.parametrize("name", MAMBAS)
-def test_rows_go_on_from_pack_to_pack(name):
-    """Cut every 6 tokens, states handed on: hidden states of whole sequences, in each micro-batch."""
-    whole = batch_of(random_packs([[9, 3, 6], [18], [2, 16], [7, 11]]), 18, 3)
-    want = encoded(ARCHITECTURES[name].model(), whole)
-    model, found = ARCHITECTURES[name].model(num_rows=4), np.zeros_like(want)
-    for _ in range(2):  # the second time the rows start with what the first has left, which must not count
-        found[:] = 0
-        for start in range(0, 18, 6):
-            for rows in (slice(0, 2), slice(2, 4)):  # two micro-batches of a step
-                part = cut({key: values[rows] for key, values in whole.items()}, slice(start, start + 6))
-                found[rows, start : start + 6] = np.asarray(model.encode(part, training=True))
-        np.testing.assert_allclose(found, want, atol=1e-5 * np.abs(want).max())
-    # In training alone
-    carried = [np.array(queue.value) for of_block in model.backbone.carried for queue in of_block]
-    assert all(np.abs(values).max() > 0 for values in carried)
-    part = cut({key: values[:2] for key, values in whole.items()}, slice(6, 12))
-    once, again = (np.asarray(model.encode(part, training=False)) for _ in range(2))
-    np.testing.assert_array_equal(once, again)
-    after = [np.array(queue.value) for of_block in model.backbone.carried for queue in of_block]
-    for one, other in zip(carried, after, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.both_backends
-@pytest.mark.parametrize("name", MAMBAS)
-def test_no_gradient_crosses_a_cut(name):
-    """States handed on are numbers: no loss moves the weights by way of an earlier pack."""
-    model = ARCHITECTURES[name].model(num_rows=1)
-    whole = batch_of(random_packs([[12]]), 12, 1)
-    first, second = cut(whole, slice(6)), cut(whole, slice(6, 12))
-
-    def target(hidden_BSD):
-        model.backbone.run_blocks(hidden_BSD, first["position_ids"], training=True)
-        after = model.backbone.run_blocks(model.embed(second), second["position_ids"], training=True)
-        return ops.sum(ops.square(after))
-
-    def stateless(hidden_BSD):
-        mapping = [(variable, variable.value) for variable in model.variables]
-        with keras.StatelessScope(state_mapping=mapping):
-            return target(hidden_BSD)
-
-    target_of_backend = stateless if keras.backend.backend() == "jax" else target
-    assert np.all(np.asarray(gradient(target_of_backend)(model.embed(first))) == 0)
-
-
-@pytest.mark.both_backends
-@pytest.mark.parametrize("name", MAMBAS)
-def test_padding_may_stand_anywhere_in_a_mamba(name):
-    batch = packed_and_unpacked([[5, 1, 2], [3, 3]])[0]
-    moved = {name: values.copy() for name, values in batch.items()}
-    order = np.array([8, 9, 0, 1, 2, 3, 4, 10, 5, 6, 7, 11])  # padding first, between and last
-    for name in ("token_ids", "sequence_ids", "position_ids"):
-        moved[name][0] = batch[name][0, order]
-    model = ARCHITECTURES[name].model()
-    found = [encoded(model, one) for one in (batch, moved)]
-    np.testing.assert_allclose(found[1][0][2:11][[0, 1, 2, 3, 4, 6, 7, 8]], found[0][0][:8], atol=1e-5)
-    junk = {**batch, "token_ids": np.where(batch["sequence_ids"] > 0, batch["token_ids"], 9)}
-    real = batch["sequence_ids"] > 0
-    np.testing.assert_array_equal(encoded(model, junk)[real], found[0][real])
-
-
-@pytest.mark.both_backends
-@pytest.mark.parametrize("name", MAMBAS)
-def test_a_pack_that_is_not_finite_hands_on_zeros(name):
-    """In its own row: the step is skipped, and those after it go on."""
-    whole = batch_of(random_packs([[12], [12]]), 12, 1)
-    whole["token_ids"][:] = np.where(whole["token_ids"] == 30, 29, whole["token_ids"])
-    first, second = cut(whole, slice(6)), cut(whole, slice(6, 12))
-    first["token_ids"][0, 5] = 30  # the last token alone reaches the tail as well as the states
-    model = ARCHITECTURES[name].model(num_rows=2)
-    want = encoded(ARCHITECTURES[name].model(), whole)[1, 6:]
-    table = model.backbone.embeddings_VD
-    sound = table.numpy()
-    table.assign(np.where(np.arange(31)[:, None] == 30, np.nan, sound))
-    model.encode(first, training=True)
-    table.assign(sound)
-    for queue in (queue for of_block in model.backbone.carried for queue in of_block):
-        bad, good = queue.numpy()
-        assert not bad.any() and good.any() and np.all(np.isfinite(good))
-    found = np.asarray(model.encode(second, training=True))
-    assert np.all(np.isfinite(found[0]))
-    np.testing.assert_allclose(found[1], want, atol=1e-5 * np.abs(want).max())

@@ -189,3 +189,18 @@ def test_weights_are_counted_before_they_are_made(config, head):
     """By the memory that they need: never too many, and few are left out."""
     found = 4 * sum(values.size for values in values_of(head, config).values())
     assert 0.8 * found <= config.weight_bytes <= found
+
+
+def test_defaults_are_those_of_the_references():
+    """google-research/bert's and transformers', for configs that leave them out."""
+    of_bert = {"vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
+    of_bert |= {"intermediate_size": 3072, "hidden_act": "gelu", "max_position_embeddings": 512}
+    of_bert |= {"type_vocab_size": 2, "initializer_range": 0.02, "layer_norm_eps": 1e-12}
+    of_bert |= dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.1)
+    of_mamba = {"vocab_size": 50280, "hidden_size": 768, "num_hidden_layers": 32, "state_size": 16}
+    of_mamba |= {"expand": 2, "conv_kernel": 4, "use_bias": False, "use_conv_bias": True}
+    of_mamba |= {"layer_norm_epsilon": 1e-5, "time_step_min": 0.001, "time_step_max": 0.1}
+    of_mamba |= {"time_step_floor": 1e-4, "initializer_range": 0.02}
+    for config, defaults in ((ModelConfig(), of_bert), (MambaConfig(), of_mamba)):
+        found = dataclasses.asdict(config)
+        assert found == {**found, **defaults}

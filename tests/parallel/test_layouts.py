@@ -52,7 +52,8 @@ MODELS = {
     "bert": {"config": WITH_DROPOUT},
     "modernbert": {
         "config": MODERN,
-        "objective": masked_lm_objective("per_token"),
+        # A batch that grows: the last micro-batch of early steps is empty and skipped
+        "objective": dataclasses.replace(masked_lm_objective("per_token"), skips_empty=True),
         "optimizer": StableAdamW,
     },
 }
@@ -97,10 +98,14 @@ def each(cases, slow=()):
 
 
 def batches_of(model, num_steps=NUM_STEPS):
-    objective = MODELS[model].get("objective")
     batches = [batch_at(step) for step in range(num_steps)]
-    names = [feature.name for feature in objective.features] if objective else batches[0]
-    return [{name: batch[name] for name in names} for batch in batches]
+    if model == "bert":
+        return batches
+    names = [feature.name for feature in MODELS[model]["objective"].features]
+    batches = [{name: batch[name] for name in names} for batch in batches]
+    for values in batches[1].values():
+        values[MICRO_BATCH_SIZE:] = 0
+    return batches
 
 
 @dataclasses.dataclass
@@ -191,7 +196,7 @@ def device_shares(engine, batch):
 
 # What a Megatron splits, by the end of the name; moments are as their weights
 SPLIT = {
-    "bert": r"word_embeddings|output_bias|(query|key|value|intermediate).(kernel|bias)|layer.*output.kernel",
+    "bert": r"word_embeddings|(query|key|value|intermediate).(kernel|bias)|layer.*output.kernel",
     "modernbert": r"token_embeddings|(qkv|intermediate).(kernel|bias)|layer.*output.kernel",
 }
 
@@ -200,7 +205,7 @@ SPLIT = {
 def test_each_device_holds_its_part_of_every_matrix(trained, case):
     """And of its moments. Optimus spreads all, Megatron the matrices of blocks and the vocabulary."""
     parts = case.shape[1] * case.shape[2]
-    split = re.compile(f"({SPLIT[case.model]})(_momentum|_velocity)?$")
+    split = re.compile(f"({SPLIT[case.model]}|predictions.output_bias)(_momentum|_velocity)?$")
     for path, share in device_shares(trained(case).engine, batches_of(case.model)[0]).items():
         if path.endswith(("iteration", "learning_rate")):
             continue
@@ -240,28 +245,6 @@ def test_gradients_are_in_blocks_between_micro_batches(trained, case):
     assert not {(48, 96), (96, 48), (48, 48)} & sizes
 
 
-@pytest.mark.usefixtures("trained")
-@each([], CASES[1:3])
-def test_masked_tokens_alone_in_a_batch_that_grows(case):
-    """The other objective, and steps whose last micro-batch is empty and skipped."""
-    objective = dataclasses.replace(masked_lm_objective("per_sequence"), skips_empty=True)
-    one, many = (each.engine(objective=objective) for each in (Case("bert"), case))
-    batches = []
-    for step in range(3):
-        batch = {feature.name: batch_at(step)[feature.name] for feature in objective.features}
-        half = np.arange(len(batch["token_ids"])) < (8 if step < 2 else 16)
-        batches.append({name: np.where(half[:, None], values, 0) for name, values in batch.items()})
-    for batch in batches:
-        want = to_floats(one.train_step(batch))
-        found = to_floats(many.train_step(batch))
-        assert {name: found[name] for name in want} == pytest.approx(want, rel=1e-5)
-    for want, found in ((one.weights(), many.weights()), (one.training_state(), many.training_state())):
-        want, found = values_of(want), values_of(found)
-        for name in want:
-            if "seed" in name or (name in one.weights() and not name.endswith("key/bias")):
-                np.testing.assert_allclose(found[name], want[name], atol=1e-5, rtol=0, err_msg=name)
-
-
 @each([], [OPTIMUS, MEGATRON])
 def test_in_bfloat16_it_is_one_device_but_for_rounding(trained, case):
     want, found = (train(of.engine(dtype="mixed_bfloat16"), [0])[0] for of in (Case("bert"), case))
@@ -286,7 +269,7 @@ def test_what_is_computed_again_leaves_out_the_last_product(trained, case):
 
 
 @pytest.mark.usefixtures("trained")
-def test_forms_for_cpus_are_taken_where_no_layout_spreads_the_model(monkeypatch):
+def test_forms_for_cpus_are_taken_without_a_layout_alone(monkeypatch):
     """Operations that XLA would have to divide among devices between a layout's products stay as they are."""
     taken, attention_scores = [], layers.attention_scores
     monkeypatch.setattr(
@@ -322,7 +305,7 @@ def attend_plainly(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, dropout=No
         (MEGATRON, WIDE),
         *(pytest.param(case, MODERN, marks=pytest.mark.slow) for case in MODERN_CASES),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, Case) else "",
 )
 def test_a_fused_kernel_gets_the_heads_of_its_device(case, config):
     config = dataclasses.replace(config, num_hidden_layers=1)
@@ -349,7 +332,7 @@ def test_attention_exchanges_nothing_but_parts_of_kernels(trained, case):
     largest = 0
     for instruction in read_module(program.text).instructions:
         if instruction.opcode.removesuffix("-start") in COLLECTIVES:
-            # Under JAX 0.12 one of the collectives has no name
+            # One of the collectives has no name under JAX 0.12
             (name,) = re.findall(r'op_name="([^"]*)"', instruction.attributes) or [""]
             if "/attention/" in name and "/shard_map/" not in name.partition("/layer_")[2]:
                 shapes = [shape.sizes for operand in instruction.operands for shape in operand.shapes]

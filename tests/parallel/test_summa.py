@@ -73,17 +73,6 @@ def test_rows_of_a_table_and_their_gradient(name, side):
     np.testing.assert_allclose(found(ids, gradient), want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("root", [0, 1, 2])
-def test_a_broadcast_reaches_all_and_a_sum_its_root(root):
-    from bert_packed.parallel.summa import broadcast, reduce
-
-    blocks = np.arange(9.0, dtype=np.float32).reshape(3, 3)
-    sent = on_mesh(lambda one: broadcast(one, "col", root), 3, (BLOCKS,), BLOCKS)(blocks)
-    np.testing.assert_array_equal(sent, np.repeat(blocks[:, root : root + 1], 3, axis=1))
-    summed = on_mesh(lambda one: reduce(one, "row", root), 3, (BLOCKS,), BLOCKS)(blocks)
-    np.testing.assert_array_equal(np.asarray(summed)[root], blocks.sum(axis=0))
-
-
 @pytest.mark.parametrize(
     ("name", "kinds"),
     [

@@ -127,7 +127,7 @@ def test_a_step_is_exported_before_it_is_saved():
     assert [name for name in recorder.names() if name.startswith("export")][-2:] == ["export 6", "export 7"]
 
 
-def test_a_row_is_of_the_steps_since_the_last_and_the_rate_of_its_own(whole):
+def test_a_row_has_the_steps_since_the_last_and_its_own_rate(whole):
     # (1 + 2 + 3) / 6, (4 + 5 + 6) / 6, 7 / 2; the rate of a step is that of its index from 0
     packed = {"packing_efficiency": 0.8}
     assert without_times(whole.rows()) == [
@@ -262,7 +262,7 @@ class OneOfSeveral(Recorder):
         return {**sums, "num_stop_requests": float(wants_stop) + float(batch >= self._other_asks_at)}
 
 
-def test_several_processes_stop_at_the_step_that_has_counted_a_request(whole):
+def test_processes_stop_at_the_step_that_counts_a_request(whole):
     """One gets the signal in step 4, and says so in step 5; the other sees that there, and not before."""
     asks, hears = OneOfSeveral(signal_at=4), OneOfSeveral(other_asks_at=5)
     for process in (asks, hears):
@@ -289,7 +289,7 @@ def test_a_request_that_comes_with_the_last_step_stops_nobody(whole, process):
 
 
 @pytest.mark.parametrize("step", [2, 3, 4])
-def test_a_step_that_is_no_number_is_neither_logged_nor_saved_where_none_may_be_left_out(step):
+def test_a_step_that_is_no_number_ends_a_strict_run_unsaved(step):
     recorder = Recorder(fails_at=[step])
     with pytest.raises(InputError, match=f"Received: a_loss nan at step {step}"):
         train(recorder, max_skipped_steps=1)
@@ -300,7 +300,7 @@ def skipped_rows(recorder):
     return [(row["step"], row["skipped_steps"], row.get("loss")) for row in recorder.rows()]
 
 
-def test_steps_left_out_are_told_and_in_no_mean():
+def test_steps_left_out_are_reported_and_in_no_mean():
     recorder = Recorder(fails_at=[2, 4, 5, 7])
     assert train(recorder) is None
     assert [value for name, value in recorder.calls if name == "skip"] == [
@@ -313,14 +313,14 @@ def test_steps_left_out_are_told_and_in_no_mean():
     assert skipped_rows(resumed) == rows[1:]
 
 
-def test_too_many_in_a_row_end_the_run_and_name_the_weights_that_the_first_met():
+def test_too_many_in_a_row_end_the_run_and_name_the_weights():
     recorder = Recorder(fails_at=[2, 3, 5, 6, 7])
     with pytest.raises(
         NotFiniteError, match=r"at step 7, as at the 2 before it \(`max_skipped_steps`=3\)"
     ) as raised:
         train(recorder, num_train_steps=9)
     assert raised.value.weights_step == 4
-    # The step that ends the run is told as the others are
+    # The step that ends the run is reported as the others are
     assert recorder.names()[-2:] == ["train 7", "skip 7: a_loss nan"] and recorder.kept == [4]
 
 

@@ -6,15 +6,12 @@ import json
 from pathlib import Path
 
 import keras
-import next_tokens
 import numpy as np
 import pytest
-from tiny import CONFIG
+from architectures import ARCHITECTURES
 
-from bert_packed.config import LEAST_EPSILON
-from bert_packed.objectives.finetuning import answers_objective, classes_objective, tags_objective
-from bert_packed.objectives.next_tokens import next_token_objective
-from bert_packed.objectives.pretraining import masked_lm_objective, pretraining_objective
+from bert_packed.config import FAMILIES, LEAST_EPSILON
+from bert_packed.models.packed_model import build_model
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.training.engines.engine import named_weights
 from bert_packed.training.optimization import (
@@ -95,53 +92,19 @@ def test_the_smallest_epsilon_divides_no_0_by_0():
     np.testing.assert_allclose(variable.numpy(), [1.0, 1.9], rtol=1e-6)
 
 
-def names_in(folder, text):
-    return {f"{folder}/{name}" for name in text.split()}
+EVERY_HEAD = [(name, head) for name, family in FAMILIES.items() for head in family.heads]
 
 
-TABLES = names_in("bert/embeddings", "word_embeddings position_embeddings token_type_embeddings")
-BODY = (
-    TABLES
-    | names_in("bert/layer_0/attention", "query/kernel key/kernel value/kernel output/kernel")
-    | names_in("bert/layer_0/feed_forward", "intermediate/kernel output/kernel")
-)
-MIXER = "in_proj/kernel conv1d_kernel x_proj/kernel dt_proj/kernel out_proj/kernel"
-BERT = dataclasses.replace(CONFIG, num_hidden_layers=1)
-MAMBA = dataclasses.replace(next_tokens.CONFIG, num_hidden_layers=1)
-# Objective, its model's config, and which of its weights are decayed; they are those that are adapted too
-DECAYED = {
-    "pretraining": (
-        pretraining_objective("per_token"),
-        BERT,
-        BODY
-        | {"predictions/transform/kernel"}
-        | names_in("next_sentence", "pooler/kernel classifier/kernel"),
-    ),
-    "masked_lm": (masked_lm_objective("per_token"), BERT, BODY | {"predictions/transform/kernel"}),
-    "answers": (answers_objective(), BERT, BODY | {"question_answering/output/kernel"}),
-    "classes": (
-        classes_objective(3),
-        BERT,
-        BODY | names_in("classification", "pooler/kernel classifier/kernel"),
-    ),
-    "tags": (tags_objective(3), BERT, BODY | {"token_classification/classifier/kernel"}),
-    "next_tokens": (
-        next_token_objective("per_token"),
-        MAMBA,
-        names_in("backbone/layers_0/mixer", MIXER) | {"backbone/embeddings"},
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", DECAYED)
-def test_which_variables_are_decayed_and_adapted(kind):
-    """No bias, no scale or shift of a norm, and not A and D of a Mamba."""
-    objective, config, decayed = DECAYED[kind]
-    weights = named_weights(objective.build_model(config, 0))
+@pytest.mark.parametrize(("name", "head"), EVERY_HEAD)
+def test_matrices_and_tables_are_decayed_and_adapted(name, head):
+    """No bias, no scale or shift of a norm, and not the decays and skips of a Mamba's states."""
+    config = dataclasses.replace(ARCHITECTURES[name].config, num_hidden_layers=1)
+    weights = named_weights(build_model(head, config, 0, num_outputs=3))
+    decayed = [key for key, weight in weights.items() if len(weight.shape) > 1 and not key.endswith("A_log")]
     optimizer = Lamb(weight_decay_rate=0.01, exclude_from_weight_decay=EXCLUDED_FROM_DECAY)
-    assert {name for name, weight in weights.items() if optimizer.decays(weight)} == decayed
-    assert {name for name, weight in weights.items() if optimizer.adapts(weight)} == decayed
-    assert len(weights) > len(decayed)
+    assert [key for key, weight in weights.items() if optimizer.decays(weight)] == decayed
+    assert [key for key, weight in weights.items() if optimizer.adapts(weight)] == decayed
+    assert len(weights) > len(decayed) > 3
 
 
 @pytest.mark.parametrize(
@@ -167,7 +130,7 @@ def test_a_schedule_rises_stays_and_decays(schedule, rates):
         np.testing.assert_allclose([float(one(step)) for step in range(len(rates))], rates, rtol=1e-6)
 
 
-def test_a_schedule_begins_where_the_moments_are_of_earlier_steps():
+def test_a_schedule_begins_after_the_steps_of_its_moments():
     config = PretrainingConfig(
         input_file="x", output_dir="y", learning_rate=4.0, num_train_steps=6, num_warmup_steps=2
     )
@@ -244,7 +207,7 @@ def test_adam_with_weight_decay_equals_a_loop(corrects_bias):
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS.values())
-def test_a_gradient_that_is_nan_changes_neither_weight_nor_moments(kind):
+def test_a_gradient_that_is_nan_changes_nothing(kind):
     """The other variables move as if it were not there."""
     start = {"a/kernel": [[1.0, -2.0]], "b/kernel": [[0.5, 3.0]]}
     spoiled, clean = ([make_variable(*pair) for pair in start.items()] for _ in range(2))

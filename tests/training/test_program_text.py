@@ -1,4 +1,4 @@
-"""Programs as XLA prints them: shapes, rounds of loops, collectives, FLOPs of products and kernels."""
+"""Programs as XLA prints them: shapes, rounds of loops, groups, FLOPs of products and kernels."""
 
 # ruff: noqa: E501  a line of XLA stays one
 
@@ -7,7 +7,6 @@ import pytest
 from bert_packed.training.program_products import matmul_flops
 from bert_packed.training.program_text import (
     executions,
-    find_collectives,
     loop_share,
     read_group_size,
     read_module,
@@ -93,7 +92,7 @@ def test_rounds_of_a_loop_from_its_condition(change, rounds):
     module = read_module(PROGRAM.replace(*change))
     assert trip_count(module, module.root("outer_body")) == rounds
     assert times_of(module, "tanh") == [rounds and 3 * rounds]  # within 3 rounds of another
-    # Of the asynchronous call, once, and of both branches
+    # The asynchronous call counts once, and so do both branches
     assert times_of(module, "sine") == [1] * 3
 
 
@@ -136,52 +135,6 @@ def test_every_form_of_groups(text, size):
 def test_a_form_of_groups_that_is_unknown_is_an_error():
     with pytest.raises(ValueError, match=r"must have a known form. Received: \?"):
         read_group_size("replica_groups=?1,2?", 8)
-
-
-COLLECTIVES = """
-HloModule step, replica_count=2, num_partitions=4
-
-%gather (p: f32[4,8]) -> f32[8,8] {
-  %p = f32[4,8]{1,0} parameter(0)
-  ROOT %inside = f32[8,8]{1,0} all-gather(%p), replica_groups=[4,2]<=[8], dimensions={0}
-}
-
-%body (t: (s32[], bf16[10])) -> (s32[], bf16[10]) {
-  %t = (s32[], bf16[10]{0}) parameter(0)
-  %v = bf16[10]{0} get-tuple-element(%t), index=1
-  %passed = bf16[10]{0} collective-permute(%v), source_target_pairs={{0,1},{1,0}}
-  ROOT %r = (s32[], bf16[10]{0}) tuple(%n, %passed)
-}
-
-ENTRY %main (a: f32[4,8], b: f32[16]) -> f32[16] {
-  %a = f32[4,8]{1,0} parameter(0)
-  %b = f32[16]{0} parameter(1)
-  %sum = (f32[4,8]{1,0}, f32[16]{0}) all-reduce(%a, %b), replica_groups={}, to_apply=%add
-  %begun = f32[16]{0} all-reduce-start(%b), replica_groups={{0,1},{2,3},{4,5},{6,7}}, to_apply=%add
-  %done = f32[16]{0} all-reduce-done(%begun)
-  %asked = ((f32[4,8]{1,0}), f32[8,8]{1,0}) async-start(%a), calls=%gather
-  %got = f32[8,8]{1,0} async-done(%asked)
-  %w = (s32[], bf16[10]{0}) while(%s), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"6"}}
-  ROOT %scattered = f32[2]{0} reduce-scatter(%b), replica_groups={}, dimensions={0}, to_apply=%add
-}
-"""
-
-
-def test_kinds_bytes_and_executions_of_collectives():
-    for text, times in ((COLLECTIVES, 6), (COLLECTIVES.replace("known_trip_count", "unknown"), None)):
-        module = read_module(text)
-        assert module.num_devices == 8
-        found = [
-            (one.kind, one.operand_bytes, one.group_size, one.times, one.num_bytes)
-            for one in find_collectives(module)
-        ]
-        assert found == [
-            ("all-reduce", 4 * 8 * 4 + 16 * 4, 8, 1, 192),
-            ("all-reduce", 16 * 4, 2, 1, 64),
-            ("all-gather", 4 * 8 * 4, 2, 1, 128),
-            ("collective-permute", 10 * 2, 2, times, times and 120),
-            ("reduce-scatter", 16 * 4, 8, 1, 64),
-        ]
 
 
 # As the compiler for TPUs prints a loop: no count, copies, the counter compared and raised
@@ -242,49 +195,32 @@ FOR_TPUS = '{"custom_call_config":{"body":"x","cost_estimate":{"flops":"96","tra
 
 
 @pytest.mark.parametrize(
-    ("left", "right", "convolution", "flops"),
+    ("left", "right", "result", "window", "labels", "flops"),
     [
         # Products as the compiler for TPUs writes them: of [8 * 128, 32] and [32, 64]
+        ("8,128,32", "32,64,1", "8,128,64", "size=1", "0bf_io0->0bf", 2 * 8 * 128 * 32 * 64),
+        # Summed over the window: of [32, 8 * 128] and [8 * 128, 64]
+        ("8,128,32", "8,128,64", "32,64,1", "size=8", "0fb_0io->bf0", 2 * 8 * 128 * 32 * 64),
+        # A batch of 8 * 2: each place of the window meets one input, as the others are dilation
         (
-            "8,128,32",
-            "32,64,1",
-            "f32[8,128,64] convolution(%l, %r), window={size=1}, dim_labels=0bf_io0->0bf",
-            2 * 8 * 128 * 32 * 64,
-        ),
-        ("128,32", "32,64", "f32[128,64] convolution(%l, %r), dim_labels=bf_io->bf", 2 * 128 * 32 * 64),
-        # summed over the window: of [32, 8 * 128] and [8 * 128, 64]
-        (
-            "8,128,32",
-            "8,128,64",
-            "f32[32,64,1] convolution(%l, %r), window={size=8}, dim_labels=0fb_0io->bf0",
-            2 * 8 * 128 * 32 * 64,
-        ),
-        # a batch of 8 * 2: each place of the window meets one input, as the others are dilation
-        (
-            "8,2,64,32",
-            "8,2,64,16",
-            "f32[8,2,32,16] convolution(%l, %r), window={size=8x2 stride=7x1 lhs_dilate=8x2}, dim_labels=01fb_01io->01bf",
-            2 * 8 * 2 * 32 * 64 * 16,
+            *("8,2,64,32", "8,2,64,16", "8,2,32,16", "size=8x2 stride=7x1 lhs_dilate=8x2"),
+            *("01fb_01io->01bf", 2 * 8 * 2 * 32 * 64 * 16),
         ),
         # Convolutions proper: with padding there is no operation
+        ("1,5,2", "4,2,3", "1,5,3", "size=4 pad=1_2", "b0f_0io->b0f", 2 * (3 + 4 + 4 + 3 + 2) * 2 * 3),
+        # One of each of 6 channels, as Mamba's
         (
-            "1,5,2",
-            "4,2,3",
-            "f32[1,5,3] convolution(%l, %r), window={size=4 pad=1_2}, dim_labels=b0f_0io->b0f",
-            2 * (3 + 4 + 4 + 3 + 2) * 2 * 3,
-        ),
-        # one of each of 6 channels, as Mamba's
-        (
-            "2,9,6",
-            "4,1,6",
-            "f32[2,9,6] convolution(%l, %r), window={size=4 pad=3_0}, dim_labels=b0f_0io->b0f, feature_group_count=6",
-            2 * 2 * (1 + 2 + 3 + 6 * 4) * 6,
+            *("2,9,6", "4,1,6", "2,9,6", "size=4 pad=3_0"),
+            *("b0f_0io->b0f, feature_group_count=6", 2 * 2 * (1 + 2 + 3 + 6 * 4) * 6),
         ),
     ],
 )
-def test_operations_of_a_convolution(left, right, convolution, flops):
-    text = [f"%l = f32[{left}] parameter(0)", f"%r = f32[{right}] parameter(1)", f"ROOT %c = {convolution}"]
-    assert matmul_flops(module_of(*text)) == flops
+def test_operations_of_a_convolution(left, right, result, window, labels, flops):
+    text = f"convolution(%l, %r), window={{{window}}}, dim_labels={labels}"
+    module = module_of(
+        f"%l = f32[{left}] parameter(0)", f"%r = f32[{right}] parameter(1)", f"ROOT %c = f32[{result}] {text}"
+    )
+    assert matmul_flops(module) == flops
 
 
 @pytest.mark.parametrize(
