@@ -5,6 +5,7 @@ import dataclasses
 import keras
 import numpy as np
 import pytest
+from architectures import ARCHITECTURES
 from keras import ops
 from packs import packed_and_unpacked
 from tiny import CONFIG, make_engine, to_floats
@@ -13,45 +14,18 @@ from bert_packed.architectures.bert.layers import TransformerBlock, layer_norm
 from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import (
     CLASSIFICATION,
-    MASKED_LM,
+    FAMILIES,
     PRETRAINING,
     QUESTION_ANSWERING,
-    TOKEN_CLASSIFICATION,
     ablate,
 )
+from bert_packed.core.settings import InputError
 from bert_packed.layers import context
-from bert_packed.layers.context import PackContext
 from bert_packed.layers.dropout import Dropout
 from bert_packed.layers.layout import Layout, dense
 
 pytestmark = pytest.mark.both_backends
 WITH_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)
-
-
-class RunningMeanBlock(keras.layers.Layer):
-    """A block without attention: the mean of a token and those before it in its sequence."""
-
-    def __init__(self, config, name):
-        super().__init__(name=name)
-        self.mix = dense(config.hidden_size, config, "mix")
-        self.norm = layer_norm(config)
-        self.parts = [Dropout(config.hidden_dropout_prob), Dropout(config.hidden_dropout_prob)]
-
-    def build(self, hidden_shape):
-        self.mix.build(hidden_shape)
-        self.norm.build(hidden_shape)
-        self.built = True
-
-    def call(self, hidden_BSD, context, training=None):
-        first, second = self.parts
-        sums_BSD = ops.cumsum(first(hidden_BSD, training=training), axis=1)
-        # What was summed up before the sequence began, which is `position` tokens ago
-        starts_BS = ops.arange(hidden_BSD.shape[1], dtype="int32") - context.position_ids_BS
-        padded_BTD = ops.pad(sums_BSD, [[0, 0], [1, 0], [0, 0]])
-        own_BSD = sums_BSD - ops.take_along_axis(padded_BTD, starts_BS[..., None], axis=1)
-        means_BSD = own_BSD / ops.cast(context.position_ids_BS + 1, own_BSD.dtype)[..., None]
-        is_used_BS1 = ops.cast(context.sequence_ids_BS > 0, own_BSD.dtype)[..., None]
-        return self.norm(hidden_BSD + second(self.mix(means_BSD * is_used_BS1), training=training))
 
 
 class SandwichBlock(TransformerBlock):
@@ -69,7 +43,25 @@ class SandwichBlock(TransformerBlock):
         return super().call(self.before(hidden_BSD), context, training=training)
 
 
-class CountingBlock(RunningMeanBlock):
+class WitnessBlock(keras.layers.Layer):
+    """A block without attention, which keeps the contexts that it is given."""
+
+    def __init__(self, config, name):
+        super().__init__(name=name)
+        self.seen = []
+        self.mix = dense(config.hidden_size, config, "mix")
+        self.dropout = Dropout(config.hidden_dropout_prob)
+
+    def build(self, hidden_shape):
+        self.mix.build(hidden_shape)
+        self.built = True
+
+    def call(self, hidden_BSD, context, training=None):
+        self.seen.append(context)
+        return hidden_BSD + self.dropout(self.mix(hidden_BSD), training=training)
+
+
+class CountingBlock(WitnessBlock):
     """Has state that every call in training moves on."""
 
     def build(self, hidden_shape):
@@ -104,33 +96,33 @@ def assert_same_steps(one, other, config=CONFIG):
     assert (losses[0] == losses[1]) == (config.hidden_dropout_prob == 0)
 
 
-@pytest.mark.parametrize("block", [RunningMeanBlock, SandwichBlock])
+@pytest.mark.parametrize("block", [WitnessBlock, SandwichBlock])
 def test_remat_goes_with_any_block_dropout_included(block):
     assert_same_steps({"block": block}, {"block": block, "remat": True}, WITH_DROPOUT)
 
 
-@pytest.mark.parametrize("remat", [False, True])
-@pytest.mark.parametrize("block", [TransformerBlock, SandwichBlock])
+@pytest.mark.parametrize(("block", "remat"), [(TransformerBlock, False), (SandwichBlock, True)])
 def test_attend_goes_with_remat_and_with_a_block_that_takes_it(block, remat):
     assert_same_steps({"block": block}, {"block": block, "attend": plain_attend, "remat": remat})
 
 
+@pytest.mark.parametrize("name", ["mamba", "mamba2"])
+@pytest.mark.parametrize("option", ["attend", "layout"])
+def test_what_a_mamba_cannot_honour_is_refused(name, option):
+    family, model = FAMILIES[name].name, ARCHITECTURES[name]
+    with pytest.raises(InputError, match=f"`{option}` must be left out for a {family}. Received: 7"):
+        model.model(**{option: 7})
+    assert model.model(**{option: None})  # as a run gives it where there is none
+
+
 def test_what_a_block_cannot_honour_is_refused():
     with pytest.raises(ValueError, match="`attend` must not be given for a block without it"):
-        build_model(PRETRAINING, CONFIG, 1, block=RunningMeanBlock, attend=plain_attend)
+        build_model(PRETRAINING, CONFIG, 1, block=WitnessBlock, attend=plain_attend)
     with pytest.raises(ValueError, match="`layout` must not be given for a block without it"):
         build_model(PRETRAINING, CONFIG, 1, block=SandwichBlock, layout=Layout())
     model = build_model(PRETRAINING, CONFIG, 1, block=CountingBlock, remat=True)
     with pytest.raises(ValueError, match=r"`remat` must be False for a block with state .*layer_0/calls"):
         model(packed_and_unpacked()[0])
-
-
-@pytest.mark.parametrize(
-    "head", [PRETRAINING, MASKED_LM, QUESTION_ANSWERING, CLASSIFICATION, TOKEN_CLASSIFICATION]
-)
-def test_options_arrive(head):
-    model = build_model(head, CONFIG, 1, dtype="mixed_bfloat16", num_outputs=3, remat=True)
-    assert model.bert.remat and model.bert.blocks[0].compute_dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(
@@ -143,18 +135,6 @@ def test_the_mask_is_made_once_where_somebody_asks(monkeypatch, options, num_mas
     monkeypatch.setattr(context, "attention_mask", lambda ids: made.append(ids) or attention_mask(ids))
     build_model(PRETRAINING, CONFIG, 1, **options).encode(packed_and_unpacked()[0])
     assert len(made) == num_masks
-
-
-class WitnessBlock(RunningMeanBlock):
-    """Keeps the contexts that it is given."""
-
-    def __init__(self, config, name):
-        super().__init__(config, name)
-        self.seen = []
-
-    def call(self, hidden_BSD, context, training=None):
-        self.seen.append(context)
-        return super().call(hidden_BSD, context, training=training)
 
 
 @pytest.mark.parametrize("is_embedded", [False, True])
@@ -186,15 +166,6 @@ def test_the_context_is_as_an_ablation_has_it():
     np.testing.assert_array_equal(found.position_ids_BS, np.tile(np.arange(24), (5, 1)))
 
 
-def test_hidden_scores_are_out_of_every_softmax():
-    ids = np.array([[1, 1, 2, 0]], np.int32)
-    scores = np.random.default_rng(0).normal(size=(1, 2, 4, 4)).astype(np.float32) * 100
-    shares = np.asarray(ops.softmax(PackContext(ids, None).hide(scores), axis=-1))
-    is_own = (ids[0][:, None] == ids[0])[None, None]
-    assert np.all(shares[~np.broadcast_to(is_own, shares.shape)] == 0)
-    np.testing.assert_allclose(shares.sum(axis=-1), 1, rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("head", "layers"),
     [
@@ -204,6 +175,7 @@ def test_hidden_scores_are_out_of_every_softmax():
     ],
 )
 def test_all_linear_layers_come_from_the_layout(head, layers):
+    """And the options of a model arrive at every head's."""
     made = []
 
     class Witness(Layout):
@@ -211,7 +183,9 @@ def test_all_linear_layers_come_from_the_layout(head, layers):
             made.append((name, super().dense(width, config, name, dtype)))
             return made[-1][1]
 
-    model = build_model(head, CONFIG, seed=1, num_outputs=3, layout=Witness())
+    options = {"dtype": "mixed_bfloat16", "remat": True}
+    model = build_model(head, CONFIG, seed=1, num_outputs=3, layout=Witness(), **options)
+    assert model.bert.remat and model.bert.blocks[0].compute_dtype == "bfloat16"
     per_block = ["query", "key", "value", "output", "intermediate", "output"]
     assert [name for name, _ in made] == [*per_block * CONFIG.num_hidden_layers, *layers]
     dense_layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Dense)]

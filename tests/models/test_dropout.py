@@ -1,11 +1,17 @@
 """Dropout by a hash: the share that it drops, the scale, and masks that do not resemble one another."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
+from architectures import ARCHITECTURES
 from keras import ops
 
-from bert_packed.layers.dropout import Dropout, is_kept, keep_mask, mix32, packs_from
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import CLASSIFICATION, MASKED_LM
+from bert_packed.layers.dropout import Dropout, is_kept, keep_mask, packs_from
+from bert_packed.layers.rematerialisation import find_dropouts
 from bert_packed.training.backend import compiled
 
 pytestmark = pytest.mark.both_backends  # the formula's test on each: they drop the same units
@@ -22,12 +28,6 @@ def plain_mix32(word):
     return word ^ (word >> 14)
 
 
-def test_the_mixer_is_the_published_one():
-    words = np.array([0, 1, 2, 0xFFFFFFFF, 0xDEADBEEF], np.uint32)
-    expected = [plain_mix32(int(word)) for word in words]
-    assert np.asarray(mix32(ops.convert_to_tensor(words))).tolist() == expected
-
-
 def test_the_mask_is_the_formula_element_by_element():
     seed, counter, rate = 123456789, 41, 0.3
     stride = plain_mix32((seed + plain_mix32(counter)) % 2**32)
@@ -38,7 +38,7 @@ def test_the_mask_is_the_formula_element_by_element():
     assert mask_of((3, 4, 5), rate, seed, counter).ravel().tolist() == expected
 
 
-def test_rows_past_32_bits_have_numbers_of_their_own():
+def test_rows_past_32_bits_are_numbered_again():
     """Of packs of 2 rows of 1,000 units, those around the place where 32-bit numbers wrap."""
     seed, counter, rate, width = 11, 3, 0.5, 1000
     rows_per_wrap = 2**32 // width
@@ -100,13 +100,12 @@ def test_masks_of_other_steps_layers_and_places_are_unrelated():
 
 
 def test_kept_units_are_scaled_and_dropped_ones_are_0():
-    layer = Dropout(0.25, seed=3)
-    values = np.linspace(1, 2, 4096, dtype=np.float32).reshape(64, 64)
-    result = np.asarray(layer(values, training=True))
-    kept = result != 0
-    assert 0.65 < kept.mean() < 0.85
-    np.testing.assert_allclose(result[kept], values[kept] / 0.75, rtol=1e-6)
-    assert layer.compute_output_shape((2, 3)) == (2, 3)
+    layer = Dropout(0.25, seed=3, dtype="mixed_bfloat16")
+    result = layer(np.ones((64, 64), np.float32), training=True)
+    assert keras.backend.standardize_dtype(result.dtype) == "bfloat16"
+    result = np.asarray(ops.cast(result, "float32"))
+    assert 0.65 < (result > 0).mean() < 0.85
+    np.testing.assert_allclose(np.unique(result), [0, 1 / 0.75], rtol=2**-8)
 
 
 def test_a_batch_of_any_size():
@@ -123,20 +122,15 @@ def test_a_batch_of_any_size():
         np.testing.assert_array_equal(kept, mask_of((size, 4), 0.5, 1, 2))
 
 
-def test_every_call_drops_others_and_no_call_outside_training_drops():
-    layer = Dropout(0.5, seed=3)
-    values = np.ones((64, 64), np.float32)
+def test_each_call_in_training_drops_other_units():
+    layer, values = Dropout(0.5, seed=3), np.ones((64, 64), np.float32)
     first, second = np.asarray(layer(values, training=True)), np.asarray(layer(values, training=True))
     assert (first != second).any()
     for result in (layer(values), layer(values, training=False), Dropout(0.0)(values, training=True)):
         np.testing.assert_array_equal(result, values)
-
-
-def test_a_given_seed_gives_the_same_mask_and_moves_no_generator():
-    layer = Dropout(0.5, seed=3)
+    # A given seed gives the same mask, and moves no generator
     before = np.asarray(layer.seed_generator.state.value)
     layer.given_seed = np.array([1, 2])
-    values = np.ones((8, 8), np.float32)
     np.testing.assert_array_equal(layer(values, training=True), layer(values, training=True))
     np.testing.assert_array_equal(layer.seed_generator.state.value, before)
 
@@ -148,8 +142,37 @@ def test_compiled_and_not_compiled_drop_the_same():
     np.testing.assert_array_equal(np.asarray(run(values)) == 1, mask_of((16, 33), 0.5, 5, 6))
 
 
-def test_bfloat16_stays_bfloat16():
-    layer = Dropout(0.5, seed=3, dtype="mixed_bfloat16")
-    result = layer(np.ones((8, 8), np.float32), training=True)
-    assert keras.backend.standardize_dtype(result.dtype) == "bfloat16"
-    assert set(np.unique(np.asarray(ops.cast(result, "float32")))) == {0, 2}
+# Blocks have each rate in as many layers; a ModernBERT's attention drops probabilities and its result
+RATES = {
+    "bert": {"hidden_dropout_prob": 1 + 2 * 2, "attention_probs_dropout_prob": 2},
+    "modernbert": {"embedding_dropout": 1, "attention_dropout": 2 * 3, "mlp_dropout": 3},
+}
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize(
+    ("name", "head", "more"), [("bert", CLASSIFICATION, 1), ("modernbert", MASKED_LM, 0)]
+)
+def test_every_layer_drops_by_its_rate_in_training_alone(name, head, more):
+    architecture = ARCHITECTURES[name]
+    assert architecture.dropout == tuple(RATES[name])
+    packed, _ = architecture.batches()
+    rates = {rate: 0.3 + 0.1 * number for number, rate in enumerate(RATES[name])}
+    model = build_model(head, dataclasses.replace(architecture.config, **rates), seed=1, num_outputs=3)
+    layers = [(layer, layer.rate) for layer in find_dropouts(model)]
+    for rate, count in RATES[name].items():
+        found = [layer for layer, its_rate in layers if its_rate == rates[rate]]
+        assert len(found) == count + (more if rate == "hidden_dropout_prob" else 0)
+
+    def run(training):
+        return np.concatenate([np.ravel(values) for values in model(packed, training=training).values()])
+
+    sound = run(training=False)
+    for layer, _ in layers:
+        layer.rate = 0.0
+    np.testing.assert_array_equal(run(training=True), sound)
+    for layer, rate in layers:
+        layer.rate = rate
+        first, second = run(training=True), run(training=True)
+        assert np.any(first != sound) and np.any(first != second), layer.path
+        layer.rate = 0.0

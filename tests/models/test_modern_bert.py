@@ -1,4 +1,4 @@
-"""Local attention in bands, and initial weights, dropout and cost of a packed ModernBERT.
+"""Local attention in bands, and the cost of a packed ModernBERT.
 
 `tests/checkpoints/test_modern_bert_reference.py` compares the whole model with transformers.
 
@@ -6,7 +6,6 @@ Legend: B packs per batch, S pack length, N heads, H head width.
 """
 
 import dataclasses
-import functools
 
 import keras
 import numpy as np
@@ -24,9 +23,6 @@ from bert_packed.core.settings import InputError
 from bert_packed.layers.context import PackContext
 from bert_packed.layers.cpu_gradients import gradients_for_cpus, has_gradients_for_cpus
 from bert_packed.layers.dropout import Dropout, packs_from
-from bert_packed.layers.rematerialisation import find_dropouts
-from bert_packed.objectives.pretraining import masked_lm_objective
-from bert_packed.training import engines
 from bert_packed.training.backend import compiled, gradient
 from bert_packed.training.step_report import jax_program, tensorflow_program
 
@@ -141,24 +137,6 @@ def test_memory_of_local_attention_grows_with_the_length():
     assert other / one > 3.9 and short < other / 4
 
 
-def test_initial_weights_are_those_of_the_reference():
-    """Deviations by the kind of weight, cut at two; what is cut makes them smaller by 0.8796."""
-    config = dataclasses.replace(MODEL_SIZES["modernbert-tiny"], vocab_size=997)
-    model = build_model(MASKED_LM, config, seed=1)
-    outputs = ("attention/output/kernel", "feed_forward/output/kernel", "transform/kernel")
-    counted = 0
-    for weight in model.trainable_weights:
-        values = weight.numpy()
-        if values.ndim == 1:
-            assert np.all(values == (0 if weight.path.endswith("bias") else 1)), weight.path
-            continue
-        deviation = 0.02 / np.sqrt(2 * 3) if weight.path.endswith(outputs) else 0.02
-        assert np.std(values) == pytest.approx(0.8796 * deviation, rel=0.02), weight.path
-        assert 1.98 * deviation < np.abs(values).max() <= 2 * deviation * (1 + 1e-5), weight.path
-        counted += 1
-    assert counted == 2 + 4 * 3
-
-
 def test_initial_weights_are_finite_at_any_cutoff():
     """In float32 the share of the normal that is kept must be below 1."""
     config = dataclasses.replace(CONFIG, initializer_cutoff_factor=5.0)
@@ -181,73 +159,6 @@ def test_global_blocks_alone_take_a_fused_kernel():
     want, got = (compiled(model.encode, model)(packed) for model in models)
     assert seen == [(5, 24, 2, 8)] * 2
     np.testing.assert_allclose(np.asarray(got), np.asarray(want), atol=1e-5)
-
-
-@uncompiled
-def test_mixed_precision_keeps_residuals_and_logits():
-    packed, _ = packed_and_unpacked()
-    models = [build_model(MASKED_LM, CONFIG, seed=1, dtype=dtype) for dtype in ("float32", "mixed_bfloat16")]
-    seen = []
-    for block in models[1].modern_bert.blocks:
-        call = block.call
-        block.call = lambda hidden_BSD, call=call, **given: (
-            seen.append(hidden_BSD) or call(hidden_BSD, **given)
-        )
-    want, got = (model(packed)["mlm_logits"] for model in models)
-    assert [keras.backend.standardize_dtype(of.dtype) for of in (*seen, got)] == ["float32"] * 4
-    want, got = np.asarray(want), np.asarray(got)
-    assert 0 < np.abs(got - want).max() < 0.03 * np.abs(want).max()
-
-
-@uncompiled
-def test_the_output_table_is_not_rounded_in_mixed_precision():
-    head = build_model(MASKED_LM, CONFIG, seed=1, dtype="mixed_bfloat16").predictions
-    hidden_BSD = np.random.default_rng(0).normal(size=(2, 5, CONFIG.hidden_size)).astype("float32")
-    table_VD = np.eye(CONFIG.vocab_size, CONFIG.hidden_size, dtype="float32")
-    ones, more = (
-        np.asarray(
-            head(hidden_BSD, np.array([[0, 3], [1, 1]]), keras.Variable(scale * table_VD, autocast=False))
-        )
-        for scale in (1, 1.001)
-    )
-    np.testing.assert_allclose(more, 1.001 * ones, rtol=1e-5)
-
-
-@uncompiled
-def test_each_rate_drops_its_own_units():
-    packed, _ = packed_and_unpacked()
-    for name, num_layers in (
-        ("none", 0),
-        ("embedding_dropout", 1),
-        ("attention_dropout", 6),
-        ("mlp_dropout", 3),
-    ):
-        rates = {} if name == "none" else {name: 0.3}
-        model = build_model(MASKED_LM, dataclasses.replace(CONFIG, **rates), seed=1)
-        evaluated, trained = (
-            np.asarray(compiled(functools.partial(model.encode, training=is_on), model)(packed))
-            for is_on in (False, True)
-        )
-        assert np.array_equal(trained, evaluated) == (name == "none")
-        # Twice in each attention: probabilities and result
-        assert sum(layer.rate == 0.3 for layer in find_dropouts(model)) == num_layers
-
-
-@uncompiled
-def test_recomputed_blocks_give_the_same():
-    packed, _ = packed_and_unpacked()
-    rates = {"embedding_dropout": 0.1, "attention_dropout": 0.1, "mlp_dropout": 0.1}
-    config = dataclasses.replace(CONFIG, **rates)
-    found = []
-    for remat in (False, True):
-        model = build_model(MASKED_LM, config, seed=1, remat=remat)
-        engine = engines.make_engine(model, masked_lm_objective("per_token"), micro_batch_size=5)
-        gradients, sums = compiled(functools.partial(engine.gradients, training=True), model)(packed)
-        found.append([float(sums["mlm_loss"]), *map(np.asarray, gradients)])
-    assert len(found[0]) == 1 + len(model.trainable_variables)
-    for one, other in zip(*found, strict=True):
-        assert np.abs(one).max() > 0
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 * np.abs(one).max())
 
 
 def test_operations_are_counted_by_hand():

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 from packs import packed_and_unpacked
-from tiny import CONFIG, make_engine
+from tiny import SHALLOW, make_engine, to_floats
 
 from bert_packed.layers.dropout import Dropout, keep_mask, packs_from
 
@@ -104,6 +104,15 @@ def result_and_gradients(attend, query, key, value, weights):
     return [np.asarray(values, np.float32) for values in (result, *gradients)]
 
 
+def compare_with_the_definition(kernel, ids_BS, dtype, rate, heads, tolerance):
+    arrays = random_arrays(ids_BS, *heads, dtype)
+    got = result_and_gradients(functools.partial(attend, kernel=kernel, ids_BS=ids_BS, rate=rate), *arrays)
+    arrays = [of.astype("float32") for of in arrays]
+    want = result_and_gradients(functools.partial(attend_densely, ids_BS=ids_BS, rate=rate), *arrays)
+    for one, other in zip(got, want, strict=True):
+        assert np.abs(one - other).max() <= tolerance * np.abs(other).max()
+
+
 @pytest.mark.parametrize(
     ("dtype", "rate", "heads", "tolerance"),
     [
@@ -116,15 +125,6 @@ def result_and_gradients(attend, query, key, value, weights):
 )
 def test_results_and_gradients_are_those_of_the_definition(kernel, ids_BS, dtype, rate, heads, tolerance):
     compare_with_the_definition(kernel, ids_BS, dtype, rate, heads, tolerance)
-
-
-def compare_with_the_definition(kernel, ids_BS, dtype, rate, heads, tolerance):
-    arrays = random_arrays(ids_BS, *heads, dtype)
-    got = result_and_gradients(functools.partial(attend, kernel=kernel, ids_BS=ids_BS, rate=rate), *arrays)
-    arrays = [of.astype("float32") for of in arrays]
-    want = result_and_gradients(functools.partial(attend_densely, ids_BS=ids_BS, rate=rate), *arrays)
-    for one, other in zip(got, want, strict=True):
-        assert np.abs(one - other).max() <= tolerance * np.abs(other).max()
 
 
 def test_results_and_gradients_in_tiles_of_a_run(tiles_of_runs):
@@ -146,28 +146,6 @@ def test_results_and_gradients_in_tiles_of_a_run_on_a_gpu(tiles_of_runs):
     ]
     for dtype, tolerance in (("float32", 2e-6), ("bfloat16", 2**-6)):
         compare_with_the_definition(gpu_attention, ids_BS, dtype, 0.1, (2, 16), tolerance)
-
-
-@pytest.mark.parametrize(
-    ("num_heads", "head_width", "by_tile"),
-    [
-        (24, 32, (4, 8, 12, 24)),
-        (12, 64, (2, 4, 6, 12)),
-        (16, 64, (2, 4, 4, 8)),
-        (6, 128, (1, 2, 3, 6)),
-        (2, 16, (2, 2, 2, 2)),  # all, though they do not fill the lanes
-        (5, 64, (5, 5, 5, 5)),  # all, though they are more than fit: no part fills the lanes
-    ],
-)
-def test_heads_of_a_group(tiles_of_runs, num_heads, head_width, by_tile):
-    """The most that fill whole lanes of 128 and the chip's memory, by the length of a tile."""
-    assert packed_attention.TILES == (512, 384, 256, 128)
-    found = [packed_attention._group_size(num_heads, head_width, tile) for tile in packed_attention.TILES]
-    assert tuple(found) == by_tile
-    for size, tile in zip(found, packed_attention.TILES, strict=True):
-        assert num_heads % size == 0
-        if size < num_heads:
-            assert size * head_width % 128 == 0 and size * head_width * tile <= packed_attention.GROUP
 
 
 def test_a_neighbour_changes_no_bit_and_gets_no_gradient(kernel, ids_BS):
@@ -195,38 +173,31 @@ def pairs_by_hand(ids_BS, tile):
     )
 
 
-def test_the_table_has_the_pairs_that_may_attend_and_no_others():
+def test_the_tiles_to_visit_may_attend_and_no_others():
+    """A table of pairs on TPUs; on GPUs a range, for packs without padding between sequences."""
     rng = np.random.default_rng(0)
     length, tile, num_tiles = 512, 32, 16
-    packs = []
-    for longest in (20, 50, 100, 300):
-        counts = rng.integers(1, longest, size=40)
-        runs = [run for number, count in enumerate(counts, 1) for run in ((number, count), (0, count // 9))]
-        packs += [ids_of(runs, length), ids_of(runs[:3], length)]
-    ids_BS = np.stack(packs)
-    num_pairs, outer, inner = packed_attention.tiles_to_visit(jnp.asarray(ids_BS), tile)
-    expected = pairs_by_hand(ids_BS, tile)
-    rows, ones, others = np.nonzero(expected)
-    assert num_pairs == len(rows) and 0.2 < expected.mean() < 0.8
-    for found, numbers in ((outer, ones), (inner, others)):
-        before, found, after = np.split(np.asarray(found), [1, 1 + num_pairs])
-        np.testing.assert_array_equal(found, rows * num_tiles + numbers)
-        assert np.all(before == -num_tiles) and np.all(after == -num_tiles)
-
-
-def test_the_range_of_a_tile_ends_with_the_last_that_may_attend():
-    rng = np.random.default_rng(0)
-    length, tile = 512, 32
-    packs = [
-        list(enumerate(rng.integers(1, longest, size=5 * length // longest), 1))
-        for longest in (20, 50, 100, 300, 500)
-    ]
-    ids_BS = np.stack([ids_of(pack, length) for pack in packs] + [ids_of(pack[:3], length) for pack in packs])
-    expected = pairs_by_hand(ids_BS, tile)
-    assert 0.2 < expected.mean() < 0.6
+    for has_gaps in (True, False):
+        packs = []
+        for longest in (20, 50, 100, 300):
+            counts = rng.integers(1, longest, size=40)
+            runs = [(number, count) for number, count in enumerate(counts, 1)]
+            if has_gaps:
+                runs = [part for run in runs for part in (run, (0, run[1] // 9))]
+            packs += [ids_of(runs, length), ids_of(runs[:3], length)]
+        ids_BS = np.stack(packs)
+        expected = pairs_by_hand(ids_BS, tile)
+        assert 0.2 < expected.mean() < 0.8
+        num_pairs, *tables = packed_attention.tiles_to_visit(jnp.asarray(ids_BS), tile)
+        rows, *numbers = np.nonzero(expected)
+        assert num_pairs == len(rows)
+        for table, of_rows in zip(tables, numbers, strict=True):
+            before, found, after = np.split(np.asarray(table), [1, 1 + num_pairs])
+            np.testing.assert_array_equal(found, rows * num_tiles + of_rows)
+            assert np.all(before == -num_tiles) and np.all(after == -num_tiles)
     first_Bn, end_Bn = map(np.asarray, gpu_attention.tiles_in_reach(jnp.asarray(ids_BS), tile))
-    numbers = np.arange(length // tile)
-    found = (first_Bn[..., None] <= numbers) & (numbers < end_Bn[..., None])
+    places = np.arange(num_tiles)
+    found = (first_Bn[..., None] <= places) & (places < end_Bn[..., None])
     np.testing.assert_array_equal(found, expected)
 
 
@@ -271,25 +242,21 @@ def test_no_other_tile_is_visited_forward_and_backward(kernel, one_pack_per_tile
     np.testing.assert_array_equal(reached(query_gradient), expected)
 
 
-@pytest.mark.parametrize("build", [{}, {"remat": True}, {"micro_batch_size": 2}])
-def test_a_model_drops_the_units_that_the_dense_model_drops(kernel, build):
-    config = dataclasses.replace(
-        CONFIG,
-        num_hidden_layers=1,
-        hidden_dropout_prob=0.1,
-        attention_probs_dropout_prob=0.2,
-        max_position_embeddings=TILE,
+@pytest.mark.parametrize(
+    ("kernel", "remat", "micro_batch_size"),
+    [(packed_attention, True, None), (packed_attention, False, 2), (gpu_attention, True, 2)],
+)
+def test_a_model_drops_the_units_that_the_dense_model_drops(kernel, remat, micro_batch_size):
+    rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.2}
+    config = dataclasses.replace(SHALLOW, max_position_embeddings=TILE, **rates)
+    packed = {name: values[:4] for name, values in packed_and_unpacked(max_seq_length=TILE)[0].items()}
+    dense, fused = (
+        make_engine(config=config, build={"remat": remat, **attend}, micro_batch_size=micro_batch_size)
+        for attend in ({}, {"attend": kernel.attend})
     )
-    packed, _ = packed_and_unpacked(max_seq_length=TILE)
-    packed = {name: values[:4] for name, values in packed.items()}
-    given = {"micro_batch_size": build["micro_batch_size"]} if "micro_batch_size" in build else {}
-    remat = build.get("remat", False)
-    dense = make_engine(config=config, build={"remat": remat}, **given)
-    fused = make_engine(config=config, build={"remat": remat, "attend": kernel.attend}, **given)
     want, want_sums = dense.gradients(packed)
     got, got_sums = fused.gradients(packed)
-    for name, value in want_sums.items():
-        assert float(got_sums[name]) == pytest.approx(float(value), rel=1e-5), name
+    assert to_floats(got_sums) == pytest.approx(to_floats(want_sums), rel=1e-5)
     for variable, one, other in zip(dense.model.trainable_variables, got, want, strict=True):
         scale = 0.1 if variable.path.endswith("key/bias") else np.abs(other).max()
         assert np.abs(one - other).max() <= 1e-5 * scale, variable.path

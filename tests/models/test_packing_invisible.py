@@ -1,30 +1,58 @@
-"""Packing is invisible: losses, accuracies and all gradients equal those of unpacked sequences.
+"""Packing is invisible in every architecture: losses and gradients equal those of unpacked sequences.
 
-`test_numpy_bert.py` compares the outputs.
+`test_numpy_models.py` compares the outputs with another implementation.
 """
+
+import dataclasses
 
 import numpy as np
 import pytest
+from architectures import ARCHITECTURES
 from keras import ops
-from packs import VOCAB_SIZE, packed_and_unpacked
-from tiny import CONFIG, make_engine, to_floats
+from packs import VOCAB_SIZE
+from tiny import to_floats
 
-from bert_packed.architectures.packed_model import build_model
-from bert_packed.architectures.registry import PRETRAINING
-from bert_packed.layers.context import PackContext
+from bert_packed.objectives.next_tokens import next_token_objective
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.training.backend import gradient
 
-MLM_LOSSES = ("per_sequence", "per_token")
 # `test_engine.py` compares compiled steps with these; here they would compile for longer than they run
 pytestmark = pytest.mark.usefixtures("uncompiled")
+MICRO_BATCHES = [1, pytest.param(5, marks=pytest.mark.both_backends), 10]
+OBJECTIVES = {
+    "bert": [pretraining_objective("per_sequence"), pretraining_objective("per_token")],
+    "modernbert": [ARCHITECTURES["modernbert"].objective],
+    "mamba": [next_token_objective("per_sequence"), next_token_objective("per_token")],
+    "mamba2": [next_token_objective("per_sequence")],
+}
 
 
-@pytest.fixture(scope="module")
-def batches():
-    packed, unpacked = packed_and_unpacked()
-    assert packed["sequence_ids"].max(axis=1).tolist() == [4, 3, 1, 2, 1]
+@pytest.fixture(params=ARCHITECTURES)
+def architecture(request):
+    return ARCHITECTURES[request.param]
+
+
+BY_OBJECTIVE = [
+    pytest.param(name, number, marks=pytest.mark.slow if name == "mamba" and number else ())
+    for name, objectives in OBJECTIVES.items()
+    for number in range(len(objectives))
+]
+# Both for the simplest, and each for some of the others
+each_precision = pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *(("bert", "float32"), ("bert", "mixed_bfloat16"), ("modernbert", "mixed_bfloat16")),
+        *(("mamba", "float32"), ("mamba2", "mixed_bfloat16")),
+    ],
+)
+
+
+def batches_of(architecture):
+    packed, unpacked = architecture.batches()
+    assert (packed["sequence_ids"].max(axis=1) > 1).sum() >= 3
     assert unpacked["sequence_ids"].max(axis=1).tolist() == [1] * 11
+    if "sequence_bytes" in packed:  # which depend on the slot
+        unpacked["sequence_bytes"][:, 0] = packed["sequence_bytes"][packed["slot_weights"] > 0]
     return packed, unpacked
 
 
@@ -40,61 +68,54 @@ def assert_gradients_equal(model, got, want):
         assert np.abs(one - other).max() <= 1e-5 * scale, variable.path
 
 
-@pytest.mark.parametrize("mlm_loss", MLM_LOSSES)
-def test_losses_and_accuracies(batches, mlm_loss):
-    engine = make_engine(mlm_loss)
-    packed, unpacked = (to_floats(engine.eval_step(batch)) for batch in batches)
-    assert packed["num_sequences"] == unpacked["num_sequences"] == 11
-    assert packed["num_predicted_sequences"] == pytest.approx(10)
-    assert packed == pytest.approx(unpacked, rel=1e-5)
-    means = pretraining_objective(mlm_loss).means
-    assert means(packed) == pytest.approx(means(unpacked), rel=1e-5)
-
-
 @pytest.mark.both_backends
-@pytest.mark.parametrize("mlm_loss", MLM_LOSSES)
-def test_all_gradients(batches, mlm_loss):
-    packed, unpacked = batches
-    engine = make_engine(mlm_loss)
-    got, _ = engine.gradients(packed)
-    want, _ = engine.gradients(unpacked)
+@pytest.mark.parametrize(("name", "number"), BY_OBJECTIVE)
+def test_losses_figures_and_gradients(name, number):
+    weighted = dataclasses.replace(ARCHITECTURES[name], objective=OBJECTIVES[name][number])
+    packed, unpacked = batches_of(weighted)
+    engine = weighted.engine()
+    sums = [to_floats(engine.eval_step(batch)) for batch in (packed, unpacked)]
+    assert sums[0]["num_sequences"] == 11 and sums[0] == pytest.approx(sums[1], rel=1e-5)
+    means = [weighted.objective.means(of) for of in sums]
+    assert means[0] == pytest.approx(means[1], rel=1e-5)
+    got, want = (engine.gradients(batch)[0] for batch in (packed, unpacked))
     assert_gradients_equal(engine.model, got, want)
 
 
 @pytest.mark.both_backends
-def test_neighbours_see_nothing(batches):
+@each_precision
+def test_neighbours_see_nothing(name, dtype):
     """New tokens in one sequence leave the others' hidden states untouched, bit for bit."""
-    packed, _ = batches
-    model = build_model(PRETRAINING, CONFIG, seed=1)
-    before = np.asarray(model.encode(packed))
-    changed_slots = 0
-    for row in range(4):
-        for slot in range(1, int(packed["sequence_ids"][row].max()) + 1):
-            mine = packed["sequence_ids"] == slot
-            mine[np.arange(len(mine)) != row] = False
-            tokens = np.where(mine, packed["token_ids"] % (VOCAB_SIZE - 1) + 1, packed["token_ids"])
-            after = np.asarray(model.encode({**packed, "token_ids": tokens}))
-            assert np.array_equal(after[~mine], before[~mine])
-            assert np.abs(after[mine] - before[mine]).max() > 1e-3
-            changed_slots += 1
-    assert changed_slots == 10
+    packed, _ = batches_of(ARCHITECTURES[name])
+    model = ARCHITECTURES[name].model(dtype=dtype)
+    before = encoded(model, packed)
+    counts = packed["sequence_ids"].max(axis=1)
+    crowded = np.flatnonzero(counts > 1)
+    for row, slot in [*zip(crowded, counts[crowded], strict=True), (crowded[0], 1)]:
+        mine = packed["sequence_ids"] == slot
+        mine[np.arange(len(mine)) != row] = False
+        tokens = np.where(mine, packed["token_ids"] % (VOCAB_SIZE - 1) + 1, packed["token_ids"])
+        after = encoded(model, {**packed, "token_ids": tokens})
+        assert np.array_equal(after[~mine], before[~mine])
+        assert np.abs(after[mine] - before[mine]).max() > 1e-3
+
+
+def encoded(model, batch):
+    return np.asarray(ops.convert_to_numpy(ops.cast(model.encode(batch), "float32")))
 
 
 @pytest.mark.both_backends
-def test_cross_gradient_is_exactly_zero(batches):
-    """The gradient of one sequence's outputs by its neighbours' embeddings is 0, not small."""
-    packed, _ = batches
-    model = build_model(PRETRAINING, CONFIG, seed=1)
-    encoder = model.bert
-    ids = packed["sequence_ids"]
-    embedded = encoder.embeddings(packed["token_ids"], packed["token_type_ids"], packed["position_ids"])
-    for row, slot in ((0, 1), (0, 3), (1, 2), (3, 2)):
+def test_the_gradient_across_sequences_is_exactly_zero(architecture):
+    """Of one sequence's outputs by its neighbours' embeddings: 0, not small."""
+    packed, _ = batches_of(architecture)
+    model, ids = architecture.model(), packed["sequence_ids"]
+    embedded = model.embed(packed)
+    for row, slot in ((0, 3), (1, 2)):
         mine = np.zeros(ids.shape, np.float32)
         mine[row] = ids[row] == slot
 
         def target(hidden, mine=mine):
-            for block in encoder.blocks:
-                hidden = block(hidden, context=PackContext(ids, packed["position_ids"]))
+            hidden = model.encode_embedded(hidden, packed)
             # Weighted, since layer norm makes a plain sum of outputs constant
             weights = np.linspace(-1, 1, hidden.shape[-1], dtype=np.float32)
             return ops.sum(hidden * weights * mine[..., None])
@@ -104,12 +125,13 @@ def test_cross_gradient_is_exactly_zero(batches):
         assert np.all(found[mine == 0] == 0)
 
 
-@pytest.mark.parametrize("mlm_loss", MLM_LOSSES)
-@pytest.mark.parametrize("micro_batch_size", [1, pytest.param(5, marks=pytest.mark.both_backends), 10])
-def test_micro_batches_equal_one(batches, mlm_loss, micro_batch_size):
-    packed, _ = batches
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("micro_batch_size", MICRO_BATCHES)
+def test_micro_batches_equal_one(number, micro_batch_size):
+    bert = dataclasses.replace(ARCHITECTURES["bert"], objective=OBJECTIVES["bert"][number])
+    packed, _ = batches_of(bert)
     doubled = {name: np.concatenate([values, values[::-1]]) for name, values in packed.items()}
-    whole, parts = make_engine(mlm_loss), make_engine(mlm_loss, micro_batch_size=micro_batch_size)
+    whole, parts = bert.engine(), bert.engine(micro_batch_size=micro_batch_size)
     want, want_sums = whole.gradients(doubled)
     got, got_sums = parts.gradients(doubled)
     assert_gradients_equal(whole.model, got, want)
@@ -117,12 +139,14 @@ def test_micro_batches_equal_one(batches, mlm_loss, micro_batch_size):
 
 
 @pytest.mark.both_backends
-def test_empty_packs_change_nothing(batches):
-    packed, _ = batches
-    engine = make_engine()
+@each_precision
+def test_empty_packs_change_nothing(name, dtype):
+    """Nor is there a NaN, in packs that end in padding or are nothing else."""
+    packed, _ = batches_of(ARCHITECTURES[name])
+    engine = ARCHITECTURES[name].engine({"dtype": dtype})
     filled = {name: np.concatenate([values, np.zeros_like(values)]) for name, values in packed.items()}
     with_empty, without = to_floats(engine.eval_step(filled)), to_floats(engine.eval_step(packed))
-    assert with_empty == pytest.approx(without, rel=1e-6)
+    assert with_empty == pytest.approx(without, rel=1e-6 if dtype == "float32" else 1e-3)
     nothing = {name: np.zeros_like(values) for name, values in packed.items()}
     gradients, sums = engine.gradients(nothing)
     assert float(sums["num_sequences"]) == 0

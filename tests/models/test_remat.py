@@ -6,60 +6,68 @@ import re
 import keras
 import numpy as np
 import pytest
-from packs import packed_and_unpacked
+from architectures import ARCHITECTURES
 from tiny import CONFIG, to_floats
 
-from bert_packed.architectures.packed_model import build_model
-from bert_packed.architectures.registry import PRETRAINING
 from bert_packed.layers.context import PackContext
 from bert_packed.layers.rematerialisation import run_rematerialised
-from bert_packed.objectives.pretraining import pretraining_objective
-from bert_packed.training.engines import make_engine
 from bert_packed.training.optimization import Lamb
 
 # Queries, keys, values, scores, context, its output, and the first layer of the feed-forward network; the
 # second is not needed again
 PRODUCTS_PER_BLOCK = 7
-WITH_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)
+BERT = ARCHITECTURES["bert"].with_dropout(0.2)
+slow = pytest.mark.slow
+both = pytest.mark.both_backends
 
 
-def make_remat_engine(remat, config, **kwargs):
-    return make_engine(
-        build_model(PRETRAINING, config, 1, remat=remat), pretraining_objective("per_sequence"), **kwargs
+def seeds_of(model):
+    return [v.numpy().tolist() for v in model.variables if "seed" in v.path]
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "micro_batch_size"),
+    [
+        pytest.param("bert", 0.2, 1, marks=both),
+        pytest.param("bert", 0.2, 5, marks=slow),
+        pytest.param("bert", 0.0, 1, marks=slow),
+        pytest.param("modernbert", 0.1, 5, marks=both),
+        pytest.param("mamba", 0.0, 5, marks=both),
+        pytest.param("mamba2", 0.0, 5, marks=both),
+    ],
+)
+def test_gradients_are_the_same(request, name, rate, micro_batch_size):
+    """A second call draws other seeds, the same in both, and a Mamba takes over what the first has left."""
+    if (name, micro_batch_size) != ("bert", 5):
+        request.getfixturevalue("uncompiled")
+    architecture = ARCHITECTURES[name].with_dropout(rate)
+    packed, _ = architecture.batches()
+    options = {"num_rows": 5} if name.startswith("mamba") else {}
+    plain, again = (
+        architecture.engine({"remat": remat, **options}, micro_batch_size=micro_batch_size)
+        for remat in (False, True)
     )
-
-
-@pytest.mark.parametrize(
-    "config", [pytest.param(CONFIG, marks=pytest.mark.slow), WITH_DROPOUT], ids=["sound", "dropout"]
-)
-@pytest.mark.parametrize(
-    "micro_batch_size",
-    [pytest.param(5, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.both_backends)],
-)
-def test_gradients_are_the_same(config, micro_batch_size):
-    packed, _ = packed_and_unpacked()
-    plain, again = (make_remat_engine(r, config, micro_batch_size=micro_batch_size) for r in (False, True))
-    for _ in range(2):  # the second call draws other seeds, the same in both
-        want, want_sums = plain.gradients(packed)
-        got, got_sums = again.gradients(packed)
+    for call in range(2):
+        batch = {**packed, "position_ids": packed["position_ids"] + call * bool(options)}
+        want, want_sums = plain.gradients(batch, training=True)
+        got, got_sums = again.gradients(batch, training=True)
         assert to_floats(got_sums) == pytest.approx(to_floats(want_sums), rel=1e-6)
         for variable, one, other in zip(plain.model.trainable_variables, got, want, strict=True):
             one, other = np.asarray(one), np.asarray(other)
+            assert np.abs(other).max() > 0, variable.path
             assert np.abs(one - other).max() <= 1e-5 * np.abs(other).max() + 1e-6, variable.path
-    seeds = [[v.numpy().tolist() for v in e.model.variables if "seed" in v.path] for e in (plain, again)]
-    assert seeds[0] == seeds[1]
+    assert seeds_of(plain.model) == seeds_of(again.model)
 
 
 @pytest.mark.both_backends
 def test_evaluation_draws_no_seeds():
     """Or a run that evaluates in between would train on with other dropout than one that does not."""
-    packed, _ = packed_and_unpacked()
-    model = build_model(PRETRAINING, WITH_DROPOUT, 1, remat=True)
-    states = []
-    for training in (None, False, True):  # None: as it was built
-        if training is not None:
-            model.encode(packed, training=training)
-        states.append([v.numpy().tolist() for v in model.variables if "seed" in v.path])
+    packed, _ = BERT.batches()
+    model = BERT.model(remat=True)
+    states = [seeds_of(model)]
+    for training in (False, True):
+        model.encode(packed, training=training)
+        states.append(seeds_of(model))
     assert states[0] == states[1] != states[2]
 
 
@@ -73,7 +81,7 @@ def test_what_a_block_makes_of_the_context_stays_in_it():
             masks.append(context.mask_B1SS)
             return hidden_BSD
 
-    packed, _ = packed_and_unpacked()
+    packed, _ = BERT.batches()
     context = PackContext(keras.ops.convert_to_tensor(packed["sequence_ids"]), None)
     run_rematerialised([Block(), Block()], keras.ops.ones((5, 24, 2)), context)
     assert len({id(mask) for mask in [*masks, context.mask_B1SS]}) == 3
@@ -82,8 +90,8 @@ def test_what_a_block_makes_of_the_context_stays_in_it():
 @pytest.mark.slow  # CI runs all of this file fully optimised
 @pytest.mark.both_backends
 def test_compiled_steps_are_the_same():
-    packed, _ = packed_and_unpacked()
-    engines = [make_remat_engine(r, WITH_DROPOUT, optimizer=Lamb(0.01)) for r in (False, True)]
+    packed, _ = BERT.batches()
+    engines = [BERT.engine({"remat": remat}, optimizer=Lamb(0.01)) for remat in (False, True)]
     for engine in engines:
         engine.train_step(packed)
         assert engine.num_train_traces == 1
@@ -105,12 +113,10 @@ def optimised_program(engine, batch):
 @pytest.mark.parametrize("micro_batch_size", [None, 1])
 def test_compiled_steps_compute_each_block_again(micro_batch_size):
     """In the optimised program: XLA can merge what is computed again with the first time, for nothing."""
-    packed, _ = packed_and_unpacked()
+    packed, _ = BERT.batches()
     counts = []
     for remat in (False, True):
-        engine = make_remat_engine(
-            remat, WITH_DROPOUT, optimizer=Lamb(0.01), micro_batch_size=micro_batch_size
-        )
+        engine = BERT.engine({"remat": remat}, optimizer=Lamb(0.01), micro_batch_size=micro_batch_size)
         counts.append(len(re.findall(r" dot\(", optimised_program(engine, packed))))
     assert counts[1] - counts[0] == PRODUCTS_PER_BLOCK * CONFIG.num_hidden_layers
 
@@ -118,11 +124,11 @@ def test_compiled_steps_compute_each_block_again(micro_batch_size):
 @pytest.mark.both_backends
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
 def test_compiled_steps_need_less_memory():
-    packed, _ = packed_and_unpacked()
+    packed, _ = BERT.batches()
     many = {name: np.tile(values, (8, *[1] * (values.ndim - 1))) for name, values in packed.items()}
-    config = dataclasses.replace(WITH_DROPOUT, num_hidden_layers=6)
+    deep = dataclasses.replace(BERT, config=dataclasses.replace(BERT.config, num_hidden_layers=6))
     sizes = []
     for remat in (False, True):
-        engine = make_remat_engine(remat, config, optimizer=Lamb(0.01))
+        engine = deep.engine({"remat": remat}, optimizer=Lamb(0.01))
         sizes.append(engine.step_programs(many)[0].temporary_bytes)
     assert sizes[1] < sizes[0] / 2

@@ -33,19 +33,16 @@ def test_a_cluster_is_read():
     [
         ("", r"^TF_CONFIG must hold .* where distribution is multi_worker\. Received: nothing\.$"),
         ("{", r"must be JSON of the form .* Received: \{\."),
-        ("[1]", r"must be JSON of the form"),
         ('{"cluster": {"worker": ["a:1"]}}', r"must be JSON of the form"),
         (config(kind="evaluator"), r"tasks of type worker alone\. Received: evaluator\."),
         (config(chief=["c:3"]), r"tasks of type worker alone\. Received: chief\."),
         (config([]), r'list the workers as "HOST:PORT"\. Received: \[\]\.'),
         (config("a:1"), r'list the workers as "HOST:PORT"\. Received: a:1\.'),
-        (config(["a:1", "b"]), r'list the workers as "HOST:PORT"'),
         (config(["a:1", ":2"]), r'list the workers as "HOST:PORT"'),
         (config(["a:1", "b:65536"]), r'list the workers as "HOST:PORT"'),
         (config(["a:1", "b:2", "a:1"]), r"name every worker once\. Received: a:1 twice\."),
         (config(index=2), r"index from 0 and below the number of workers, 2\. Received: 2\."),
         (config(index=-1), r"Received: -1\."),
-        (config(index=None), r"Received: None\."),
         (config(index=True), r"Received: True\."),
     ],
 )
@@ -105,7 +102,7 @@ def test_processes_meet_at_the_first_whoever_comes_before(addresses):
     assert {**found, **of_first, **of_last} == {0: None, 1: None, 2: None}
 
 
-def test_who_is_missing_is_named_also_where_it_was_there_and_has_gone(addresses):
+def test_who_is_missing_or_has_gone_is_named(addresses):
     port = int(addresses[0][10:])
     threads, found = meet_all(addresses, (0,), 3)
     for said in (b"1\n", b"GET /\n", b""):
@@ -197,7 +194,7 @@ def test_the_first_worker_meets_nobody_at_a_loopback_name(debian):
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_gloo_publishes_no_loopback_address(debian, monkeypatch, platform):
-    """It failed after half a minute, with words of its own; other devices do without it."""
+    """It failed after half a minute, with another message; other devices do without it."""
     called = []
     multihost = types.SimpleNamespace(sync_global_devices=lambda _: called.append("sync"))
     jax = types.SimpleNamespace(

@@ -11,20 +11,27 @@ import next_tokens
 import numpy as np
 import pytest
 from packs import packed_and_unpacked
-from tiny import CONFIG, Trained, to_floats
+from tiny import SHALLOW, Trained, to_floats
 
+from bert_packed.architectures.bert import layers
 from bert_packed.core.settings import InputError
-from bert_packed.layers import context as layers
 from bert_packed.layers.cpu_gradients import has_gradients_for_cpus
+from bert_packed.objectives.next_tokens import next_token_objective
 from bert_packed.objectives.pretraining import masked_lm_objective, pretraining_objective
-from bert_packed.parallel.replicas import Replicas, check_shares, make_replicas
+from bert_packed.parallel.replicas import (
+    Replicas,
+    check_processes,
+    check_shares,
+    count_replicas,
+    group_of,
+    make_replicas,
+)
 from bert_packed.training import engines
 from bert_packed.training.optimization import Lamb
 
 pytestmark = pytest.mark.both_backends
 NUM_DEVICES = 4
-NUM_STEPS = 20
-SHALLOW = dataclasses.replace(CONFIG, num_hidden_layers=1)  # half the time to compile
+NUM_STEPS = 6
 WITH_DROPOUT = dataclasses.replace(SHALLOW, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)
 MICRO_BATCH_SIZE = 4  # of eight packs a step
 CLIP = 0.5  # of lengths above 1
@@ -81,33 +88,22 @@ def values_of(variables):
 
 
 @pytest.fixture(scope="module")
-def forms():
-    """By the number of devices, for each trace of a step: True if attention had gradients for CPUs."""
-    return {}
+def trained(devices):
+    """By the number of devices what it trained; attention has its gradients for CPUs in each trace."""
 
-
-@pytest.fixture(scope="module")
-def trained(devices, forms):
-    done = {}
-
-    def first_step(engine, taken):
-        attend = layers.attention_scores
+    @functools.cache
+    def train(num_devices):
+        engine, taken, attend = make_engine(num_devices), [], layers.attention_scores
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(
                 layers, "attention_scores", lambda *of: taken.append(has_gradients_for_cpus()) or attend(*of)
             )
-            return to_floats(engine.train_step(batch_at(0)))
-
-    def train(num_devices):
-        if num_devices not in done:
-            engine = make_engine(num_devices)
-            figures = [first_step(engine, forms.setdefault(num_devices, []))]
-            moments = values_of(engine.training_state())
-            figures += [to_floats(engine.train_step(batch_at(step))) for step in range(1, NUM_STEPS)]
-            weights, state = values_of(engine.weights()), values_of(engine.training_state())
-            evaluated = to_floats(engine.eval_step(batch_at(7)))
-            done[num_devices] = Trained(engine, figures, moments, weights, state, evaluated)
-        return done[num_devices]
+            figures = [to_floats(engine.train_step(batch_at(0)))]
+        assert taken and all(taken)
+        moments = values_of(engine.training_state())
+        figures += [to_floats(engine.train_step(batch_at(step))) for step in range(1, NUM_STEPS)]
+        weights, state = values_of(engine.weights()), values_of(engine.training_state())
+        return Trained(engine, figures, moments, weights, state, to_floats(engine.eval_step(batch_at(7))))
 
     return train
 
@@ -118,33 +114,23 @@ several = pytest.mark.parametrize("num_devices", [2, pytest.param(4, marks=dear)
 
 
 @several
-def test_losses_and_norms_are_those_of_one_device(trained, num_devices):
+def test_steps_are_those_of_one_device(trained, num_devices):
+    """Losses, norms, gradients, weights and seeds of dropout; the first moments are the clipped gradient."""
     one, many = trained(1), trained(num_devices)
+    assert many.engine.num_train_traces == 1
     for want, found in zip(one.figures, many.figures, strict=True):
-        assert want["gradient_norm"] > 2 * CLIP
-        assert found.pop("num_stop_requests") == 0
-        assert found == pytest.approx(want, rel=1e-5)
+        assert want["gradient_norm"] > 2 * CLIP and found["num_stop_requests"] == 0
+        assert {name: found[name] for name in want} == pytest.approx(want, rel=1e-5)
         for name in ("mlm_loss", "nsp_loss"):
             assert found[name] == pytest.approx(want[name], rel=1e-6)
-    assert many.engine.num_train_traces == 1
-
-
-@several
-def test_gradients_are_those_of_one_device(trained, num_devices):
-    """The first step's moments are its clipped gradient, times 1 - beta."""
-    one, many = trained(1).moments, trained(num_devices).moments
-    assert one.keys() == many.keys()
-    names = [name for name in one if name.endswith(("momentum", "velocity"))]
-    largest = max(np.abs(one[name]).max() for name in names if name.endswith("momentum"))
-    whole = np.sqrt(sum(np.sum(one[name] ** 2) for name in names if name.endswith("momentum")))
+    assert many.evaluated == pytest.approx(one.evaluated, rel=1e-5)
+    names = [name for name in one.moments if name.endswith(("momentum", "velocity"))]
+    gradients = [one.moments[name] for name in names if name.endswith("momentum")]
+    whole = np.sqrt(sum(np.sum(values**2) for values in gradients))
     assert whole == pytest.approx(0.1 * CLIP, rel=1e-5)  # the length of all, of which 1 - beta_1 is kept
+    largest = max(np.abs(values).max() for values in gradients)
     for name in names:
-        np.testing.assert_allclose(many[name], one[name], atol=1e-6 * largest, err_msg=name)
-
-
-@several
-def test_weights_are_those_of_one_device_after_20_steps(trained, num_devices):
-    one, many = trained(1), trained(num_devices)
+        np.testing.assert_allclose(many.moments[name], one.moments[name], atol=1e-6 * largest, err_msg=name)
     for name, values in one.weights.items():
         # The gradient of a key's bias is 0: of its rounding LAMB makes whole steps
         if not name.endswith("key/bias"):
@@ -153,25 +139,6 @@ def test_weights_are_those_of_one_device_after_20_steps(trained, num_devices):
     assert len(seeds) == 4
     for name in seeds:  # where a run goes on, on another number of devices too
         np.testing.assert_array_equal(many.state[name], one.state[name])
-    assert many.evaluated == pytest.approx(one.evaluated, rel=1e-5)
-
-
-@pytest.mark.parametrize("num_devices", [pytest.param(NUM_DEVICES, marks=dear)])  # TensorFlow joins no other
-def test_a_modern_bert_is_that_of_one_device_after_three_steps(num_devices):
-    """With dropout in its bands."""
-    rates = dict.fromkeys(("embedding_dropout", "attention_dropout", "mlp_dropout"), 0.2)
-    config = dataclasses.replace(modern_bert_models.CONFIG, num_hidden_layers=2, **rates)
-    figures, weights = [], []
-    for number in (1, num_devices):
-        engine = make_engine(number, config, objective=masked_lm_objective("per_token"))
-        figures.append([to_floats(engine.train_step(batch_at(step))) for step in range(3)])
-        weights.append(values_of(engine.weights()))
-    for want, found in zip(*figures, strict=True):
-        assert found.pop("num_stop_requests") == 0
-        assert found == pytest.approx(want, rel=1e-5)
-    one, many = weights
-    for name, values in one.items():
-        np.testing.assert_allclose(many[name], values, atol=1e-5, err_msg=name)
 
 
 def test_evaluation_takes_batches_that_no_micro_batch_divides(trained):
@@ -180,12 +147,6 @@ def test_evaluation_takes_batches_that_no_micro_batch_divides(trained):
     want, found = (to_floats(trained(number).engine.eval_step(some)) for number in (1, 2))
     assert want["num_sequences"] > 0
     assert found == pytest.approx(want, rel=1e-5)
-
-
-def test_dropout_is_in_the_comparison(trained):
-    with_dropout = trained(1).figures[0]["mlm_loss"]
-    without = to_floats(make_engine(1, SHALLOW).gradients(batch_at(0))[1])["mlm_loss"]
-    assert abs(with_dropout - without) > 1e-2
 
 
 def spoiled(batch):
@@ -223,37 +184,21 @@ def test_packs_of_a_process_by_replica():
     found = replicas.by_replica(np.arange(8), micro_batch_size=4)
     assert found.tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
     assert replicas.by_replica(np.arange(8), micro_batch_size=8).tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
-
-
-def test_parts_of_a_processor_are_no_faster_than_it():
+    # Parts of a processor are no faster than it
     assert make_some(NUM_DEVICES).num_whole == 1
-    assert Replicas(num=8, num_local=4, shares_processor=True).num_whole == 2
-    assert Replicas(num=8, num_local=4).num_whole == 8
-
-
-def test_one_device_needs_no_replicas():
-    assert make_replicas("none") is None
-    check_shares(None, train_batch_size=3)
+    assert (replicas.num_whole, Replicas(8, 4, shares_processor=True).num_whole) == (8, 2)
 
 
 def test_packs_are_shared_equally_or_refused():
+    assert make_replicas("none") is None
+    check_shares(None, train_batch_size=3)
     replicas = Replicas(num=4, num_local=2)
     check_shares(replicas, micro_batch_size=8)
-    with pytest.raises(
-        InputError, match=r"`eval_batch_size` must be divisible.* Received: 6 packs, 4 devices"
-    ):
+    message = r"`eval_batch_size` must be divisible.* Received: 6 packs, 4 devices"
+    with pytest.raises(InputError, match=message):
         check_shares(replicas, micro_batch_size=8, eval_batch_size=6)
-
-
-def test_without_a_tpu_that_is_said():
     with pytest.raises(InputError, match="`distribution` must not be tpu without a TPU"):
         make_replicas("tpu")
-
-
-@pytest.mark.parametrize("num_devices", [1, 2])
-def test_each_device_takes_the_forms_for_cpus(trained, forms, num_devices):
-    trained(num_devices)
-    assert forms[num_devices] and all(forms[num_devices])
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
@@ -272,22 +217,64 @@ def test_each_device_computes_its_part_and_adds_it_up_once():
     assert flops[4] < 0.5 * flops[1]
 
 
-@pytest.mark.slow
-def test_another_architecture_and_objective_are_shared_alike():
-    """A Mamba's next tokens, over packs that hold 4, 2, 1, 3, 4, 2, 1 and 3 sequences."""
-    batch = next_tokens.batch_of(2 * next_tokens.random_packs()[:4], 12, 4)
-    found = []
-    for num_devices in (1, NUM_DEVICES):  # TensorFlow joins no other number in one process
-        replicas = make_some(num_devices) if num_devices > 1 else None
-        with replicas.scope() if replicas else contextlib.nullcontext():
-            optimizer = Lamb(0.01, global_clipnorm=CLIP)
-            engine = next_tokens.make_engine(
-                "per_sequence", optimizer=optimizer, micro_batch_size=4, replicas=replicas
-            )
-        figures = to_floats(engine.train_step(batch))
-        found.append((figures, values_of(engine.training_state())))
-    (want, moments), (got, others) = found
-    assert want["num_sequences"] == 20 and want["gradient_norm"] > CLIP
-    assert got.pop("num_stop_requests") == 0 and got == pytest.approx(want, rel=1e-5)
-    for name, values in moments.items():
-        np.testing.assert_allclose(others[name], values, atol=1e-6 * np.abs(values).max(), err_msg=name)
+RATES = dict.fromkeys(("embedding_dropout", "attention_dropout", "mlp_dropout"), 0.2)
+# TensorFlow joins no other number of devices in one process
+OTHERS = {
+    "modernbert": (
+        dataclasses.replace(modern_bert_models.CONFIG, num_hidden_layers=2, **RATES),
+        masked_lm_objective("per_token"),
+        batch_at,
+    ),
+    # Packs that hold 4, 2, 1, 3, 4, 2, 1 and 3 sequences
+    "mamba": (
+        next_tokens.CONFIG,
+        next_token_objective("per_sequence"),
+        lambda step: next_tokens.batch_of(2 * next_tokens.random_packs(seed=step)[:4], 12, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("modernbert", marks=dear), pytest.param("mamba", marks=pytest.mark.slow)]
+)
+def test_other_architectures_are_those_of_one_device(name):
+    """With dropout in the bands of a ModernBERT."""
+    config, objective, batch_of_step = OTHERS[name]
+    figures, weights = [], []
+    for number in (1, NUM_DEVICES):
+        engine = make_engine(number, config, objective=objective)
+        figures.append([to_floats(engine.train_step(batch_of_step(step))) for step in range(3)])
+        weights.append(values_of(engine.weights()))
+    for want, found in zip(*figures, strict=True):
+        assert want["num_sequences"] == 20 and want["gradient_norm"] > CLIP
+        assert found.pop("num_stop_requests") == 0
+        assert found == pytest.approx(want, rel=1e-5)
+    for name, values in weights[0].items():
+        np.testing.assert_allclose(weights[1][name], values, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("num_processes", "num_replicas", "groups"),
+    [
+        (1, 4, [(0, 1)]),
+        (2, 4, [(0, 2), (1, 2)]),
+        (4, 4, [(0, 4), (1, 4), (2, 4), (3, 4)]),
+        (4, 2, [(0, 2), (0, 2), (1, 2), (1, 2)]),
+        (3, 1, [(0, 1)] * 3),
+    ],
+)
+def test_processes_of_one_replica_compute_the_same_packs(num_processes, num_replicas, groups):
+    found = [group_of(index, num_processes, num_replicas) for index in range(num_processes)]
+    assert found == groups
+    check_processes(num_processes, num_replicas)
+
+
+@pytest.mark.parametrize(("num_processes", "num_replicas"), [(4, 6), (3, 2)])
+def test_processes_that_have_parts_of_replicas_are_refused(num_processes, num_replicas):
+    message = f"Received: {num_processes} processes, {num_replicas} parts"
+    with pytest.raises(InputError, match=message):
+        check_processes(num_processes, num_replicas)
+    # Rows divide packs under Optimus alone
+    shape = (num_replicas, 3, 3)
+    assert count_replicas("optimus2d", shape) == 3 * num_replicas
+    assert count_replicas("megatron1d", shape) == num_replicas

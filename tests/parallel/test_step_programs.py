@@ -1,36 +1,48 @@
-"""Program of a step on several devices: its share of the work, and the whole gradient sent once."""
+"""Step of two devices, in a process by itself: its program, and a batch that grows.
 
-import dataclasses
+TensorFlow joins devices once in a process.
+"""
+
 import re
 
 import keras
 import numpy as np
 import pytest
-from packs import packed_and_unpacked
-from tiny import CONFIG
+from test_replicas import MICRO_BATCH_SIZE, batch_at, dear, devices, make_engine  # noqa: F401  a fixture
+from tiny import CONFIG, to_floats
 
-from bert_packed.objectives.pretraining import pretraining_objective
-from bert_packed.parallel.replicas import make_replicas
-from bert_packed.training import engines
-from bert_packed.training.backend import make_virtual_devices
-from bert_packed.training.optimization import Lamb
 from bert_packed.training.step_report import describe_step, is_static
 
-pytestmark = [pytest.mark.both_backends, pytest.mark.slow]
-SMALL = dataclasses.replace(
-    CONFIG, num_hidden_layers=1, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2
-)
+pytestmark = pytest.mark.both_backends
 
 
-def test_a_step_on_two_devices():
-    make_virtual_devices(2)  # this file's process has not computed anything yet
-    objective = pretraining_objective("per_sequence")
-    packed, _ = packed_and_unpacked()
-    batch = {name: np.concatenate([values[:4], values[:4]]) for name, values in packed.items()}
-    replicas = make_replicas("mirrored")
-    with replicas.scope():
-        model = objective.build_model(SMALL, 1)
-        engine = engines.make_engine(model, objective, Lamb(0.01, global_clipnorm=0.5), 4, replicas)
+@pytest.mark.parametrize("num_devices", [pytest.param(1, marks=dear), pytest.param(2, marks=dear)])
+def test_a_step_that_ends_in_empty_packs_is_one_without_them(num_devices):
+    """As the first steps of a growing batch do: what is skipped changes no weight and no dropout."""
+    part = {name: values[:MICRO_BATCH_SIZE] for name, values in batch_at(0).items()}
+    small = {name: np.concatenate([values, np.zeros_like(values)]) for name, values in part.items()}
+    skipping, plain = make_engine(num_devices, skips_empty=True), make_engine(1)
+    batches = [small, small, batch_at(1), small, batch_at(2)]
+    found = [to_floats(skipping.train_step(batch)) for batch in batches]
+    for figures, batch in zip(found, batches, strict=True):
+        figures.pop("num_stop_requests", None)
+        assert figures == pytest.approx(to_floats(plain.train_step(batch)), rel=1e-5)
+    assert found[0]["num_sequences"] == np.count_nonzero(part["slot_weights"])
+    for name, weight in plain.weights().items():
+        if not name.endswith("key/bias"):
+            got, want = np.array(skipping.weights()[name].numpy()), np.array(weight.numpy())
+            assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max(), name
+    seeds = [
+        {name: np.array(v.numpy()) for name, v in engine.training_state().items() if "seed" in name}
+        for engine in (skipping, plain)
+    ]
+    assert seeds[0] and str(seeds[0]) == str(seeds[1])
+
+
+@pytest.mark.slow
+def test_the_program_has_its_share_and_sends_the_gradient_once():
+    batch = batch_at(0)
+    engine = make_engine(2)
     report = describe_step(engine.step_programs(batch))
     assert is_static(report) and report["devices"] == 2
     # of 8 packs a device has 4, in two rounds of 2
@@ -46,5 +58,5 @@ def test_a_step_on_two_devices():
         assert len(summed) == 6 and set(summed) == {"3"}  # attention's gradients in the form for CPUs
         return
     assert {(row["kind"], row["group_size"]) for row in report["collectives"]} == {("all-reduce", 2)}
-    gradient = sum(variable.numpy().nbytes for variable in model.trainable_variables)
-    assert gradient < report["collective_bytes"] <= gradient + 4 * 2 * len(objective.sum_names)
+    gradient = sum(variable.numpy().nbytes for variable in engine.model.trainable_variables)
+    assert gradient < report["collective_bytes"] <= gradient + 4 * 2 * len(engine.objective.sum_names)

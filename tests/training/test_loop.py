@@ -1,4 +1,4 @@
-"""The outer loop with an engine of the test's own: what is logged, saved, evaluated and stopped, and when."""
+"""The outer loop around a recorded engine: what it logs, saves, evaluates and stops, and when."""
 
 import contextlib
 import dataclasses
@@ -12,7 +12,7 @@ import pytest
 from clock import Clock
 
 from bert_packed.core.settings import InputError
-from bert_packed.training import loop, profiling
+from bert_packed.training import loop
 from bert_packed.training.nonfinite import NotFiniteError
 from bert_packed.training.training_metrics import TIMED_FIGURES, Scale
 
@@ -157,7 +157,7 @@ def test_batches_that_are_read_ahead_are_closed(ends, error):
     assert closed == [True]
 
 
-def test_a_row_is_of_the_steps_since_the_last(whole):
+def test_a_row_has_the_steps_since_the_last_and_its_own_rate(whole):
     # (1 + 2 + 3) / 6, (4 + 5 + 6) / 6, 7 / 2; the rate of a step is that of its index from 0
     packed = {"packing_efficiency": 0.8}
     assert without_times(whole.rows()) == [
@@ -181,7 +181,7 @@ def train_on_a_clock(monkeypatch, recorder, hooks, seconds, first_step=0, **step
     loop.train(recorder, Steps(**steps), hooks, first_step)
 
 
-@pytest.mark.parametrize("first_step", [0, 150, 300, 599])
+@pytest.mark.parametrize("first_step", [0, 300, 599])
 def test_a_line_of_each_row_says_where_the_run_is(monkeypatch, first_step):
     """Also of a run that goes on: neither the compiling step nor those before it say how long others take."""
     shown, recorder = [], Recorder()
@@ -205,10 +205,18 @@ def test_the_bar_of_a_terminal_fits_it(monkeypatch):
     assert any(re.fullmatch(shown, line.rstrip()) for line in lines), lines[-5:]
 
 
-def test_the_first_step_of_a_process_is_not_timed():
-    recorder = Recorder()
-    train(recorder, num_train_steps=1)
-    assert {recorder.rows()[0][name] for name in SECONDS} == {None}
+@pytest.mark.parametrize("first_step", [4, 7])
+def test_a_resumed_run_goes_on_as_the_whole_one(whole, first_step):
+    resumed = Recorder()
+    assert train(resumed, first_step, whole.saved[first_step]) is None
+    names = whole.names()
+    after_save = names[names.index(f"save {first_step}") + 1 :]
+    # the evaluation that was due comes first, before data are read
+    assert resumed.names()[0] == after_save[0] == f"evaluate {first_step}"
+    assert resumed.names()[2:] == after_save[1:]
+    want = [row for row in without_times(whole.rows()) if row["step"] > first_step]
+    assert without_times(resumed.rows()) == want
+    assert {step: state for step, state in whole.saved.items() if step > first_step} == resumed.saved
 
 
 def test_the_state_that_is_saved(whole):
@@ -250,16 +258,13 @@ def test_waiting_for_data_is_a_share_of_the_time(monkeypatch):
     assert row["model_flop_utilisation"] is None  # of a model that nobody described
 
 
-def test_the_steps_asked_for_are_traced(monkeypatch):
+def test_a_signal_saves_the_step_under_way_and_stops(whole):
     recorder = Recorder(signal_at=5)
-    start = lambda folder: recorder.calls.append(("trace", folder))  # noqa: E731
-    monkeypatch.setattr(profiling, "_start", start)
-    monkeypatch.setattr(profiling, "_end", lambda: recorder.calls.append(("trace", "ends")))
-    hooks = dataclasses.replace(recorder.hooks(), profile=profiling.Profile("x", range(4, 7)))
-    assert loop.train(recorder, Steps(), hooks) == signal.SIGTERM
-    # the signal comes in between: what was traced is written
-    names = [name for name in recorder.names() if name.startswith(("train", "trace"))]
-    assert names[3:] == ["trace x", "train 4", "train 5", "trace ends"]
+    assert train(recorder) == signal.SIGTERM
+    assert recorder.names()[-2:] == ["train 5", "save 5"]
+    resumed = Recorder()
+    assert train(resumed, 5, recorder.saved[5]) is None
+    assert without_times(resumed.rows()) == without_times(whole.rows())[1:]
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])
@@ -287,38 +292,20 @@ class OneOfSeveral(Recorder):
         return {**sums, "num_stop_requests": float(wants_stop) + float(batch >= self._other_asks_at)}
 
 
-@pytest.mark.parametrize(
-    ("stopped", "step"),
-    [
-        # Those that a kill leaves behind, whose evaluation is due
-        (Recorder(), 4),
-        (Recorder(), 7),
-        # The step in which a signal comes is the last; an evaluation that is due then stays due
-        (Recorder(signal_at=5), 5),
-        (Recorder(signal_at=6), 6),
-        # One of several processes gets the signal in step 4, and says so in step 5; others see it there
-        (OneOfSeveral(signal_at=4), 5),
-        (OneOfSeveral(other_asks_at=5), 5),
-    ],
-)
-def test_a_resumed_run_goes_on_as_the_whole_one(whole, stopped, step):
-    signalled = train(stopped, save_checkpoints_steps=4 if type(stopped) is Recorder else 100)
-    assert signalled == (None if step in (4, 7) else signal.SIGTERM)
-    if signalled:
-        assert stopped.names()[-1] == f"save {step}" and f"train {step + 1}" not in stopped.names()
-    resumed = type(stopped)()
-    assert train(resumed, step, stopped.saved[step]) is None
-    names = whole.names()
-    done = names.index(f"export {step}" if step % 2 == 0 or step == 7 else f"train {step}")
-    rest = [name for name in names[done + 1 :] if name != f"save {step}"]
-    # An evaluation that was due comes first, before data are read
-    assert [name for name in resumed.names() if not name.startswith("batches")] == rest
-    assert without_times(resumed.rows()) == [row for row in without_times(whole.rows()) if row["step"] > step]
-    assert {n: state for n, state in whole.saved.items() if n > step} == resumed.saved
+def test_processes_stop_at_the_step_that_counts_a_request(whole):
+    """One gets the signal in step 4, and says so in step 5; the other sees that there, and not before."""
+    asks, hears = OneOfSeveral(signal_at=4), OneOfSeveral(other_asks_at=5)
+    for process in (asks, hears):
+        assert train(process, save_checkpoints_steps=100) == signal.SIGTERM
+        assert process.names()[-2:] == ["train 5", "save 5"]
+    assert asks.saved == hears.saved
+    resumed = OneOfSeveral()
+    assert train(resumed, 5, asks.saved[5]) is None
+    assert without_times(resumed.rows()) == without_times(whole.rows())[1:]
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "process",
     [
         Recorder(signal_at=7),
         OneOfSeveral(signal_at=7),
@@ -326,49 +313,45 @@ def test_a_resumed_run_goes_on_as_the_whole_one(whole, stopped, step):
         OneOfSeveral(other_asks_at=7),
     ],
 )
-def test_a_request_in_the_last_step_stops_nothing(whole, asked):
-    assert train(asked) is None
-    assert asked.names() == whole.names()
+def test_a_request_that_comes_with_the_last_step_stops_nobody(whole, process):
+    assert train(process) is None
+    assert process.names() == whole.names()
 
 
 @pytest.mark.parametrize("step", [2, 3, 4])
-def test_a_step_that_is_not_finite_is_not_saved(step):
+def test_a_step_that_is_no_number_ends_a_strict_run_unsaved(step):
     recorder = Recorder(fails_at=[step])
     with pytest.raises(InputError, match=f"Received: a_loss nan at step {step}"):
         train(recorder, max_skipped_steps=1)
     assert recorder.names()[-2:] == [f"train {step}", f"skip {step}: a_loss nan"]
 
 
-def test_skipped_steps_are_reported_and_in_no_mean():
+def skipped_rows(recorder):
+    return [(row["step"], row["skipped_steps"], row.get("loss")) for row in recorder.rows()]
+
+
+def test_steps_left_out_are_reported_and_in_no_mean():
     recorder = Recorder(fails_at=[2, 4, 5, 7])
     assert train(recorder) is None
     assert [value for name, value in recorder.calls if name == "skip"] == [
         f"{step}: a_loss nan" for step in (2, 4, 5, 7)
     ]
-    rows = [(row["step"], row["skipped_steps"], row.get("loss")) for row in recorder.rows()]
     # The sums of a step are its number of two sequences
-    assert rows == [(3, 1, (1 + 3) / 4), (6, 2, 6 / 2), (7, 1, None)]
+    rows = [(3, 1, (1 + 3) / 4), (6, 2, 6 / 2), (7, 1, None)]
+    assert skipped_rows(recorder) == rows
+    train(resumed := Recorder(fails_at=[5, 7]), 4, recorder.saved[4])
+    assert skipped_rows(resumed) == rows[1:]
 
 
-def test_too_many_skipped_steps_in_a_row_end_the_run():
+def test_too_many_in_a_row_end_the_run_and_name_the_weights():
     recorder = Recorder(fails_at=[2, 3, 5, 6, 7])
     with pytest.raises(
         NotFiniteError, match=r"at step 7, as at the 2 before it \(`max_skipped_steps`=3\)"
     ) as raised:
         train(recorder, num_train_steps=9)
     assert raised.value.weights_step == 4
-    # The step that ends the run is told as the others are
+    # The step that ends the run is reported as the others are
     assert recorder.names()[-2:] == ["train 7", "skip 7: a_loss nan"] and recorder.kept == [4]
-
-
-def test_a_resumed_run_keeps_the_number_of_skipped_steps():
-    whole = Recorder(fails_at=[4])
-    train(whole)
-    assert whole.saved[4]["num_skipped"] == 1
-    resumed = Recorder()
-    train(resumed, 4, whole.saved[4])
-    assert [row["skipped_steps"] for row in resumed.rows()] == [1, 0]
-    assert resumed.rows()[0]["loss"] == whole.rows()[1]["loss"]
 
 
 class Evaluated:

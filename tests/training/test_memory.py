@@ -44,18 +44,14 @@ def failing(text=TOO_MUCH):
     return program
 
 
-def test_evaluation(monkeypatch):
-    engine = make_engine()
-    monkeypatch.setattr(engine, "compiled_eval_step", failing())
+def test_training_and_evaluation(monkeypatch):
+    engine, batch = make_engine(), packed_and_unpacked()[0]
+    for step in ("train", "eval"):
+        monkeypatch.setattr(engine, f"compiled_{step}_step", failing())
     with pytest.raises(MemoryError, match="out of memory in evaluation; lower `eval_batch_size`"):
-        loop.evaluate(engine, [packed_and_unpacked()[0]])
-
-
-def test_training(monkeypatch):
-    engine = make_engine()
-    monkeypatch.setattr(engine, "compiled_train_step", failing())
+        loop.evaluate(engine, [batch])
     with pytest.raises(MemoryError, match="out of memory in a training step; lower `micro_batch_size`"):
-        engine.train_step(packed_and_unpacked()[0])
+        engine.train_step(batch)
 
 
 def test_prediction(monkeypatch):
@@ -97,7 +93,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_model_larger_than_memory_is_told_in_bytes(files, tmp_path, monkeypatch, name):
+def test_a_model_larger_than_memory_is_named_in_bytes(files, tmp_path, monkeypatch, name):
     """Before a weight is made: the backend would fail in the middle, or the system kill the process."""
     num_copies, call = COMMANDS[name]
     needed = num_copies * CONFIG.weight_bytes

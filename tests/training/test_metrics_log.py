@@ -22,10 +22,6 @@ def row(step):
     return {name: float(step) for name in EVAL_COLUMNS} | {"step": step}
 
 
-def test_first_columns():
-    assert TRAIN_COLUMNS[:2] == EVAL_COLUMNS[:2] == ("step", "loss")
-
-
 @pytest.fixture
 def path(tmp_path):
     """A log with rows of the steps 10, 20 and 30."""
@@ -64,7 +60,7 @@ def test_rows_past_the_checkpoint_are_removed(path):
         ([0, 2], r"none of step 10\."),
     ],
 )
-def test_a_lost_row_up_to_the_checkpoint_is_refused_unless_accepted(path, lines, received):
+def test_a_lost_row_is_refused_unless_accepted(path, lines, received):
     whole = path.read_text().splitlines(keepends=True)
     text = "".join(whole[number] for number in lines)
     path.write_text(text) if lines else path.unlink()
@@ -101,13 +97,10 @@ def test_a_row_cut_at_any_character_is_lost(path):
         (b"step,loss\nten,1\n", "line 2: every row must begin with a step.*Received: 'ten'"),
         (b"loss\n1.0\n", "line 1: the first column must be step. Received: 'loss'"),
         (b"step,loss\n10,1\n\n10,2\n", "line 4: every row must begin with a step, past.*Received: '10'"),
-        (b"step,loss\n10,1\n9,2\n", "line 3: every row must begin with a step, past.*Received: '9'"),
         (b"step,loss\n10,one\n", "line 2: a row must have 2 fields, numbers or nothing. Received: 10,one"),
         (b"step,loss\n10,1,2\n", "line 2: a row must have 2 fields.* Received: 10,1,2"),
-        (b"step,loss\n10\n20,2\n", "line 2: a row must have 2 fields.* Received: 10"),
         (b"step,loss\n10,\xff\n", "must be UTF-8. Received: .*0xff"),
         (b'step,loss\n10,"1"2\n', "line 2: it must be CSV"),
-        (b"{}\n", "line 1: the first column must be step. Received: '{}'"),
         (b"step,loss\n" + 5000 * b"9" + b",1\n", "line 2: every row must begin with a step"),
     ],
 )
@@ -133,29 +126,20 @@ def test_a_disk_that_takes_no_more_names_the_file(tmp_path, file, room):
         log.write({name: 0.0 for name in TRAIN_COLUMNS} | {"step": 5})
 
 
-def test_events_are_written(tmp_path):
-    log = MetricsLog(tmp_path / "metrics.csv", TRAIN_COLUMNS)
-    log.write({name: 0.0 for name in TRAIN_COLUMNS} | {"step": 5, "tokens_per_second": None})
-    assert read_rows(tmp_path / "metrics.csv")[0]["tokens_per_second"] == ""
-    events = list((tmp_path / "tensorboard" / "metrics").iterdir())
-    assert len(events) == 1
-    assert event_steps(tmp_path / "tensorboard" / "metrics") == [5]  # a loss of 0 is a loss
-
-
 def test_a_log_of_other_columns_goes_on(tmp_path):
     """A run that an older version began has fewer; a newer one may have had some that are not known here."""
     path = tmp_path / "metrics.csv"
     path.write_text("step,loss,tokens_per_second,later\n10,0.5,100.0,7.0\n20,0.25,,8.0\n30,0.1,1.0,9.0\n")
     log = MetricsLog(path, TRAIN_COLUMNS, rows_to_keep(path, 20, [10, 20]))
-    log.write({name: 2.0 for name in TRAIN_COLUMNS} | {"step": 21})
+    log.write({name: 2.0 for name in TRAIN_COLUMNS} | {"step": 21, "loss": 0.0, "tokens_per_second": None})
     rows = read_rows(path)
     assert list(rows[0]) == [*TRAIN_COLUMNS, "later"]
     assert [(row["step"], row["loss"], row["later"]) for row in rows] == [
         ("10", "0.5", "7.0"),
         ("20", "0.25", "8.0"),
-        ("21", "2.0", ""),
+        ("21", "0.0", ""),
     ]
-    assert [row["gradient_norm"] for row in rows] == ["", "", "2.0"]
-    assert event_steps(tmp_path / "tensorboard" / "metrics") == [10, 20, 21]
+    assert [row["gradient_norm"] for row in rows] == ["", "", "2.0"] and not rows[2]["tokens_per_second"]
+    assert event_steps(tmp_path / "tensorboard" / "metrics") == [10, 20, 21]  # a loss of 0 is a loss
     MetricsLog(path, TRAIN_COLUMNS, rows_to_keep(path, 21, [10, 20]))
     assert read_rows(path) == rows

@@ -2,23 +2,17 @@
 
 import contextlib
 import dataclasses
-import itertools
 import json
 from pathlib import Path
 
 import keras
-import next_tokens
 import numpy as np
 import pytest
-from tiny import CONFIG
+from architectures import ARCHITECTURES
 
-from bert_packed.architectures.registry import LEAST_EPSILON
-from bert_packed.objectives.next_tokens import next_token_objective
-from bert_packed.objectives.pretraining import masked_lm_objective, pretraining_objective
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import FAMILIES, LEAST_EPSILON
 from bert_packed.runs.pretraining_config import PretrainingConfig
-from bert_packed.tasks.glue.objective import classes_objective
-from bert_packed.tasks.ner.objective import tags_objective
-from bert_packed.tasks.squad.objective import answers_objective
 from bert_packed.training.engines.engine import named_weights
 from bert_packed.training.optimization import (
     OPTIMIZERS,
@@ -66,19 +60,6 @@ def test_lamb_equals_tensorflow_addons(run):
             np.testing.assert_allclose(got, want, rtol=2e-6, atol=2e-7, err_msg=name)
 
 
-def test_golden_runs_tell_lamb_from_keras_lamb():
-    """The golden steps must be able to fail: Keras's own LAMB is another algorithm."""
-    run = next(run for run in GOLDEN["runs"] if run["config"]["weight_decay"])
-    variable = make_variable("encoder/dense/kernel", GOLDEN["init"]["encoder/dense/kernel"])
-    optimizer = keras.optimizers.Lamb(
-        run["config"]["learning_rate"], weight_decay=run["config"]["weight_decay"], epsilon=1e-6
-    )
-    for gradients in GOLDEN["gradients"]:
-        optimizer.apply([np.array(gradients["encoder/dense/kernel"], np.float32)], [variable])
-    expected = np.array(run["params"][-1]["encoder/dense/kernel"])
-    assert np.abs(np.array(variable.numpy()) - expected).max() > 1e-4
-
-
 def optimi_steps(run, make):
     """Parameters after each golden step by one of ours, and by torch-optimi: pairs of dicts."""
     config = dict(run["config"])
@@ -114,80 +95,45 @@ def test_the_smallest_epsilon_divides_no_0_by_0():
     np.testing.assert_allclose(variable.numpy(), [1.0, 1.9], rtol=1e-6)
 
 
-def names_in(folder, text):
-    return {f"{folder}/{name}" for name in text.split()}
+EVERY_HEAD = [(name, head) for name, family in FAMILIES.items() for head in family.heads]
 
 
-TABLES = names_in("bert/embeddings", "word_embeddings position_embeddings token_type_embeddings")
-BODY = (
-    TABLES
-    | names_in("bert/layer_0/attention", "query/kernel key/kernel value/kernel output/kernel")
-    | names_in("bert/layer_0/feed_forward", "intermediate/kernel output/kernel")
+@pytest.mark.parametrize(("name", "head"), EVERY_HEAD)
+def test_matrices_and_tables_are_decayed_and_adapted(name, head):
+    """No bias, no scale or shift of a norm, and not the decays and skips of a Mamba's states."""
+    config = dataclasses.replace(ARCHITECTURES[name].config, num_hidden_layers=1)
+    weights = named_weights(build_model(head, config, 0, num_outputs=3))
+    decayed = [key for key, weight in weights.items() if len(weight.shape) > 1 and not key.endswith("A_log")]
+    optimizer = Lamb(weight_decay_rate=0.01)
+    assert [key for key, weight in weights.items() if optimizer.decays(weight)] == decayed
+    assert [key for key, weight in weights.items() if optimizer.adapts(weight)] == decayed
+    assert len(weights) > len(decayed) > 3
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        (WarmupStableDecay(4.0, 6, 2), [2, 4, 4, 3, 2, 1, 0]),
+        (WarmupStableDecay(4.0, 2, 4), [1, 2, 3]),  # cut short
+        (WarmupStableDecay(1.0, 4, end=0.2, power=2.0), [1.0, 0.65, 0.4, 0.25, 0.2]),
+        (WarmupStableDecay(4.0, 7, 2, end=1.0, num_decay_steps=3), [2, 4, 4, 4, 4, 3, 2, 1]),
+        (
+            WarmupStableDecay(4.0, 6, 2, decay_type="1-sqrt"),
+            [2, 4, 4, 2, 4 * (1 - 0.5**0.5), 4 * (1 - 0.75**0.5), 0],
+        ),
+        (
+            WarmupStableDecay(4.0, 9, 2, end=1.0, num_decay_steps=4, decay_type="1-sqrt"),
+            [2, 4, 4, 4, 4, 4, 2.5, 4 - 3 * 0.5**0.5, 4 - 3 * 0.75**0.5, 1, 1],
+        ),
+    ],
 )
-MIXER = "in_proj/kernel conv1d_kernel x_proj/kernel dt_proj/kernel out_proj/kernel"
-BERT = dataclasses.replace(CONFIG, num_hidden_layers=1)
-MAMBA = dataclasses.replace(next_tokens.CONFIG, num_hidden_layers=1)
-# Objective, its model's config, and which of its weights are decayed; they are those that are adapted too
-DECAYED = {
-    "pretraining": (
-        pretraining_objective("per_token"),
-        BERT,
-        BODY
-        | {"predictions/transform/kernel"}
-        | names_in("next_sentence", "pooler/kernel classifier/kernel"),
-    ),
-    "masked_lm": (masked_lm_objective("per_token"), BERT, BODY | {"predictions/transform/kernel"}),
-    "answers": (answers_objective(), BERT, BODY | {"question_answering/output/kernel"}),
-    "classes": (
-        classes_objective(3),
-        BERT,
-        BODY | names_in("classification", "pooler/kernel classifier/kernel"),
-    ),
-    "tags": (tags_objective(3), BERT, BODY | {"token_classification/classifier/kernel"}),
-    "next_tokens": (
-        next_token_objective("per_token"),
-        MAMBA,
-        names_in("backbone/layers_0/mixer", MIXER) | {"backbone/embeddings"},
-    ),
-}
+def test_a_schedule_rises_stays_and_decays(schedule, rates):
+    again = type(schedule).from_config(schedule.get_config())
+    for one in (schedule, again):
+        np.testing.assert_allclose([float(one(step)) for step in range(len(rates))], rates, rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", DECAYED)
-def test_which_variables_are_decayed_and_adapted(kind):
-    """No bias, no scale or shift of a norm, and not A and D of a Mamba."""
-    objective, config, decayed = DECAYED[kind]
-    weights = named_weights(objective.build_model(config, 0))
-    assert {name for name, weight in weights.items() if weight.is_decayed} == decayed
-    assert len(weights) > len(decayed)
-
-
-def test_schedule_rises_linearly_and_decays_to_the_end():
-    schedule = WarmupStableDecay(4.0, num_train_steps=6, num_warmup_steps=2)
-    rates = [float(schedule(step)) for step in range(7)]
-    assert rates == [2.0, 4.0, 4.0, 3.0, 2.0, 1.0, 0.0]
-    cut_short = WarmupStableDecay(4.0, num_train_steps=2, num_warmup_steps=4)
-    assert [float(cut_short(step)) for step in range(3)] == [1.0, 2.0, 3.0]
-    square = WarmupStableDecay(1.0, num_train_steps=4, end=0.2, power=2.0)
-    np.testing.assert_allclose([float(square(s)) for s in range(5)], [1.0, 0.65, 0.4, 0.25, 0.2], rtol=1e-6)
-
-
-def test_a_schedule_that_stays_at_its_peak_until_the_last_steps():
-    schedule = WarmupStableDecay(4.0, num_train_steps=7, num_warmup_steps=2, end=1.0, num_decay_steps=3)
-    assert [float(schedule(step)) for step in range(8)] == [2.0, 4.0, 4.0, 4.0, 4.0, 3.0, 2.0, 1.0]
-    assert type(schedule).from_config(schedule.get_config()).get_config() == schedule.get_config()
-
-
-def test_a_decay_by_the_square_root_of_the_steps_done():
-    schedule = WarmupStableDecay(4.0, num_train_steps=6, num_warmup_steps=2, decay_type="1-sqrt")
-    rates = [2, 4, 4, 2, 4 * (1 - 0.5**0.5), 4 * (1 - 0.75**0.5), 0]
-    np.testing.assert_allclose([float(schedule(step)) for step in range(7)], rates, rtol=1e-6)
-    assert type(schedule).from_config(schedule.get_config()).get_config() == schedule.get_config()
-    late = WarmupStableDecay(4.0, 9, 2, end=1.0, num_decay_steps=4, decay_type="1-sqrt")
-    rates = [2, 4, 4, 4, 4, 4, 2.5, 4 - 3 * 0.5**0.5, 4 - 3 * 0.75**0.5, 1, 1]
-    np.testing.assert_allclose([float(late(step)) for step in range(11)], rates, rtol=1e-6)
-
-
-def test_a_schedule_begins_where_the_moments_are_of_earlier_steps():
+def test_a_schedule_begins_after_the_steps_of_its_moments():
     config = PretrainingConfig(
         input_file="x", output_dir="y", learning_rate=4.0, num_train_steps=6, num_warmup_steps=2
     )
@@ -199,46 +145,26 @@ def test_a_schedule_begins_where_the_moments_are_of_earlier_steps():
     assert [float(copy(step)) for step in range(3, 10)] == rates
 
 
-def test_the_optimizer_by_name():
-    config = PretrainingConfig(input_file="x", output_dir="y", optimizer="adam", packing_correction="betas")
-    optimizer = build_optimizer(config, packing_factor=2.0)
-    assert type(optimizer) is AdamWeightDecay and optimizer.corrects_bias
-    assert (optimizer.beta_1, optimizer.weight_decay_rate) == (pytest.approx(0.81), 0.01)
-    for name, kind in OPTIMIZERS.items():
-        assert type(build_optimizer(dataclasses.replace(config, optimizer=name))) is kind
+def test_settings_of_a_run_reach_the_optimizer():
+    betas = {"beta_1": 0.9, "beta_2": 0.7, "packing_correction": "betas"}
+    given = {"input_file": "x", "output_dir": "y", "epsilon": 1e-3, "weight_decay": 0.2, "max_grad_norm": 0.5}
+    config = PretrainingConfig(**given, **betas)
     assert {*OPTIMIZERS} == {*PretrainingConfig.__dataclass_fields__["optimizer"].metadata["choices"]}
-
-
-def test_packing_correction():
+    for name, kind in OPTIMIZERS.items():
+        optimizer = build_optimizer(dataclasses.replace(config, optimizer=name), packing_factor=2.0)
+        assert type(optimizer) is kind
+        assert (optimizer.beta_1, optimizer.beta_2) == pytest.approx((0.81, 0.49))
+        assert (optimizer.epsilon, optimizer.weight_decay_rate) == (1e-3, 0.2)
+        assert optimizer.global_clipnorm == 0.5
+        plain = kind(0.1, **optimizer_settings(config)).get_config()
+        assert kind.from_config(plain).get_config() == plain
+        bias = make_variable("dense/bias", [1.0])
+        assert optimizer.decays(make_variable("dense/kernel", [1.0])) and not optimizer.decays(bias)
+    plain = dataclasses.replace(config, packing_correction="none", max_grad_norm=0.0, optimizer="adam")
+    optimizer = build_optimizer(plain, packing_factor=2.0)
+    assert (optimizer.beta_1, optimizer.beta_2, optimizer.corrects_bias) == (0.9, 0.7, True)
+    assert optimizer.global_clipnorm is None
     assert correct_betas(0.81, 0.9, 2) == pytest.approx((0.6561, 0.81))
-    config = PretrainingConfig(input_file="x", output_dir="y", packing_correction="betas")
-    optimizer = build_optimizer(config, packing_factor=2.0)
-    assert (optimizer.beta_1, optimizer.beta_2) == pytest.approx((0.81, 0.998001))
-    plain = build_optimizer(PretrainingConfig(input_file="x", output_dir="y"), packing_factor=2.0)
-    assert (plain.beta_1, plain.beta_2) == (0.9, 0.999)
-
-
-def test_settings_of_every_run_reach_the_optimizer():
-    config = PretrainingConfig(
-        input_file="x",
-        output_dir="y",
-        beta_1=0.8,
-        beta_2=0.7,
-        epsilon=1e-3,
-        weight_decay=0.2,
-        max_grad_norm=0.5,
-    )
-    optimizer = build_optimizer(config)
-    assert (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon) == (0.8, 0.7, 1e-3)
-    assert (optimizer.weight_decay_rate, optimizer.global_clipnorm) == (0.2, 0.5)
-    assert optimizer_settings(dataclasses.replace(config, max_grad_norm=0.0))["global_clipnorm"] is None
-
-
-def test_optimizers_are_no_kinds_of_one_another():
-    assert not any(issubclass(*pair) for pair in itertools.permutations(OPTIMIZERS.values(), 2))
-    for optimizer in (Lamb(0.1), AdamWeightDecay(0.1, False), StableAdamW(0.1, beta_2=0.98)):
-        again = type(optimizer).from_config(optimizer.get_config())
-        assert again.get_config() == optimizer.get_config()
 
 
 def test_packed_step_moves_moments_like_p_steps():
@@ -283,7 +209,7 @@ def test_adam_with_weight_decay_equals_a_loop(corrects_bias):
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS.values())
-def test_a_gradient_that_is_nan_changes_neither_weight_nor_moments(kind):
+def test_a_gradient_that_is_nan_changes_nothing(kind):
     """The other variables move as if it were not there."""
     start = {"a/kernel": [[1.0, -2.0]], "b/kernel": [[0.5, 3.0]]}
     spoiled, clean = ([make_variable(*pair) for pair in start.items()] for _ in range(2))

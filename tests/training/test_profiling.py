@@ -1,5 +1,7 @@
 """The profile of some steps: files where TensorBoard looks for them, with the steps of the setting."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -43,34 +45,23 @@ def test_the_steps_asked_for_are_traced(tmp_path):
     assert len(list(tmp_path.glob("plugins/profile/*"))) == 1
 
 
-def noted(monkeypatch):
-    calls = []
-    monkeypatch.setattr(profiling, "_start", lambda folder: calls.append(f"start {folder}"))
-    monkeypatch.setattr(profiling, "_end", lambda: calls.append("end"))
-    return calls
-
-
-def test_a_run_that_stops_in_between_leaves_its_trace(monkeypatch):
-    calls = noted(monkeypatch)
-    with pytest.raises(KeyError), Profile("x", range(2, 9)) as profile:
-        for step in range(1, 9):
+@pytest.mark.parametrize(
+    ("asked", "steps", "ends_at", "calls"),
+    [
+        (range(2, 9), range(1, 9), 4, ["start", 2, 3, "end"]),  # a run that stops in between
+        (range(2, 5), range(3, 7), None, ["start", 3, 4, "end", 5, 6]),  # one that continues in between
+        (None, range(1, 3), None, [1, 2]),
+    ],
+)
+def test_what_is_traced_of_a_run(monkeypatch, asked, steps, ends_at, calls):
+    found = []
+    monkeypatch.setattr(profiling, "_start", lambda folder: found.append("start"))
+    monkeypatch.setattr(profiling, "_end", lambda: found.append("end"))
+    profile = Profile("x", asked) if asked else Profile()
+    with pytest.raises(KeyError) if ends_at else contextlib.nullcontext(), profile:
+        for step in steps:
             with profile.step(step):
-                if step == 4:
+                if step == ends_at:
                     raise KeyError
-    assert calls == ["start x", "end"]
-
-
-def test_a_run_that_continues_in_between_traces_what_is_left(monkeypatch):
-    calls = noted(monkeypatch)
-    with Profile("x", range(2, 5)) as profile:
-        for step in range(3, 9):
-            with profile.step(step):
-                calls.append(step)
-    assert calls == ["start x", 3, 4, "end", 5, 6, 7, 8]
-
-
-def test_without_steps_nothing_is_traced(monkeypatch):
-    calls = noted(monkeypatch)
-    with Profile() as profile, profile.step(1):
-        pass
-    assert calls == []
+                found.append(step)
+    assert [one for one in found if one != 1 or not ends_at] == calls

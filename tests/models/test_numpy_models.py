@@ -1,15 +1,16 @@
-"""Outputs of every head equal a BERT in NumPy, head by head, on one sequence at a time without padding.
+"""Outputs of packs equal a BERT and a Mamba in NumPy, on one sequence at a time without padding.
 
-Legend: L tokens of a sequence, D model width.
+Legend: L tokens of a sequence, D model width, E inner width, V vocabulary, W taps, Z states of a channel.
 """
 
 import dataclasses
 
+import next_tokens
 import numpy as np
 import pytest
 from finetuning_batches import packed_and_unpacked as finetuning_batches
 from packs import packed_and_unpacked
-from scipy.special import erf, softmax
+from scipy.special import erf, expit, softmax
 from tiny import CONFIG
 
 from bert_packed.architectures.packed_model import build_model
@@ -20,7 +21,9 @@ from bert_packed.architectures.registry import (
     QUESTION_ANSWERING,
     TOKEN_CLASSIFICATION,
 )
-from bert_packed.layers.dropout import Dropout, keep_mask
+from bert_packed.layers.context import activation
+from bert_packed.layers.dropout import keep_mask
+from bert_packed.schema import CAUSAL_LM
 from bert_packed.training.engines.engine import named_weights
 
 pytestmark = pytest.mark.both_backends
@@ -32,8 +35,8 @@ def gelu(x):
     return x * (1 + erf(x / np.sqrt(2))) / 2
 
 
-class NumpyBert:
-    """BERT as in its paper, for one sequence, in float64.
+class NumpyModel:
+    """A model for one sequence, in float64.
 
     Args:
         model: Ours, which gets random weights: a bias of 0 or a norm of 1 would hide that it is left out.
@@ -42,11 +45,16 @@ class NumpyBert:
     def __init__(self, model):
         rng, self.weights, self.config = np.random.default_rng(0), {}, model.config
         for name, weight in named_weights(model).items():
-            weight.assign(rng.normal(1.0 if name.endswith("gamma") else 0.0, 0.3, weight.shape))
+            middle = 1.0 if name.endswith(("gamma", "scale", "mixer/D")) else 0.0
+            weight.assign(rng.normal(middle, 0.3, weight.shape))
             self.weights[name] = weight.numpy().astype(np.float64)
 
     def dense(self, name, x):
-        return x @ self.weights[f"{name}/kernel"] + self.weights[f"{name}/bias"]
+        return x @ self.weights[f"{name}/kernel"] + self.weights.get(f"{name}/bias", 0.0)
+
+
+class NumpyBert(NumpyModel):
+    """BERT as in its paper."""
 
     def norm(self, name, x):
         centred = x - x.mean(axis=-1, keepdims=True)
@@ -86,6 +94,50 @@ class NumpyBert:
 
     def classify(self, head, hidden):
         return self.dense(f"{head}/classifier", np.tanh(self.dense(f"{head}/pooler", hidden[0])))
+
+
+def silu(x):
+    return x * expit(x)
+
+
+class NumpyMamba(NumpyModel):
+    """Section 3 of "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", token by token."""
+
+    def norm(self, name, x):
+        return (
+            x
+            / np.sqrt((x**2).mean() + self.config.layer_norm_epsilon)
+            * self.weights[f"{name}/RMSNorm/scale"]
+        )
+
+    def mix(self, name, tokens_D):
+        """A block's mixer of the tokens of a sequence, one after the other."""
+        config, rank = self.config, self.config.step_rank
+        taps_WE, bias = self.weights[f"{name}/conv1d_kernel"], self.weights.get(f"{name}/conv1d_bias", 0.0)
+        a_EZ = -np.exp(self.weights[f"{name}/A_log"])
+        inners_E, state_EZ, mixed_D = [], np.zeros(a_EZ.shape), []
+        for token_D in tokens_D:
+            inner_E, gate_E = np.split(self.dense(f"{name}/in_proj", token_D), 2)
+            inners_E.append(inner_E)
+            recent = inners_E[-config.conv_kernel :]
+            x_E = silu(
+                sum(tap * one for tap, one in zip(taps_WE[-len(recent) :], recent, strict=True)) + bias
+            )
+            low, b_Z, c_Z = np.split(self.dense(f"{name}/x_proj", x_E), [rank, rank + config.state_size])
+            size_E = np.log1p(np.exp(self.dense(f"{name}/dt_proj", low)))
+            state_EZ = np.exp(size_E[:, None] * a_EZ) * state_EZ + (size_E * x_E)[:, None] * b_Z
+            y_E = state_EZ @ c_Z + self.weights[f"{name}/D"] * x_E
+            mixed_D.append(self.dense(f"{name}/out_proj", y_E * silu(gate_E)))
+        return mixed_D
+
+    def logits(self, token_ids):
+        table_VD = self.weights["backbone/embeddings"]
+        hidden = list(table_VD[token_ids])
+        for layer in range(self.config.num_hidden_layers):
+            name = f"backbone/layers_{layer}"
+            mixed = self.mix(f"{name}/mixer", [self.norm(name, token_D) for token_D in hidden])
+            hidden = [token_D + change_D for token_D, change_D in zip(hidden, mixed, strict=True)]
+        return np.stack([self.norm("backbone", token_D) for token_D in hidden]) @ table_VD.T
 
 
 def assert_near(got, want):
@@ -140,7 +192,19 @@ def test_outputs_are_those_of_the_sequence_alone(head, config):
     assert num_predictions > 11 or head not in (PRETRAINING, MASKED_LM)
 
 
-def test_shares_of_attention_are_dropped_and_the_others_not_divided_again():
+@pytest.mark.parametrize(
+    "changes", [{}, {"use_bias": True, "layer_norm_epsilon": 0.1}, {"use_conv_bias": False, "conv_kernel": 2}]
+)
+def test_logits_of_a_mamba_are_those_of_the_sequence_alone(changes):
+    batch, _ = next_tokens.packed_and_unpacked()
+    model = build_model(CAUSAL_LM, dataclasses.replace(next_tokens.CONFIG, **changes), 1)
+    plain, logits = NumpyMamba(model), np.asarray(model(batch)["logits"])
+    for row, _, mine in sequences_of(batch):
+        assert_near(logits[row, mine], plain.logits(batch["token_ids"][row, mine]))
+    assert len(sequences_of(batch)) == 11
+
+
+def test_dropped_shares_of_attention_are_not_made_up_for():
     packed, _ = packed_and_unpacked()
     config = dataclasses.replace(CONFIG, attention_probs_dropout_prob=RATE)
     model = build_model(PRETRAINING, config, seed=1)
@@ -159,24 +223,12 @@ def test_shares_of_attention_are_dropped_and_the_others_not_divided_again():
         assert_near(found[row, mine], want)
 
 
-@pytest.mark.parametrize(("head", "num_heads"), [(PRETRAINING, 0), (CLASSIFICATION, 1)])
-def test_every_dropout_layer_drops_in_training_and_in_training_alone(head, num_heads):
-    packed, _ = packed_and_unpacked()
-    config = dataclasses.replace(CONFIG, hidden_dropout_prob=RATE, attention_probs_dropout_prob=RATE)
-    model = build_model(head, config, seed=1, num_outputs=3)
-    layers = [layer for layer in model._flatten_layers() if isinstance(layer, Dropout) and layer.rate > 0]
-    assert len(layers) == 1 + 3 * config.num_hidden_layers + num_heads
-
-    def run(training):
-        return np.concatenate([np.ravel(values) for values in model(packed, training=training).values()])
-
-    sound = run(training=False)
-    np.testing.assert_array_equal(run(training=False), sound)
-    for layer in layers:
-        layer.rate = 0.0
-    np.testing.assert_array_equal(run(training=True), sound)
-    for layer in layers:
-        layer.rate = RATE
-        first, second = run(training=True), run(training=True)
-        assert np.abs(first - sound).max() > 1e-3 and np.abs(first - second).max() > 1e-3, layer.path
-        layer.rate = 0.0
+@pytest.mark.parametrize("name", ["gelu", "gelu_new", "relu"])
+def test_activations(name):
+    x = np.linspace(-4, 4, 41, dtype=np.float32)
+    expected = {
+        "gelu": gelu(x),
+        "gelu_new": x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2,
+        "relu": np.maximum(x, 0),
+    }[name]
+    np.testing.assert_allclose(activation(name)(x), expected, atol=1e-6)
