@@ -88,17 +88,19 @@ def test_round_trips_are_exact(made, case, form):
 
 
 @pytest.mark.parametrize(
-    ("case", "changes"),
+    ("case", "form", "changes"),
     [
-        ("bert", {"hidden_dropout_prob": 0.3}),
-        ("mamba", INITIAL),
-        ("mamba2 groups", {"chunk_size": 7}),
+        ("bert", "ours", {"hidden_dropout_prob": 0.3}),
+        ("bert", "hf", {"ablation_no_attention_mask": True}),  # a sound model may start an experiment
+        ("mamba", "ours", INITIAL),
+        ("mamba2 groups", "ours", {"chunk_size": 7}),
     ],
 )
-def test_settings_of_training_may_differ(made, case, changes):
+def test_settings_of_training_may_differ(made, case, form, changes):
     folder, model = made(case)
     config = dataclasses.replace(CASES[case][0], **changes)
-    assert_equal_weights(load(folder / "ours", case, config), model)
+    assert_equal_weights(load(folder / form, case, config), model)
+    assert starting_weights.stored_ablations(folder / form) == []
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -87,7 +87,7 @@ def test_limits_of_steps_are_two_numbers_there(tmp_path):
         (
             MODERN_BERT,
             {"rope_scaling": {"type": "linear"}},
-            "rope_scaling must be None. Received: {'type': '",
+            "rope_scaling must be None. Received: {'type'",
         ),
         (
             MODERN_BERT,
@@ -108,7 +108,7 @@ def test_limits_of_steps_are_two_numbers_there(tmp_path):
         (
             MODERN_BERT,
             {"num_attention_heads": 5},
-            "`num_attention_heads` must divide `hidden_size`. Received:",
+            "`num_attention_heads` must divide `hidden_size`",
         ),
         (MODERN_BERT, {"num_attention_heads": 256}, "must divide `hidden_size` into even widths."),
         (MODERN_BERT, {"local_attention": 0}, "`local_attention` must be at least 1. Received: 0"),
@@ -120,7 +120,7 @@ def test_limits_of_steps_are_two_numbers_there(tmp_path):
         (
             MAMBA2,
             {"time_step_limit": [0.1, 0]},
-            "must be two numbers, the second above 0. Received: [0.1, 0]",
+            "two numbers, the second above 0. Received: [0.1, 0]",
         ),
         (MAMBA2, {"time_step_limit": [2, 1]}, "`time_step_limit_min` must be at most time_step_limit_max"),
         (MAMBA2, {"hidden_act": "gelu"}, "hidden_act must be silu. Received: gelu"),

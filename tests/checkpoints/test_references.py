@@ -209,6 +209,19 @@ def test_the_comparison_sees_a_fault(both, monkeypatch, case, plant):
     assert checkpoint_cases.compare(faulty, reference, case, **changes).max() > 100 * tolerance_of(case)
 
 
+def test_positions_that_go_on_show_far_from_the_start(both, case="modernbert"):
+    """Attention reads differences of positions: those that go on show only as rounding of large angles."""
+    _, reference, model = both(case)
+    forward = compiled(lambda batch: model(batch), model)
+    shape = checkpoint_cases.make_batch(MASKED_LM)["position_ids"].shape
+    on_BS = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
+    near, far = (
+        checkpoint_cases.compare(forward, reference, case, position_ids=on_BS + start).max()
+        for start in (0, 8000)
+    )
+    assert near <= tolerance_of(case) < far
+
+
 @pytest.mark.parametrize(
     ("name", "num_parameters"),
     [

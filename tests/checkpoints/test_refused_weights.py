@@ -12,13 +12,17 @@ import foreign_mamba
 import keras
 import numpy as np
 import pytest
-from checkpoint_cases import CASES, MODERN_BERT, make_model, write_model
+from checkpoint_cases import BERT, CASES, MODERN_BERT, make_model, write_model
 from foreign_checkpoints import ONE_LAYER, write_google
 from packs import VOCAB_SIZE
+from tiny import write_data
 
+from bert_packed import audit
 from bert_packed.checkpoints import checkpoint, pretrained_files, starting_weights
-from bert_packed.config import model_type
+from bert_packed.config import QUESTION_ANSWERING, ablate, ablations, model_type
+from bert_packed.core import command_line
 from bert_packed.core.settings import InputError
+from bert_packed.evaluation import contamination
 from bert_packed.models.packed_model import build_model
 from bert_packed.training.engines.engine import named_weights
 
@@ -130,7 +134,37 @@ def test_settings_that_no_shape_shows_are_compared(tmp_path, case, change, form)
         message = f"({name} must be {value}. Received: {getattr(config, name)}|state_size must be 15)"
     model = make_model(case)
     model.config = config
-    assert_refused(write_model(tmp_path, model, form), weights, other, f"holds another model: {message}")
+    folder = write_model(tmp_path, model, form)
+    assert starting_weights.stored_ablations(folder) == ablations(config)
+    assert_refused(folder, weights, other, f"holds another model: {message}")
+
+
+def test_an_ablated_checkpoint_starts_no_task(tmp_path):
+    """Whatever plain config is given beside it."""
+    model = make_model("bert")
+    model.config = ablate(BERT, "no_attention_mask")
+    folder = write_model(tmp_path, model, "ours")
+    weights = named_weights(build_model(QUESTION_ANSWERING, BERT, num_outputs=2, seed=1))
+    message = r"ablations must be none\. Received: no_attention_mask"
+    assert_refused(folder, weights, BERT, message, head=QUESTION_ANSWERING)
+
+
+@pytest.mark.parametrize("form", ["ours", "hf"])
+def test_the_audit_finds_an_ablation_behind_a_plain_config(tmp_path, capsys, monkeypatch, form):
+    model = make_model("bert")
+    model.config = ablate(BERT, "no_attention_mask")
+    write_model(tmp_path / "model", model, form)
+    write_data(tmp_path)
+    (tmp_path / "plain.json").write_text(json.dumps(dataclasses.asdict(BERT)))
+    monkeypatch.setattr(contamination, "audit", lambda *_: [])  # the settings alone are looked at
+    flags = {
+        "input_file": f"{tmp_path}/*.tfrecord",
+        "init_checkpoint": tmp_path / "model",
+        "bert_config_file": tmp_path / "plain.json",
+    }
+    argv = ["audit", *(f"--{name}={value}" for name, value in flags.items())]
+    assert command_line.run(audit.main, audit.AuditConfig, "", argv) == audit.STATUS_FAILED
+    assert "settings: ablations of the checkpoint" in capsys.readouterr().out
 
 
 def test_settings_that_may_differ_are_named(tmp_path):
