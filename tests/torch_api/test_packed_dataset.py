@@ -60,7 +60,7 @@ def read(packs, epoch=0, **arguments):
 EMPTY = (0,) * MAX_SEQ_LENGTH
 
 
-def test_an_epoch_has_each_pack_once_in_an_order_of_its_own(packs):
+def test_an_epoch_has_each_pack_once_in_another_order(packs):
     on_disk = read(packs, shuffle_buffer_size=1)
     assert len(set(on_disk)) == NUM_PACKS and EMPTY not in on_disk
     epochs = [read(packs, epoch, seed=7, shuffle_buffer_size=8) for epoch in range(3)]
@@ -71,7 +71,7 @@ def test_an_epoch_has_each_pack_once_in_an_order_of_its_own(packs):
     assert epochs[1] != read(packs, 1, seed=8, shuffle_buffer_size=8)
 
 
-@pytest.mark.parametrize(("world_size", "num_workers"), [(1, 2), (2, 1), (2, 3), (4, 2), (16, 1), (3, 7)])
+@pytest.mark.parametrize(("world_size", "num_workers"), [(1, 2), (2, 3), (16, 1), (3, 7)])
 def test_ranks_and_workers_share_an_epoch(packs, as_worker, world_size, num_workers):
     whole = read(packs, 2, shuffle_buffer_size=8)
     parts = []
