@@ -1,10 +1,6 @@
-"""A tiny ModernBERT, and the same model of transformers with random weights."""
-
-import dataclasses
+"""A tiny ModernBERT."""
 
 from packs import VOCAB_SIZE
-from reference import import_reference
-from reference_models import random_reference
 
 from bert_packed.architectures.modern_bert.config import ModernBertConfig
 
@@ -21,16 +17,3 @@ CONFIG = ModernBertConfig(
     global_rope_theta=5000.0,
     local_rope_theta=20.0,
 )
-BIASES = {
-    "as_published": {},
-    "all": dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), True),
-    "no_decoder_bias": {"decoder_bias": False},
-}
-
-
-def make_reference(config=CONFIG, kind="ModernBertForMaskedLM"):
-    """A model of transformers in which every tensor is random, those that start at 0 or 1 too."""
-    _, transformers = import_reference()
-    given = {k: value for k, value in dataclasses.asdict(config).items() if not k.startswith("ablation")}
-    ids = dict.fromkeys(f"{name}_token_id" for name in ("pad", "bos", "eos", "cls", "sep"))
-    return random_reference(kind, transformers.ModernBertConfig(**given, **ids))

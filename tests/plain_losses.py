@@ -188,6 +188,55 @@ def tags(outputs, batch, tag_loss="per_sequence"):
     return dataclasses.replace(found, means={**found.means, "loss": loss / count})
 
 
+def next_tokens(outputs, batch, weighting="per_token"):
+    """Next tokens. `outputs` has `logits` `[B, S, V]`.
+
+    Args:
+        weighting: "per_token": the mean over all predictions; "per_sequence": the mean over a sequence's
+            predictions, 0 where it has none, and then over sequences.
+    """
+    sequences = sequences_of(batch)
+    num_predictions = np.count_nonzero(batch["label_sequences"])
+    gradient = np.zeros(outputs["logits"].shape)
+    losses, rights, num_bytes = [], [], 0
+    for row, slot in sequences:
+        places = np.flatnonzero(batch["label_sequences"][row] == slot + 1)
+        losses.append([])
+        for place in places:
+            logits, label = outputs["logits"][row, place], batch["label_ids"][row, place]
+            loss, its_gradient = nll_and_gradient(logits, label)
+            losses[-1].append(loss)
+            rights.append(np.argmax(logits) == label)
+            is_token = weighting == "per_token"
+            gradient[row, place] = its_gradient / (
+                num_predictions if is_token else len(places) * len(sequences)
+            )
+        num_bytes += batch["sequence_bytes"][row, slot]
+    nll, own_means = sum(map(sum, losses)), [np.mean(one) for one in losses if one]
+    sums = {
+        "lm_loss": nll if weighting == "per_token" else sum(own_means),
+        "lm_nll": nll,
+        "lm_sequence_nll": sum(own_means),
+        "lm_correct": sum(rights),
+        "num_predictions": len(rights),
+        "num_predicted_sequences": len(own_means),
+        "num_bytes": num_bytes,
+        "num_sequences": len(sequences),
+        "num_tokens": np.count_nonzero(batch["sequence_ids"]),
+        "num_pairs": count_pairs(batch["sequence_ids"]),
+    }
+    loss = nll / len(rights) if weighting == "per_token" else sum(own_means) / len(sequences)
+    means = {
+        "lm_loss": loss,
+        "loss": loss,
+        "lm_accuracy": np.mean(rights),
+        "perplexity": np.exp(nll / len(rights)),
+        "sequence_perplexity": np.exp(np.mean(own_means)),
+        "byte_perplexity": np.exp(nll / num_bytes),
+    }
+    return Plain(sums, means, {"logits": gradient})
+
+
 def _finetuning(sums, means, gradients, batch, num_sequences):
     counts = {
         "num_sequences": num_sequences,

@@ -1,7 +1,6 @@
-"""Checkpoints: whole or absent, exact, pruned, and refused when they are another model's."""
+"""Checkpoints: whole or absent, exact, and pruned."""
 
 import dataclasses
-import json
 import os
 import shutil
 
@@ -50,6 +49,14 @@ def trained(trained_once, tmp_path):
     return engine, shutil.copytree(folder, tmp_path / "run")
 
 
+def names_of(folder):
+    return [path.name for path in checkpoint.list_checkpoints(folder)]
+
+
+def killed(*_):
+    raise KeyboardInterrupt
+
+
 def test_round_trip_is_exact(trained):
     engine, folder = trained
     other = training_engine(seed=2)
@@ -62,13 +69,11 @@ def test_round_trip_is_exact(trained):
         np.testing.assert_array_equal(values, after[name], err_msg=name)
     fresh = snapshot(training_engine(seed=2))
     assert [name for name, values in after.items() if np.array_equal(values, fresh[name])] == []
-    # and the next gradients, dropout included, are the same
+    # The next gradients, dropout included, are the same
     batch = packed_and_unpacked(1)[0]
     gradients = [[np.asarray(g) for g in one.gradients(batch)[0]] for one in (engine, other)]
     for one, same in zip(*gradients, strict=True):
         np.testing.assert_array_equal(one, same)
-    for name, values in snapshot(engine).items():
-        np.testing.assert_array_equal(values, snapshot(other)[name], err_msg=name)
 
 
 def test_whole_numbers_are_stored_alike_by_every_backend(trained):
@@ -84,15 +89,12 @@ def test_the_last_k_are_kept_in_order_of_steps(tmp_path):
     for step in (9, 10, 100):
         checkpoint.save_checkpoint(tmp_path, step, engine, WITH_DROPOUT, {})
     checkpoint.prune_checkpoints(tmp_path, 2)
-    assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == [
-        "checkpoint-10",
-        "checkpoint-100",
-    ]
+    assert names_of(tmp_path) == ["checkpoint-10", "checkpoint-100"]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("kind", ["weights", "training_state"])
-def test_what_is_not_finite_is_neither_written_nor_costs_a_good_checkpoint(tmp_path, kind, value):
+def test_what_is_not_finite_costs_no_good_checkpoint(tmp_path, kind, value):
     engine = training_engine()
     checkpoint.save_checkpoint(tmp_path, 1, engine, WITH_DROPOUT, {})
     variables = getattr(engine, kind)()
@@ -108,19 +110,15 @@ def test_what_is_not_finite_is_neither_written_nor_costs_a_good_checkpoint(tmp_p
 def test_a_killed_save_leaves_no_checkpoint(tmp_path, monkeypatch):
     engine = training_engine()
     checkpoint.save_checkpoint(tmp_path, 1, engine, WITH_DROPOUT, {})
-
-    def killed(*_):
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(storage, "flush_to_disk", killed)
     with pytest.raises(KeyboardInterrupt):
         checkpoint.save_checkpoint(tmp_path, 2, engine, WITH_DROPOUT, {})
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
     (tmp_path / "checkpoint-2.partial" / "left").mkdir(parents=True)  # by a kill that no program survives
-    assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["checkpoint-1"]
+    assert names_of(tmp_path) == ["checkpoint-1"]
     checkpoint.save_checkpoint(tmp_path, 2, engine, WITH_DROPOUT, {})
-    assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["checkpoint-1", "checkpoint-2"]
+    assert names_of(tmp_path) == ["checkpoint-1", "checkpoint-2"]
     assert not list(tmp_path.glob("*.partial"))
 
 
@@ -129,14 +127,10 @@ def test_a_killed_removal_leaves_no_checkpoint(tmp_path, monkeypatch):
     engine = training_engine()
     for step in (1, 2):
         checkpoint.save_checkpoint(tmp_path, step, engine, WITH_DROPOUT, {})
-
-    def killed(*_):
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(storage.shutil, "rmtree", lambda path, **_: killed() if path.exists() else None)
     with pytest.raises(KeyboardInterrupt):
         checkpoint.prune_checkpoints(tmp_path, 1)
-    assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["checkpoint-2"]
+    assert names_of(tmp_path) == ["checkpoint-2"]
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])
@@ -163,46 +157,10 @@ def test_full_disk_is_an_operating_system_error(tmp_path, monkeypatch):
 
 
 def test_init_checkpoint_takes_weights_only(trained):
-    _, folder = trained
+    engine, folder = trained
     other = training_engine(seed=2)
     found = starting_weights.load(folder, other.weights(), WITH_DROPOUT)
-    assert found.path == folder / "checkpoint-1"
-    saved = load_file(folder / "checkpoint-1" / checkpoint.WEIGHTS)
-    assert saved.keys() == other.weights().keys()
+    assert found.path == folder / "checkpoint-1" and found.num_used == len(engine.weights())
     for name, variable in other.weights().items():
-        np.testing.assert_array_equal(variable.numpy(), saved[name], err_msg=name)
+        np.testing.assert_array_equal(variable.numpy(), engine.weights()[name].numpy(), err_msg=name)
     assert int(other.optimizer.iterations.numpy()) == 0
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"hidden_size": 8}, "hidden_size must be 8. Received: 16"),
-        ({"num_hidden_layers": 3}, "num_hidden_layers must be 3. Received: 2"),
-        ({"max_position_embeddings": 25}, "max_position_embeddings must be 25. Received: 24"),
-    ],
-)
-def test_another_model_is_refused(trained, change, message):
-    _, folder = trained
-    config = dataclasses.replace(WITH_DROPOUT, **change)
-    engine = training_engine(config)
-    before = snapshot(engine)
-    with pytest.raises(InputError, match=message) as caught:
-        starting_weights.load(folder, engine.weights(), config)
-    assert str(folder) in str(caught.value) and "another model" in str(caught.value)
-    assert all(np.array_equal(values, before[name]) for name, values in snapshot(engine).items())
-
-
-def test_missing_tensor_is_named(trained):
-    _, folder = trained
-    config = dataclasses.replace(WITH_DROPOUT, num_hidden_layers=3)
-    path = folder / "checkpoint-1" / checkpoint.MODEL_CONFIG
-    path.write_text(json.dumps(dataclasses.asdict(config)))
-    (folder / "checkpoint-1" / checkpoint.CHECKSUMS).unlink()
-    with pytest.raises(InputError, match="the file has no tensor bert/layer_2/attention"):
-        starting_weights.load(folder, training_engine(config).weights(), config)
-
-
-def test_no_checkpoint_to_start_from(tmp_path):
-    with pytest.raises(InputError, match=r"`init_checkpoint` must be a folder with model\.safetensors"):
-        starting_weights.load(tmp_path / "nowhere", training_engine().weights(), WITH_DROPOUT)

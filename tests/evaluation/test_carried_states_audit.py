@@ -50,8 +50,8 @@ def batch_of(rows=ROWS, length=LENGTH, seed=0):
     return batch
 
 
-def make_model(num_rows=3, config=next_tokens.CONFIG, **changes):
-    config = dataclasses.replace(config, num_hidden_layers=1, **changes)
+def make_model(num_rows, config):
+    config = dataclasses.replace(config, num_hidden_layers=1)
     return next_tokens.make_engine(config=config, build={"num_rows": num_rows}).model
 
 
@@ -65,66 +65,60 @@ def failed(model, batch):
     return {check.name for check in checks if not check.passed}
 
 
-@pytest.mark.parametrize("rows", [[[20, 3]], [*ROWS, [1, 17]]])
-def test_a_sound_model_passes(rows):
-    """Of one row, and of four in pairs; compiled, of three that are taken one by one."""
-    batch = batch_of(rows)
-    assert (batch["position_ids"][:, 0] > 0).sum() >= 3
-    assert failed(make_model(len(rows)), batch) == set()
+def take_last(carried, size):
+    """States and tail of the last rows, whichever rows they are for."""
+    return tuple(part[-size:] for part in carried)
 
 
-def test_a_sound_mamba2_passes():
-    assert failed(make_model(config=next_tokens.MAMBA2), batch_of()) == set()
+def take_last_states(carried, size):
+    return carried[0][-size:], carried[1][:size]
 
 
-def test_a_sound_model_passes_compiled():
-    packs = carried_states.take_rows(batch_of(), 3)
-    assert all(check.passed for check in carried_states.audit(make_model(), packs))
+def take_last_tail(carried, size):
+    return carried[0][:size], carried[1][-size:]
 
 
-def plant(model, take):
-    """Let each micro-batch take `take(queue, size)` over, of the states and of the tail."""
+def take_nothing(carried, size):
+    return tuple(part[:size] * 0 for part in carried)
+
+
+def make_faulty(model, take):
+    """Let each micro-batch take over `take(carried, size)`, of the states and the tail of a block."""
     backbone = model.backbone
 
     def wrong(number, num_packs):
-        states, tail = (ops.convert_to_tensor(queue) for queue in backbone.carried[number])
-        return take(states, num_packs), take(tail, num_packs)
+        return take([ops.convert_to_tensor(queue) for queue in backbone.carried[number]], num_packs)
 
     backbone._take = wrong
     return model
 
 
-def test_states_of_the_wrong_row_are_caught():
-    model = plant(make_model(), lambda queue, size: queue[-size:])
-    assert failed(model, batch_of()) == {LEAKS, WITHOUT, UNCUT}
+MAMBA, MAMBA2 = next_tokens.CONFIG, next_tokens.MAMBA2
+WITHOUT_RESET = dataclasses.replace(MAMBA, ablation_no_position_reset=True)
+SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize("part", [0, 1])
 @pytest.mark.parametrize(
-    "config",
-    [next_tokens.CONFIG, pytest.param(next_tokens.MAMBA2, marks=pytest.mark.slow)],
-    ids=["mamba", "mamba2"],
+    ("config", "rows", "take", "expected"),
+    [
+        (MAMBA, [[20, 3]], None, set()),
+        (MAMBA, [*ROWS, [1, 17]], None, set()),
+        (MAMBA, [[4, 9, 5], [6], [6, 3, 7]], None, set()),  # whose last packs are padding in one row
+        (MAMBA2, ROWS, None, set()),
+        (MAMBA, ROWS, take_last, {LEAKS, WITHOUT, UNCUT}),
+        (MAMBA, ROWS, take_last_states, {LEAKS, UNCUT}),
+        (MAMBA, ROWS, take_last_tail, {LEAKS, UNCUT}),
+        pytest.param(MAMBA2, ROWS, take_last_states, {LEAKS, UNCUT}, marks=SLOW),
+        pytest.param(MAMBA2, ROWS, take_last_tail, {LEAKS, UNCUT}, marks=SLOW),
+        (MAMBA, ROWS, take_nothing, {WITHOUT, UNCUT}),
+        (WITHOUT_RESET, ROWS, None, {LEAKS}),
+    ],
 )
-def test_states_or_tail_of_the_wrong_row_alone_are_caught(part, config):
-    model = make_model(config=config)
-    take = model.backbone._take
-
-    def wrong(number, num_packs):
-        given = list(take(number, num_packs))
-        given[part] = ops.convert_to_tensor(model.backbone.carried[number][part])[-num_packs:]
-        return tuple(given)
-
-    model.backbone._take = wrong
-    assert failed(model, batch_of()) >= {LEAKS, UNCUT}
-
-
-def test_states_that_are_never_carried_are_caught():
-    model = plant(make_model(), lambda queue, size: queue[:size] * 0)
-    assert failed(model, batch_of()) == {WITHOUT, UNCUT}
-
-
-def test_states_of_an_ended_sequence_are_caught():
-    assert LEAKS in failed(make_model(ablation_no_position_reset=True), batch_of())
+def test_sound_rows_pass_and_faulty_ones_fail(config, rows, take, expected):
+    batch = batch_of(rows)
+    model = make_model(len(rows), config)
+    found = failed(make_faulty(model, take) if take else model, batch)
+    assert found >= expected and bool(found) == bool(expected)
 
 
 def own_sums(packs):
@@ -169,10 +163,3 @@ def test_packs_that_show_nothing_are_refused():
         InputError, match=r"from the first on. Received: pack 0, which goes on at position 2, not 0"
     ):
         carried_states.take_rows({name: values[3:] for name, values in batch.items()}, 3)
-
-
-def test_the_last_packs_of_a_row_may_be_padding():
-    """Of the row in the middle: the last step is audited all the same."""
-    batch = batch_of([[4, 9, 5], [6], [6, 3, 7]])
-    assert carried_states.take_rows(batch, 3)["token_ids"].shape == (3, 3, LENGTH)
-    assert failed(make_model(), batch) == set()

@@ -12,16 +12,15 @@ import pytest
 from byte_tokenizers import roberta
 from encoder_files import TEXTS, write_encoder
 from modern_bert_models import CONFIG as MODERN_BERT
-from reference import import_reference, minilm_folder, reference_minilm
 from tiny import CONFIG, make_engine
 
+from bert_packed.architectures.bert import layers
 from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import MASKED_LM, ablate
 from bert_packed.checkpoints import checkpoint
 from bert_packed.core.settings import InputError
 from bert_packed.evaluation import inference
 from bert_packed.kernels import choose as kernels
-from bert_packed.layers import context as layers
 from bert_packed.text import byte_bpe
 from bert_packed.training.engines.engine import named_weights
 
@@ -165,7 +164,7 @@ def test_a_tokenizer_that_the_models_family_cannot_read(model_folder, tmp_path):
 
 
 @pytest.mark.usefixtures("uncompiled")
-def test_long_contexts_are_asked_for_and_take_the_fused_kernel(tmp_path, monkeypatch):
+def test_long_contexts_take_the_fused_kernel(tmp_path, monkeypatch):
     config = dataclasses.replace(MODERN_BERT, vocab_size=330, max_position_embeddings=8192)
     checkpoint.save_weights(tmp_path, named_weights(build_model(MASKED_LM, config, 0)), config)
     byte_bpe.save(roberta(), tmp_path / "tokenizer.json")
@@ -223,16 +222,3 @@ def test_mistakes(model_folder, encoder, tmp_path):
         InputError, match=r"`bert_config_file` must be of a BERT or ModernBERT\. Received: model_type mamba"
     ):
         inference.load_encoder(model_folder, vocab, bert_config_file="mamba-tiny")
-
-
-@pytest.mark.slow  # transformers' own hidden states of it are compared in tests/checkpoints/test_reference.py
-def test_minilm_equals_the_reference():
-    folder = minilm_folder()
-    torch, transformers = import_reference()
-    tokenizer, reference = transformers.AutoTokenizer.from_pretrained(folder), reference_minilm(folder)
-    texts = ["Packing sequences.", "", "Nothing leaks from one text into another, however long it may be."]
-    encoder = inference.load_encoder(folder, folder / "vocab.txt", max_seq_length=64, batch_size=1)
-    for text, got in zip(texts, encoder.encode(texts, "none"), strict=True):
-        with torch.no_grad():
-            want = reference(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].numpy()
-        assert got.shape == want.shape and np.abs(got - want).max() <= 1e-5 * np.abs(want).max()

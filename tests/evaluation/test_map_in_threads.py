@@ -15,7 +15,7 @@ MOMENT = 0.1  # for what must not happen to happen
 
 
 @pytest.mark.parametrize("num_at_once", [2, 3])
-def test_as_many_as_asked_are_inside_at_the_same_time(num_at_once):
+def test_as_many_as_asked_are_inside_at_once(num_at_once):
     """Each waits for the others of its round; alone it would wait in vain."""
     round_of = threading.Barrier(num_at_once, timeout=SECONDS)
     inside, most, lock = [0], [0], threading.Lock()
@@ -32,20 +32,8 @@ def test_as_many_as_asked_are_inside_at_the_same_time(num_at_once):
 
     items = range(1 + 4 * num_at_once)
     assert list(map_in_threads(function, items, num_at_once)) == [(item, -item) for item in items]
+    assert list(map_in_threads(function, [], num_at_once)) == []
     assert most[0] == num_at_once
-
-
-def test_results_wait_for_the_items_before_them():
-    last_is_done = threading.Event()
-
-    def function(item):
-        if item == 1:
-            assert last_is_done.wait(SECONDS)
-        if item == 2:
-            last_is_done.set()
-        return item
-
-    assert [item for item, _ in map_in_threads(function, range(4), 2)] == [0, 1, 2, 3]
 
 
 def test_the_first_is_over_before_others_begin():
@@ -80,7 +68,7 @@ def test_items_are_made_a_few_ahead(num_at_once, ahead):
 
 @pytest.mark.parametrize("num_at_once", [1, 2])
 @pytest.mark.parametrize("wrong", [0, 1, 5])
-def test_a_mistake_is_raised_in_its_place_and_nothing_begins_after_it(num_at_once, wrong):
+def test_a_mistake_is_raised_in_its_place(num_at_once, wrong):
     begun, taken = [], []
 
     def function(item):
@@ -145,7 +133,7 @@ def test_who_takes_no_more_leaves_no_thread():
     assert sorted(function.begun) == [0, 1, 2, 3] and no_thread_is_left()
 
 
-def test_an_interrupt_leaves_no_thread_and_what_waits_never_begins(monkeypatch):
+def test_after_an_interrupt_nothing_begins(monkeypatch):
     def interrupted(begun):
         """While the caller waits for 1, 2 is computed and 3 waits."""
         assert [item for item, _ in begun] == [1, 2, 3]
@@ -191,8 +179,3 @@ def test_what_failed_is_not_kept():
         assert [reference() for reference in seen] == 4 * [None]
     finally:
         gc.enable()
-
-
-@pytest.mark.parametrize("num_at_once", [1, 2])
-def test_of_no_item_there_is_nothing(num_at_once):
-    assert list(map_in_threads(lambda item: item, [], num_at_once)) == []

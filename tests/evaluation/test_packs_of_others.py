@@ -1,4 +1,4 @@
-"""Packs of other libraries, verified and audited: copies of what they made of 3, 5, 2 and 6 tokens."""
+"""Packs of other libraries, verified: copies of what they made of 3, 5, 2 and 6 tokens."""
 
 import itertools
 
@@ -27,12 +27,6 @@ TRL = {
         "number": [[4] * 8, [3, 3, 3, 3, 3, 3, 2, 2], [1, 1, 1, 1, 1, 0, 0, 0], [4]],
         "seq_lengths": [[8], [6, 2], [5, 3], [1]],
     },
-}
-# and what its collator makes of the former, as `SFTConfig(packing=True)` has it
-TRL_BATCH = {
-    "input_ids": np.array([[41, 42, 43, 44, 45, 46, 31, 32, 21, 22, 23, 24, 25, 11, 12, 13]]),
-    "position_ids": np.array([[0, 1, 2, 3, 4, 5, 0, 1, 0, 1, 2, 3, 4, 0, 1, 2]]),
-    "seq_idx": np.array([[0, 0, 0, 0, 0, 0, 1, 1, 2, 2, 2, 2, 2, 3, 3, 3]], np.int32),
 }
 # grain 0.2.18: `FirstFitPackIterDataset(dataset, length_struct={"input_ids": 8, "number": 8},
 # num_packing_bins=2)`, without `number_segment_ids` and `number_positions`; `number` is ours
@@ -100,42 +94,3 @@ def test_what_is_wrong_with_packs_of_others(packs, lengths, message):
     with pytest.raises(ValueError) as error:
         bert_packed.verify_plan(packs, lengths, 8)
     assert message in str(error.value) and "\n" not in str(error.value)
-
-
-def as_packs(batch):
-    """A batch of TRL's collator, for `audit_model`."""
-    sequence_ids = (batch["position_ids"] == 0).cumsum(axis=1)
-    assert np.array_equal(sequence_ids, batch["seq_idx"] + 1)
-    return {"input_ids": batch["input_ids"], "sequence_ids": sequence_ids}
-
-
-def with_ones(packs):
-    """What TRL's collator gives where it pads: a 2D mask."""
-    ones = np.ones_like(packs["input_ids"])
-    return {"input_ids": packs["input_ids"], "position_ids": packs["position_ids"], "attention_mask": ones}
-
-
-def without_mask(packs):
-    """What its padding-free collator gives; a causal model finds boundaries in the positions then."""
-    return {name: packs[name] for name in ("input_ids", "position_ids")} | {"use_cache": False}
-
-
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_packs_of_trl_are_audited(attention):
-    torch = pytest.importorskip("torch", reason="pip install -e '.[reference]'")
-    transformers = pytest.importorskip("transformers", reason="pip install -e '.[reference]'")
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    packs = as_packs(TRL_BATCH)
-    for kind in ("Bert", "Llama"):
-        config = getattr(transformers, f"{kind}Config")(vocab_size=60, **sizes)
-        made = getattr(transformers, f"{kind}Model")._from_config(config, attn_implementation=attention)
-        assert bert_packed.audit_model(made.eval(), packs).passed  # by our mask
-        # transformers#46634: boundaries in the positions count only where no 2D mask is given
-        assert not bert_packed.audit_model(made, packs, inputs=with_ones).passed
-    assert bert_packed.audit_model(made, packs, inputs=without_mask).passed
-
-    def with_cache(packs):  # the default outside of training
-        return {**without_mask(packs), "use_cache": True}
-
-    assert not bert_packed.audit_model(made, packs, inputs=with_cache).passed

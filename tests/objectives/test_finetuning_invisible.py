@@ -12,15 +12,14 @@ from modern_bert_models import CONFIG as MODERN_BERT
 from tiny import CONFIG, replace_sums, to_floats
 
 from bert_packed.architectures.registry import ablate
-from bert_packed.evaluation import contamination
 from bert_packed.evaluation.contamination import unpack_batch
 from bert_packed.tasks.glue.objective import classes_objective, numbers_objective
-from bert_packed.tasks.ner.objective import tag_sums, tags_objective
+from bert_packed.tasks.ner.objective import tags_objective
 from bert_packed.tasks.squad.objective import answer_sums, answers_objective
 from bert_packed.training import engines
-from bert_packed.training.backend import gradient
+from bert_packed.training.backend import compiled, gradient
 
-pytestmark = pytest.mark.both_backends
+pytestmark = [pytest.mark.both_backends, pytest.mark.usefixtures("uncompiled")]
 KINDS = {
     "answers": answers_objective(),
     "classes": classes_objective(3),
@@ -34,9 +33,12 @@ MODELS = {
         MODERN_BERT, initializer_range=0.3, classifier_pooling="mean"
     ),
 }
-# Of the last only a class is different
-CASES = [(kind, model) for model in ("bert", "modern_bert") for kind in KINDS]
-CASES.append(("classes", "modern_bert_of_means"))
+CASES = [
+    *(("bert", kind) for kind in KINDS),
+    ("modern_bert", "answers"),
+    ("modern_bert", "tags"),
+    ("modern_bert_of_means", "classes"),
+]
 # What adds the same to every logit of a sequence moves no softmax: their true gradient is 0, as a key bias's
 SHIFTS = (
     "key/bias",
@@ -72,40 +74,27 @@ def batches_of(kind, seed=0):
     return found
 
 
-@pytest.mark.parametrize(("kind", "model"), CASES)
+def gradients_of(engine, batch):
+    """As one program: under JAX many small ones would compile for longer."""
+    return compiled(functools.partial(engine.gradients, training=True), engine.model)(batch)
+
+
+@pytest.mark.parametrize(("model", "kind"), CASES)
 def test_sums_and_all_gradients(kind, model):
     engine = make_engine(kind, MODELS[model])
-    packed, unpacked = batches_of(kind)
-    got, got_sums = engine.gradients(packed)
-    want, want_sums = engine.gradients(unpacked)
+    (got, got_sums), (want, want_sums) = (gradients_of(engine, batch) for batch in batches_of(kind))
     assert to_floats(got_sums) == pytest.approx(to_floats(want_sums), rel=1e-5)
     assert float(got_sums["num_sequences"]) == 11 and float(got_sums["loss"]) > 1
     assert_gradients_equal(kind, engine, got, want)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_outputs(kind):
-    """Of a BERT; those of a ModernBERT are compared with transformers', one sequence at a time."""
-    batches = batches_of(kind)
-    forward = make_engine(kind).model
-    packed, unpacked = ({name: np.asarray(v) for name, v in forward(batch).items()} for batch in batches)
-    for name, letter in KINDS[kind].outputs.items():
-        for sequence, (row, slot) in enumerate(np.argwhere(batches[0]["slot_weights"])):
-            own = batches[0]["sequence_ids"][row] == slot + 1 if letter == "S" else slot
-            alone = batches[1]["sequence_ids"][sequence] == 1 if letter == "S" else 0
-            got, want = packed[name][row][own], unpacked[name][sequence][alone]
-            assert got.shape == want.shape and np.abs(want).max() > 1e-4
-            np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(unpacked[name]).max())
-
-
 @pytest.mark.parametrize(
-    ("model", "ablation"),
-    [("bert", "no_position_reset"), ("bert", "no_attention_mask"), ("modern_bert", "no_attention_mask")],
+    ("model", "ablation"), [("bert", "no_position_reset"), ("modern_bert", "no_attention_mask")]
 )
 def test_company_that_is_seen_changes_gradients(model, ablation):
     """Planted faults, which the comparison finds. Rotary positions that go on leave no trace in gradients."""
     engine = make_engine("tags", ablate(MODELS[model], ablation))
-    got, want = (engine.gradients(batch)[0] for batch in batches_of("tags"))
+    got, want = (gradients_of(engine, batch)[0] for batch in batches_of("tags"))
     with pytest.raises(AssertionError):
         assert_gradients_equal("tags", engine, got, want)
 
@@ -141,80 +130,35 @@ def test_large_logits_stay_finite():
     assert np.isfinite(list(sums.values())).all()
 
 
-def loss_of(batch, outputs):
-    return answer_sums(outputs, batch)["loss"]
-
-
 def test_neighbours_have_no_gradient_in_a_loss():
     """Exactly 0, not small."""
     packed, _ = batches_of("answers")
-    rng = np.random.default_rng(0)
+    rng, size = np.random.default_rng(0), packed["token_ids"].shape
     values = {
-        f"{name}_logits": ops.convert_to_tensor(rng.normal(size=packed["token_ids"].shape), "float32")
-        for name in ("start", "end")
+        f"{name}_logits": ops.convert_to_tensor(rng.normal(size=size), "float32") for name in ("start", "end")
     }
-    checked = 0
-    for row, slot in np.argwhere(packed["slot_weights"] > 0):
+
+    def loss_of(outputs, batch):
+        return answer_sums(outputs, batch)["loss"]
+
+    for row, slot in ((0, 0), (0, 3), (1, 1)):
         only = np.zeros_like(packed["slot_weights"])
         only[row, slot] = 1
-        mine = np.zeros(packed["token_ids"].shape, bool)
-        mine[row] = packed["sequence_ids"][row] == slot + 1
-        loss = functools.partial(loss_of, {**packed, "slot_weights": only})
+        is_own = np.zeros(size, bool)
+        is_own[row] = packed["sequence_ids"][row] == slot + 1
+        loss = functools.partial(loss_of, batch={**packed, "slot_weights": only})
         for found in gradient(loss)(values).values():
-            found = np.asarray(found)
-            assert np.all(found[~mine] == 0)
-            if mine.sum() > 1:  # a sequence of one token is sure of its answer
-                assert np.all(found[mine] != 0)
-                checked += 1
-    assert checked == 20
+            np.testing.assert_array_equal(np.asarray(found) != 0, is_own)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tag_loss", ["per_sequence", "per_token"])
-def test_the_audit_passes_tags_and_catches_company(tag_loss):
-    """As in pre-training; a loss in which packs can be seen fails it."""
-    packed, _ = batches_of("tags")
-    sound = tags_objective(3, tag_loss)
-
-    def failed(objective):
-        engine = engines.make_engine(objective.build_model(CONFIG, 1), objective, micro_batch_size=5)
-        checks = contamination.audit(engine, packed, compile=lambda function, _: function)
-        names = {check.name for check in checks}
-        assert {"unpacked: logits", "unpacked: loss", "unpacked: accuracy"} <= names
-        return {check.name for check in checks if not check.passed}
-
-    assert failed(sound) == set()
-    shared = dataclasses.replace(sound, sums=shared_sums)
-    assert {"unpacked: loss", "unpacked: gradients of all weights"} <= failed(shared)
-
-
-def shared_sums(outputs, batch):
-    """A planted fault: words weigh one over the words of their pack, whose company then counts."""
-    sequences_BP = batch["prediction_sequences"]
-    of_pack = ops.cast(sequences_BP > 0, sequences_BP.dtype)
-    return tag_sums(outputs, {**batch, "prediction_sequences": of_pack}, "per_sequence")
-
-
-@pytest.mark.parametrize(("kind", "micro_batch_size"), [("classes", 1), ("answers", 2), ("tags", 4)])
-def test_empty_packs_are_skipped_and_change_nothing(kind, micro_batch_size):
-    packed, _ = batches_of(kind)
-    filled = {name: np.concatenate([v, np.zeros_like(v[:3])]) for name, v in packed.items()}
-    assert len(filled["token_ids"]) == 8
-    want, want_sums = make_engine(kind).gradients(packed)
-    engine = make_engine(kind, micro_batch_size=micro_batch_size)
-    got, got_sums = engine.gradients(filled)
-    assert_gradients_equal(kind, engine, got, want)
-    assert to_floats(got_sums) == pytest.approx(to_floats(want_sums), rel=1e-5)
-
-
-@pytest.mark.parametrize(("kind", "compiled"), [("classes", True), ("answers", False), ("tags", False)])
-def test_rounds_of_the_loop_follow_from_the_data(kind, compiled):
+@pytest.mark.parametrize("kind", ["classes", "answers"])
+def test_rounds_of_the_loop_follow_from_the_data(kind):
     """A model that counts its calls: three micro-batches of four hold a sequence."""
     tf = pytest.importorskip("tensorflow")
     if keras.backend.backend() != "tensorflow":
         pytest.skip("the calls are counted by a variable of TensorFlow")
     packed, _ = batches_of(kind)
-    filled = {name: np.concatenate([v, np.zeros_like(v[:3])]) for name, v in packed.items()}
+    filled = {name: np.concatenate([values, np.zeros_like(values[:3])]) for name, values in packed.items()}
     calls = tf.Variable(0)
     engine = make_engine(kind, micro_batch_size=2)
     sums = engine.objective.sums
@@ -224,5 +168,6 @@ def test_rounds_of_the_loop_follow_from_the_data(kind, compiled):
         return sums(outputs, batch)
 
     replace_sums(engine, counting)
-    (tf.function(engine.gradients) if compiled else engine.gradients)(filled)
+    gradients = tf.function(engine.gradients) if kind == "classes" else engine.gradients
+    gradients(filled)
     assert int(calls) == 3

@@ -3,6 +3,7 @@
 import functools
 
 import keras
+import next_tokens
 import numpy as np
 import plain_losses
 import pytest
@@ -12,6 +13,7 @@ from packs import VOCAB_SIZE, packed_and_unpacked
 from scipy.special import log_softmax, softmax
 from tiny import to_floats
 
+from bert_packed.objectives.next_tokens import next_token_objective
 from bert_packed.objectives.objective import add_sums, nll_and_right
 from bert_packed.objectives.pretraining import masked_lm_objective, prediction_weights, pretraining_objective
 from bert_packed.tasks.glue.objective import classes_objective, numbers_objective
@@ -23,51 +25,69 @@ from bert_packed.training.backend import gradient
 pytestmark = pytest.mark.both_backends
 IS_MLM = {"mlm alone": "per_sequence", "mlm alone, per_token": "per_token"}
 IS_PRETRAINING = ("per_sequence", "per_token", *IS_MLM)
-KINDS = (*IS_PRETRAINING, "answers", "classes", "numbers", "tags", "tags_per_token")
+# Loops of `plain_losses`, objectives, and the shapes of logits for eight packs
+OTHERS = {
+    "answers": (plain_losses.answers, answers_objective(), {"start_logits": (24,), "end_logits": (24,)}),
+    "classes": (plain_losses.classes, classes_objective(3), {"logits": (4, 3)}),
+    "numbers": (plain_losses.numbers, numbers_objective(), {"logits": (4, 1)}),
+    "tags": (plain_losses.tags, tags_objective(3), {"logits": (24, 3)}),
+    "tags per_token": (
+        functools.partial(plain_losses.tags, tag_loss="per_token"),
+        tags_objective(3, "per_token"),
+        {"logits": (24, 3)},
+    ),
+    **{
+        f"next tokens {weighting}": (
+            functools.partial(plain_losses.next_tokens, weighting=weighting),
+            next_token_objective(weighting),
+            {"logits": (12, VOCAB_SIZE)},
+        )
+        for weighting in ("per_token", "per_sequence")
+    },
+}
+KINDS = (*IS_PRETRAINING, *OTHERS)
+COMPILED = ("per_sequence", "answers", "tags", "next tokens per_token")
 
 
 def batch_of(kind):
-    """Eight packs, three of them empty at the end, of 4, 3, 1, 2 and 1 sequences."""
-    batch = packed_and_unpacked()[0] if kind in IS_PRETRAINING else finetuning_batches()[0]
+    """Eight packs of one to four sequences, the last three of them empty."""
+    if kind.startswith("next tokens"):
+        batch = next_tokens.packed_and_unpacked()[0]
+    else:
+        batch = (packed_and_unpacked if kind in IS_PRETRAINING else finetuning_batches)()[0]
     if kind == "numbers":
         batch = {**batch, "labels": batch["scores"]}
     batch = {name: np.concatenate([values, np.zeros_like(values[:3])]) for name, values in batch.items()}
-    assert batch["sequence_ids"].max(axis=1).tolist() == [4, 3, 1, 2, 1, 0, 0, 0]
+    assert sorted(batch["sequence_ids"].max(axis=1).tolist()) == [0, 0, 0, 1, 1, 2, 3, 4]
     return {**batch, "rows": np.arange(8, dtype=np.int32)[:, None]}
 
 
 def logits_of(kind, batch):
     """Random logits for a batch, also where nothing is to be learnt."""
     rng = np.random.default_rng(3)
-    slots = (8, 4)
-    shapes = {
-        "answers": {"start_logits": (8, 24), "end_logits": (8, 24)},
-        "classes": {"logits": (*slots, 3)},
-        "numbers": {"logits": (*slots, 1)},
-        "tags": {"logits": (8, 24, 3)},
-        "tags_per_token": {"logits": (8, 24, 3)},
-    }
     if kind in IS_PRETRAINING:
-        shape = {"mlm_logits": (*batch["prediction_ids"].shape, VOCAB_SIZE)}
-        shape |= {} if kind in IS_MLM else {"nsp_logits": (*slots, 2)}
+        shapes = {"mlm_logits": (*batch["prediction_ids"].shape[1:], VOCAB_SIZE)}
+        shapes |= {} if kind in IS_MLM else {"nsp_logits": (4, 2)}
     else:
-        shape = shapes[kind]
-    found = {name: (3 * rng.normal(size=size)).astype(np.float32) for name, size in shape.items()}
+        shapes = OTHERS[kind][2]
+    found = {name: (3 * rng.normal(size=(8, *shape))).astype(np.float32) for name, shape in shapes.items()}
     if kind in IS_PRETRAINING:  # some of them right, or accuracies would be compared at 0
-        places = np.argwhere(batch["prediction_sequences"] > 0)[::3]
-        for row, place in places:
+        for row, place in np.argwhere(batch["prediction_sequences"] > 0)[::3]:
             found["mlm_logits"][row, place, batch["prediction_ids"][row, place]] = 20
+    if kind.startswith("next tokens"):
+        for row, place in np.argwhere(batch["label_sequences"] > 0)[::3]:
+            found["logits"][row, place, batch["label_ids"][row, place]] = 20
     return found
 
 
 def plain_of(kind, logits, batch):
     if kind in IS_MLM:
         return plain_losses.masked_lm(logits, batch, IS_MLM[kind])
-    if kind in IS_PRETRAINING:
-        return plain_losses.pretraining(logits, batch, kind)
-    if kind == "tags_per_token":
-        return plain_losses.tags(logits, batch, "per_token")
-    return getattr(plain_losses, kind)(logits, batch)
+    return (
+        plain_losses.pretraining(logits, batch, kind)
+        if kind in IS_PRETRAINING
+        else OTHERS[kind][0](logits, batch)
+    )
 
 
 class Logits(keras.Model):
@@ -92,27 +112,19 @@ class Logits(keras.Model):
 
 
 def engine_of(kind, logits, **more):
-    objectives = {
-        "answers": answers_objective,
-        "classes": functools.partial(classes_objective, 3),
-        "numbers": numbers_objective,
-        "tags": functools.partial(tags_objective, 3),
-        "tags_per_token": functools.partial(tags_objective, 3, "per_token"),
-    }
     if kind in IS_MLM:
         objective = masked_lm_objective(IS_MLM[kind])
     else:
-        objective = pretraining_objective(kind) if kind in IS_PRETRAINING else objectives[kind]()
+        objective = pretraining_objective(kind) if kind in IS_PRETRAINING else OTHERS[kind][1]
     return engines.make_engine(Logits(logits), objective, **more)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("micro_batch_size", [None, 2])
-def test_gradients_by_the_logits(kind, micro_batch_size):
+def test_gradients_by_the_logits(kind):
     """Of the whole step's loss: the denominators are those of all micro-batches."""
     batch = batch_of(kind)
     logits = logits_of(kind, batch)
-    engine = engine_of(kind, logits, micro_batch_size=micro_batch_size)
+    engine = engine_of(kind, logits, micro_batch_size=2)
     for training, scale in ((False, 1), (True, 2)):
         want = plain_of(kind, {name: scale * values for name, values in logits.items()}, batch)
         gradients, sums = engine.gradients(batch, training=training)
@@ -125,12 +137,12 @@ def test_gradients_by_the_logits(kind, micro_batch_size):
             assert unused.any() and np.all(np.asarray(found)[unused] == 0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_step_goes_down_that_gradient_and_evaluation_is_out_of_training(kind):
+@pytest.mark.parametrize("kind", COMPILED)
+def test_a_step_goes_down_that_gradient(kind):
     """The compiled programs: the step's update, and the sums and figures of both."""
     batch = batch_of(kind)
     logits = logits_of(kind, batch)
-    engine = engine_of(kind, logits, optimizer=keras.optimizers.SGD(1.0), micro_batch_size=2)
+    engine = engine_of(kind, logits, optimizer=keras.optimizers.SGD(1.0))
     evaluated, want = to_floats(engine.eval_step(batch)), plain_of(kind, logits, batch)
     assert evaluated == pytest.approx(want.sums, rel=1e-5)
     assert engine.objective.means(evaluated) == pytest.approx(want.means, rel=1e-5)
@@ -144,7 +156,7 @@ def test_a_step_goes_down_that_gradient_and_evaluation_is_out_of_training(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_figures_of_some_batches_are_those_of_all_their_sequences(kind):
+def test_figures_of_batches_are_those_of_all_sequences(kind):
     """Added up over unequal parts: a mean over parts would differ."""
     batch = batch_of(kind)
     logits = logits_of(kind, batch)
@@ -171,7 +183,10 @@ def test_padding_alone_teaches_nothing(kind):
     assert all(np.all(np.asarray(values) == 0) for values in gradients)
     for nothing in (to_floats(sums), {}):
         means = engine.objective.means(nothing)
-        assert set(means) == set(engine.objective.figures) and set(means.values()) == {0.0}
+        assert set(means) == set(engine.objective.figures)
+        # A perplexity of 1 would be the best
+        assert {name for name, value in means.items() if np.isnan(value)} == {*engine.objective.perplexities}
+        assert {value for value in means.values() if not np.isnan(value)} == {0.0}
 
 
 def test_weights_of_listing_1():

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,16 +12,15 @@ from tokenizers import decoders, normalizers
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import ByteLevel as TrimOffsets
 
-from bert_packed.checkpoints.exported_tokenizer import write_tokenizer
+from bert_packed.checkpoints.exported_tokenizer import encoder_ids, write_tokenizer
 from bert_packed.tasks.glue.files import make_glue_sequences
 from bert_packed.tasks.ner.conll import make_tag_sequences
 from bert_packed.tasks.squad.files import read_squad
 from bert_packed.tasks.squad.predictions import extract
 from bert_packed.tasks.squad.windows import make_windows, window_starts
 from bert_packed.text import byte_bpe
-from bert_packed.text.vocabularies import encoder_ids, load_text_tokenizer
+from bert_packed.text.vocabularies import load_text_tokenizer
 
-DATA = Path(__file__).parents[3] / "shared/data/squad"
 CLS, SEP, MASK = SPECIAL_IDS["ours"][:3]
 NORMALIZERS = {
     "none": None,
@@ -126,21 +124,6 @@ def test_windows_are_those_of_transformers(tmp_path, name, length, stride):
     assert len(windows.windows) > len(questions.questions) + 8 and compared >= 5
 
 
-def test_windows_of_squad_are_those_of_transformers(tmp_path):
-    path = DATA / "squad-v1.1-dev-articles-eval.json"
-    if not path.is_file():
-        pytest.skip(f"needs {path}")
-    questions = read_squad(path, for_training=True)
-    trained = byte_bpe.train([list(questions.contexts)], 4096, is_encoder=True)
-    tokenizer = load(tmp_path, trained)
-    reference = reference_tokenizer(tmp_path)
-    windows, compared = assert_windows_equal(questions, tokenizer, reference, 384, 128, 80)
-    assert len(windows.windows) > len(questions.questions) and compared > 500
-    for question, spans in first_spans(questions, windows):
-        text, _ = question.answers[0]
-        assert text.strip() in marked(questions, windows, question, *spans)
-
-
 def first_spans(questions, windows):
     """Each question that is labelled in a window, with its tokens among the context's."""
     for window, span in zip(windows.windows, windows.answer_spans.tolist(), strict=True):
@@ -207,12 +190,6 @@ def test_places_ascend_and_hold_every_visible_character(tmp_path, name):
         assert (np.diff(places, axis=0) >= 0).all() and (places[:, 0] <= places[:, 1]).all()
         held = {place for first, last in places.tolist() for place in range(first, last)}
         assert all(place in held or character.isspace() for place, character in enumerate(context))
-
-
-def test_a_letter_keeps_its_mark(tmp_path):
-    """Though the mark has tokens of bytes."""
-    ((ids, places),) = load(tmp_path, ours()).encode_with_places(["e\u0323\u0301x"])
-    assert len(ids) == 6 and places.tolist() == [[0, 3], *[[1, 3]] * 2, *[[2, 3]] * 2, [3, 4]]
 
 
 def test_offsets_are_not_trimmed_by_the_file(tmp_path):

@@ -97,7 +97,7 @@ def test_windows_by_hand(tokenizer):
 
 
 @pytest.mark.parametrize(("length", "stride"), [(8, 1), (8, 6), (9, 3), (16, 200)])
-def test_every_word_is_asked_once_where_it_stands_with_the_most_context(tokenizer, length, stride):
+def test_every_word_is_asked_once_with_the_most_context(tokenizer, length, stride):
     rng = np.random.default_rng(0)
     words = [
         ["".join(["a", *rng.choice(["c", "d"], rng.integers(0, 5))]) for _ in range(rng.integers(1, 30))]

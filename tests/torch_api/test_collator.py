@@ -1,45 +1,24 @@
 """Packs for transformers: a run of `Trainer` on packs equals a plain loop over sequences without padding."""
 
 import itertools
-import math
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from reference import import_reference
+from transformers_models import CLS, LENGTH, MASK, PAD, SEP, VOCAB, WINDOW, build
 
 torch, transformers = import_reference()
 pytest.importorskip("accelerate", reason="pip install -e '.[torch]'")
 datasets = pytest.importorskip("datasets", reason="pip install -e '.[torch]'")
 
 import bert_packed  # noqa: E402
-from bert_packed.core.settings import InputError  # noqa: E402  after the skips where a package is missing
 from bert_packed.torch import PackingCollator, pack_dataset, per_sequence_loss  # noqa: E402
-from bert_packed.torch.collator import labels_by_sequence  # noqa: E402
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/guides/torch.md"
-LENGTH, VOCAB, NUM = 24, 60, 12
-PAD, UNKNOWN, CLS, SEP, MASK = range(5)
-SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-IDS = {"pad_token_id": PAD, "bos_token_id": CLS, "eos_token_id": SEP}
+NUM = 12
 LEARNING_RATE = 0.1
-WINDOW = 2  # tokens to each side that ModernBERT's second layer sees
-CONFIGS = {
-    "bert": ("Bert", "MaskedLM", {"max_position_embeddings": LENGTH}),
-    "roberta": ("Roberta", "MaskedLM", {"max_position_embeddings": LENGTH + 1, **IDS}),
-    "modernbert": (
-        "ModernBert",
-        "MaskedLM",
-        {"local_attention": 2 * WINDOW, "global_attn_every_n_layers": 2, **IDS}
-        | {"cls_token_id": CLS, "sep_token_id": SEP},
-    ),
-    "llama": ("Llama", "CausalLM", IDS),
-    "mistral": ("Mistral", "CausalLM", {"sliding_window": 3, "num_key_value_heads": 2, **IDS}),
-    "gpt_neox": ("GPTNeoX", "CausalLM", IDS),
-    "qwen2": ("Qwen2", "CausalLM", {"num_key_value_heads": 2, **IDS}),
-    "opt": ("OPT", "CausalLM", {"ffn_dim": 32, "word_embed_proj_dim": 16, **IDS}),
-}
 CAUSAL = ("llama", "mistral")
 OPTIONS = {"roberta": {"first_position": PAD + 1}} | {kind: {"mlm_probability": None} for kind in CAUSAL}
 ONE_CPU = "ignore:This DataLoader will create 2 worker processes"  # on a machine with one
@@ -61,42 +40,6 @@ def random_rows(num_rows, longest, seed=0):
 @pytest.fixture(scope="module")
 def rows():
     return random_rows(NUM, 14)
-
-
-def build(kind, attention="sdpa"):
-    name, task, options = CONFIGS[kind]
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(vocab_size=VOCAB, **SIZES, **options)
-    for key in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-        setattr(config, key, 0.0)
-    model = getattr(transformers, f"{name}For{task}")(config)
-    model.set_attn_implementation(attention)
-    with torch.no_grad():  # initial weights are so small that attention would hardly count
-        for value in model.parameters():
-            value += 0.2 * torch.randn_like(value)
-    return model
-
-
-def plain_varlen(module, query, key, value, attention_mask, scaling=None, sliding_window=None, **given):
-    """Attention over the ranges that it is given, as kernels of variable length have it."""
-    assert attention_mask is None
-    query, key, value = (one.transpose(1, 2).flatten(0, 1) for one in (query, key, value))  # [B * S, N, H]
-    parts, offsets = [], given["cu_seq_lens_q"].tolist()
-    assert given["cu_seq_lens_k"].tolist() == offsets and offsets[-1] == len(query)
-    for start, end in itertools.pairwise(offsets):
-        assert 0 < end - start <= given["max_length_q"] == given["max_length_k"]
-        q, k, v = (one[start:end].transpose(0, 1) for one in (query, key, value))
-        places = torch.arange(end - start)
-        distances = places[:, None] - places
-        is_hidden = (distances < 0) if module.is_causal else torch.zeros_like(distances, dtype=torch.bool)
-        if sliding_window is not None:  # one more than the configuration says
-            is_hidden = is_hidden | (distances.abs() >= sliding_window)
-        scores = (q @ k.transpose(1, 2) * scaling).masked_fill(is_hidden, -math.inf)
-        parts.append((torch.softmax(scores, -1) @ v).transpose(0, 1))
-    return torch.cat(parts).unflatten(0, (-1, LENGTH)), None
-
-
-transformers.AttentionInterface.register("plain_varlen", plain_varlen)
 
 
 def make_trainer(model, rows, collator, folder, batch_size, accumulation=1, loss=None):
@@ -212,35 +155,42 @@ def differences(run, other):
     return found
 
 
-def run_both(kind, attention, collator, rows, folder, change=lambda batch: batch, **options):
+def run_both(kind, attention, collator, rows, folder, change=lambda batch: batch, accumulation=1):
     """Runs on packs, each batch changed, and on their sequences alone."""
     batch = collator(rows)
     sequences = sequences_of(batch)
     assert len(batch["input_ids"]) < NUM == len(sequences)  # packs that hold several sequences
-    packed = train(build(kind, attention), rows, lambda rows: change(collator(rows)), folder, NUM, **options)
+    model, size = build(kind, attention), NUM // accumulation
+    packed = train(model, rows, lambda rows: change(collator(rows)), folder, size, accumulation)
     return packed, train_alone(build(kind), sequences, is_causal=kind in CAUSAL)
 
 
+POSITIONS, VARLEN = {"attention": "positions"}, {"attention": "varlen"}
+
+
 @pytest.mark.parametrize(
-    "kind, attention, options",
+    "kind, attention, options, accumulation",
     [
-        ("bert", "eager", {}),
-        ("bert", "sdpa", {}),
-        ("bert", "plain_varlen", {"attention": "varlen"}),
-        ("roberta", "sdpa", {}),
-        ("modernbert", "eager", WINDOWED),
-        ("modernbert", "sdpa", WINDOWED),
-        ("modernbert", "plain_varlen", {"attention": "varlen"}),
-        ("llama", "sdpa", {}),
-        ("llama", "eager", {"attention": "positions"}),
-        ("llama", "sdpa", {"attention": "positions"}),
-        ("llama", "plain_varlen", {"attention": "varlen"}),
-        ("mistral", "sdpa", {"attention": "positions"}),
+        ("bert", "eager", {}, 1),
+        ("bert", "sdpa", {}, 1),
+        ("bert", "plain_varlen", VARLEN, 1),
+        ("roberta", "sdpa", {}, 1),
+        ("modernbert", "eager", WINDOWED, 1),
+        ("modernbert", "sdpa", WINDOWED, 3),
+        ("modernbert", "plain_varlen", VARLEN, 1),
+        ("llama", "sdpa", {}, 3),
+        ("llama", "eager", POSITIONS, 1),
+        ("llama", "sdpa", POSITIONS, 1),
+        ("llama", "plain_varlen", VARLEN, 1),
+        ("mistral", "sdpa", POSITIONS, 1),
     ],
 )
-def test_a_run_on_packs_equals_one_without_padding(tokenizer, rows, tmp_path, kind, attention, options):
+def test_a_run_on_packs_equals_one_without_padding(
+    tokenizer, rows, tmp_path, kind, attention, options, accumulation
+):
     collator = PackingCollator(tokenizer, LENGTH, seed=1, **OPTIONS.get(kind, {}), **options)
-    assert not differences(*run_both(kind, attention, collator, rows, tmp_path))
+    runs = run_both(kind, attention, collator, rows, tmp_path, accumulation=accumulation)
+    assert not differences(*runs)
 
 
 def without_mask(batch):
@@ -279,14 +229,6 @@ def test_the_loss_of_sequences(tokenizer, rows, tmp_path, accumulation):
     assert not differences(packed, train_alone(build("bert"), sequences, per_sequence=True))
     trainer = make_trainer(build("bert"), rows, collator, tmp_path, NUM, loss=per_sequence_loss)
     assert trainer.evaluate()["eval_loss"] == pytest.approx(packed[0][0], rel=1e-5)
-
-
-@pytest.mark.parametrize("kind, options", [("modernbert", WINDOWED), ("llama", {"mlm_probability": None})])
-def test_micro_batches_equal_their_batch(tokenizer, rows, tmp_path, kind, options):
-    collator = PackingCollator(tokenizer, LENGTH, seed=1, **options)
-    packed = train(build(kind), rows, collator, tmp_path, NUM // 3, accumulation=3)
-    alone = train_alone(build(kind), sequences_of(collator(rows)), is_causal=kind in CAUSAL)
-    assert not differences(packed, alone)
 
 
 @pytest.mark.parametrize("seed", [None, 0])
@@ -340,7 +282,7 @@ def test_masks_of_a_seed_follow_from_the_sequence(tokenizer):
 
 @pytest.mark.filterwarnings(ONE_CPU)
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_masks_without_a_seed_are_new_ones_by_the_generator_of_torch(tokenizer, num_workers):
+def test_masks_without_a_seed_are_new_ones(tokenizer, num_workers):
     rows, collator = random_rows(10, 20) * 2, PackingCollator(tokenizer, LENGTH)
     torch.manual_seed(0)
     first, second = (load(rows, collator, num_workers, batch_size=10) for _ in range(2))
@@ -388,36 +330,6 @@ def test_labels_of_causal_models(tokenizer):
     assert sorted(sequences_of(batch)) == [([5, 6, 7], [-100, 6, 7]), ([8, 9], [-100, 9])]
 
 
-def test_what_attention_is_given(tokenizer):
-    rows = [{"input_ids": [5, 6, 7]}, {"input_ids": [8, 9]}]
-
-    def collate(mlm_probability=None, **options):
-        return PackingCollator(tokenizer, 6, mlm_probability, **options)(rows)
-
-    def seen(mask):
-        return (mask[0, 0] == 0).int().tolist()
-
-    causal = [[1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0]]
-    causal += [[0, 0, 1, 1, 0, 0], [0, 0, 1, 1, 1, 0], [0, 0, 0, 0, 0, 1]]
-    assert seen(collate()["attention_mask"]) == causal
-    masks = collate(0.3, sliding_window=1, dtype=torch.bfloat16)["attention_mask"]
-    assert masks["full_attention"].dtype == torch.bfloat16
-    full = np.kron(np.eye(2, dtype=int), np.ones((3, 3), int))
-    full[:3, :3] = [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
-    full[2, 3:5] = full[3:5, 2] = 1
-    full[5], full[:, 5] = 0, 0
-    full[5, 5] = 1
-    assert seen(masks["full_attention"]) == full.tolist()
-    full[2, 4] = full[4, 2] = 0
-    assert seen(masks["sliding_attention"]) == full.tolist()
-    assert collate(attention="positions").keys() == {"input_ids", "position_ids", "labels", "use_cache"}
-    varlen = collate(attention="varlen")
-    assert varlen["cu_seq_lens_q"].tolist() == varlen["cu_seq_lens_k"].tolist() == [0, 2, 5, 6]
-    assert varlen["cu_seq_lens_q"].dtype == torch.int32
-    assert varlen["max_length_q"] == varlen["max_length_k"] == 3 and isinstance(varlen["max_length_q"], int)
-    assert varlen["position_ids"].tolist() == [[0, 1, 0, 1, 2, 0]]
-
-
 @pytest.mark.parametrize(
     "kind, is_right", [("llama", True), ("gpt_neox", True), ("qwen2", True), ("opt", False)]
 )
@@ -433,18 +345,6 @@ def test_positions_isolate_models_of_the_page(tokenizer, rows, kind, is_right, a
     assert torch.allclose(got.logits[is_real], want.logits[is_real], atol=1e-5) == is_right
 
 
-def test_labels_by_sequence():
-    labels = torch.tensor([[-100, 7, -100, 8, -100], [-100, -100, -100, -100, -100]])
-    ids = torch.tensor([[1, 1, 2, 2, 0], [1, 1, 1, 0, 0]])
-    by_sequence = labels_by_sequence(labels, ids)
-    assert by_sequence.tolist() == [
-        [[-1, 7, -1, -1, -1], [-1, -1, -1, 8, -1]],
-        [[-1] * 5, [-100] * 5],
-    ]
-    loss = per_sequence_loss({"logits": torch.zeros(2, 5, 10)}, by_sequence)
-    assert loss.item() == pytest.approx(2 / 3 * np.log(10))
-
-
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")  # by Trainer's default
 def test_the_example_of_the_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -456,135 +356,3 @@ def test_the_example_of_the_page(tmp_path, monkeypatch):
     assert (tmp_path / "runs/trainer/model.safetensors").exists()
     num_sequences = (np.array(names["packed"]["sequence_index"]) >= 0).sum()
     assert num_sequences == len(names["texts"]) > 3 * len(names["packed"])
-
-
-class WithoutMask:
-    """A tokenizer of a causal model."""
-
-    pad_token_id = mask_token_id = None
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"mlm_probability": 1.5}, "`mlm_probability` must be a number from 0 to 1, or None. Received: 1.5."),
-        ({"mlm_probability": "0.3"}, "or None. Received: '0.3'."),
-        ({"mlm_probability": True}, "or None. Received: True."),
-        ({"mlm_probability": math.nan}, "or None. Received: nan."),
-        ({"mlm_probability": []}, "or None. Received: []."),
-        ({"tokenizer": None}, "`tokenizer` must be one of transformers. Received: None."),
-        ({"attention": []}, "`attention` must be one of mask, positions, varlen. Received: []."),
-        (
-            {"tokenizer": WithoutMask()},
-            "`tokenizer` must have a mask token, unless mlm_probability=None. Received: WithoutMask.",
-        ),
-        ({"attention": "flash"}, "must be one of mask, positions, varlen. Received: 'flash'."),
-        ({"attention": "positions"}, "must be mask or varlen, unless mlm_probability=None."),
-        ({"attention": "varlen", "sliding_window": 2}, "`sliding_window` must be None, unless masked"),
-        ({"sliding_window": 2.5}, "`sliding_window` must be a whole number from 0. Received: 2.5."),
-        ({"first_position": -1}, "`first_position` must be a whole number from 0. Received: -1."),
-        ({"seed": "one"}, "`seed` must be a whole number from 0. Received: 'one'."),
-        ({"mlm_probability": None, "per_sequence": True}, "`per_sequence` must be False for causal models."),
-        ({"dtype": torch.int32}, "`dtype` must be a floating type of torch. Received: torch.int32."),
-        ({"max_seq_length": 0}, "`max_seq_length` must be a whole number from 1"),
-    ],
-)
-def test_wrong_options(tokenizer, options, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        PackingCollator(**{"tokenizer": tokenizer, "max_seq_length": LENGTH, **options})
-
-
-PACKED = {"input_ids": [5, 6], "position_ids": [0, 1]}
-RUNS, RESTARTS = [1] * 10 + [2] * 10 + [0] * 4, [*range(10), *range(10), 0, 0, 0, 0]
-ROW = {"input_ids": [5] * LENGTH, "sequence_ids": RUNS, "position_ids": RESTARTS}
-ONE_RUN = "be 1, 2, ..., each in one run, and 0 in padding, which stands last"
-
-
-@pytest.mark.parametrize(
-    "examples, message",
-    [
-        ([{"input_ids": [5] * 30}], "sequence 0 must have at most max_seq_length=24 tokens. Received: 30."),
-        ([], "`examples` must hold one sequence or more. Received: none."),
-        ([{"labels": [5]}], "sequence 0 must be a dict with input_ids. Received: labels."),
-        ([[5, 6]], "sequence 0 must be a dict with input_ids. Received: [5, 6]."),
-        (
-            [{"input_ids": [5]}, {"input_ids": [5], "kind": 1}],
-            "sequence 1 must have the columns input_ids. Received: input_ids, kind.",
-        ),
-        ([{"input_ids": [5], "labels": [5]}], "`examples` must be without labels, which masking makes."),
-        ([PACKED], "rows of `pack_dataset` must have sequence_ids; for Trainer remove_unused_columns=False."),
-        (
-            [PACKED | {"sequence_ids": [1, 1], "sequence_index": [0]}],
-            "row 0: input_ids must have max_seq_length=24 numbers. Received: [5, 6].",
-        ),
-        (None, "`examples` must be a list of dicts. Received: None."),
-        (
-            [{"input_ids": [5, 6, 7, 8], "attention_mask": [1, 1, 2, 2]}],
-            "sequence 0: attention_mask must be 1 at every token, since a sequence is one and without",
-        ),
-        (
-            [ROW, ROW | {"position_ids": list(range(LENGTH))}],
-            "row 1, token 10: position_ids must count from 0 in each of sequence_ids. Received: 10.",
-        ),
-        (
-            [ROW | {"sequence_ids": [1] * LENGTH}],
-            "row 0, token 10: position_ids must count from 0 in each of sequence_ids. Received: 0.",
-        ),
-        (
-            [ROW | {"sequence_ids": [1] * 10 + [2] * 10 + [1] * 4}],
-            f"row 0, token 20: sequence_ids must {ONE_RUN}. Received: 1.",
-        ),
-        (
-            [ROW | {"sequence_ids": [1] * 10 + [0] * 10 + [1] * 4}],
-            f"row 0, token 20: sequence_ids must {ONE_RUN}. Received: 1.",
-        ),
-        (
-            [ROW | {"sequence_ids": [1.0] * 23 + [math.nan]}],
-            "row 0, token 23: sequence_ids must be an integer. Received: nan.",
-        ),
-        (
-            [ROW | {"position_ids": [float(position) for position in RESTARTS]}],
-            "row 0, token 0: position_ids must be an integer. Received: 0.0.",
-        ),
-        (
-            [ROW, ROW | {"position_ids": [0, 1]}],
-            "row 1: position_ids must have max_seq_length=24 numbers. Received: [0, 1].",
-        ),
-        (
-            [ROW | {"attention_mask": RUNS}],
-            "row 0, token 10: attention_mask must be 1 where sequence_ids are above 0, and 0 elsewhere.",
-        ),
-        (
-            [ROW | {"kind": [1]}, ROW | {"kind": [1, 2]}],
-            "`examples`: kind must be numbers, equally many in each row. Received: [[1], [1, 2]].",
-        ),
-    ],
-)
-def test_wrong_examples(tokenizer, examples, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        PackingCollator(tokenizer, LENGTH)(examples)
-
-
-@pytest.mark.parametrize("label", [1, [0.5, 0.5]])
-def test_wrong_labels_of_causal_models(tokenizer, label):
-    with pytest.raises(InputError, match="labels must be whole numbers, one for each token"):
-        PackingCollator(tokenizer, LENGTH, None)([{"input_ids": [5, 6], "labels": label}])
-
-
-@pytest.mark.parametrize(
-    "columns, message",
-    [
-        ({"text": [[5]]}, "`sequences` must have a column input_ids. Received: text."),
-        ({"input_ids": [[5]], "text": ["five"]}, "sequence 0: text must be a list of numbers, or one."),
-        ({"input_ids": [[5], [6] * 30]}, "sequence 1 must have at most max_seq_length=24 tokens."),
-    ],
-)
-def test_wrong_data_sets(columns, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        pack_dataset(datasets.Dataset.from_dict(columns), LENGTH)
-
-
-def test_what_is_no_data_set():
-    for wrong in ([{"input_ids": [5]}], datasets.DatasetDict()):
-        with pytest.raises(InputError, match=r"`dataset` must be a datasets\.Dataset\. Received: "):
-            pack_dataset(wrong, LENGTH)

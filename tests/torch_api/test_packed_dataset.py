@@ -60,7 +60,7 @@ def read(packs, epoch=0, **arguments):
 EMPTY = (0,) * MAX_SEQ_LENGTH
 
 
-def test_an_epoch_has_each_pack_once_in_an_order_of_its_own(packs):
+def test_an_epoch_has_each_pack_once_in_another_order(packs):
     on_disk = read(packs, shuffle_buffer_size=1)
     assert len(set(on_disk)) == NUM_PACKS and EMPTY not in on_disk
     epochs = [read(packs, epoch, seed=7, shuffle_buffer_size=8) for epoch in range(3)]
@@ -71,7 +71,7 @@ def test_an_epoch_has_each_pack_once_in_an_order_of_its_own(packs):
     assert epochs[1] != read(packs, 1, seed=8, shuffle_buffer_size=8)
 
 
-@pytest.mark.parametrize(("world_size", "num_workers"), [(1, 2), (2, 1), (2, 3), (4, 2), (16, 1), (3, 7)])
+@pytest.mark.parametrize(("world_size", "num_workers"), [(1, 2), (2, 3), (16, 1), (3, 7)])
 def test_ranks_and_workers_share_an_epoch(packs, as_worker, world_size, num_workers):
     whole = read(packs, 2, shuffle_buffer_size=8)
     parts = []
@@ -204,6 +204,17 @@ def test_files_are_read_whole_once(packs, tmp_path, monkeypatch):
     whole = tokens_of(PackedDataset(packs, index_file=index_file))
     monkeypatch.setattr(file_scans, "scan_file", lambda path: pytest.fail(f"{path} is read again"))
     assert tokens_of(PackedDataset(packs, index_file=index_file)) == whole
+
+
+def test_files_whose_scans_lie_beside_them_are_not_read_whole(tmp_path, monkeypatch):
+    files = write_data(tmp_path)
+    pattern = str(tmp_path / "packed-*.tfrecord")
+    whole = tokens_of(PackedDataset(pattern))
+    file_scans.write_scans_beside({path: file_scans.scan_unchanged(path) for path in files})
+    monkeypatch.setattr(file_scans, "scan_file", lambda path: pytest.fail(f"{path} is read again"))
+    assert tokens_of(PackedDataset(pattern)) == whole and len(whole) == NUM_PACKS
+    index_file = tmp_path / "packs.index"
+    assert tokens_of(PackedDataset(pattern, index_file=str(index_file))) == whole and index_file.exists()
 
 
 @pytest.mark.parametrize(("cut", "message"), [(0, "must stay as it is .* a shorter file"), (1, "truncated")])

@@ -1,0 +1,65 @@
+"""Tiny models of transformers for packs, and a plain attention of variable length among its kernels."""
+
+import itertools
+import math
+
+from reference import import_reference
+
+torch, transformers = import_reference()
+
+LENGTH, VOCAB = 24, 60
+PAD, UNKNOWN, CLS, SEP, MASK = range(5)
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+IDS = {"pad_token_id": PAD, "bos_token_id": CLS, "eos_token_id": SEP}
+WINDOW = 2  # tokens to each side that ModernBERT's second layer sees
+CONFIGS = {
+    "bert": ("Bert", "MaskedLM", {"max_position_embeddings": LENGTH}),
+    "roberta": ("Roberta", "MaskedLM", {"max_position_embeddings": LENGTH + 1, **IDS}),
+    "modernbert": (
+        "ModernBert",
+        "MaskedLM",
+        {"local_attention": 2 * WINDOW, "global_attn_every_n_layers": 2, **IDS}
+        | {"cls_token_id": CLS, "sep_token_id": SEP},
+    ),
+    "llama": ("Llama", "CausalLM", IDS),
+    "mistral": ("Mistral", "CausalLM", {"sliding_window": 3, "num_key_value_heads": 2, **IDS}),
+    "gpt_neox": ("GPTNeoX", "CausalLM", IDS),
+    "qwen2": ("Qwen2", "CausalLM", {"num_key_value_heads": 2, **IDS}),
+    "opt": ("OPT", "CausalLM", {"ffn_dim": 32, "word_embed_proj_dim": 16, **IDS}),
+}
+
+
+def build(kind, attention="sdpa"):
+    name, task, options = CONFIGS[kind]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(vocab_size=VOCAB, **SIZES, **options)
+    for key in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+        setattr(config, key, 0.0)
+    model = getattr(transformers, f"{name}For{task}")(config)
+    model.set_attn_implementation(attention)
+    with torch.no_grad():  # initial weights are so small that attention would hardly count
+        for value in model.parameters():
+            value += 0.2 * torch.randn_like(value)
+    return model
+
+
+def plain_varlen(module, query, key, value, attention_mask, scaling=None, sliding_window=None, **given):
+    """Attention over the ranges that it is given, as kernels of variable length have it."""
+    assert attention_mask is None
+    query, key, value = (one.transpose(1, 2).flatten(0, 1) for one in (query, key, value))  # [B * S, N, H]
+    parts, offsets = [], given["cu_seq_lens_q"].tolist()
+    assert given["cu_seq_lens_k"].tolist() == offsets and offsets[-1] == len(query)
+    for start, end in itertools.pairwise(offsets):
+        assert 0 < end - start <= given["max_length_q"] == given["max_length_k"]
+        q, k, v = (one[start:end].transpose(0, 1) for one in (query, key, value))
+        places = torch.arange(end - start)
+        distances = places[:, None] - places
+        is_hidden = (distances < 0) if module.is_causal else torch.zeros_like(distances, dtype=torch.bool)
+        if sliding_window is not None:  # one more than the configuration says
+            is_hidden = is_hidden | (distances.abs() >= sliding_window)
+        scores = (q @ k.transpose(1, 2) * scaling).masked_fill(is_hidden, -math.inf)
+        parts.append((torch.softmax(scores, -1) @ v).transpose(0, 1))
+    return torch.cat(parts).unflatten(0, (-1, LENGTH)), None
+
+
+transformers.AttentionInterface.register("plain_varlen", plain_varlen)
