@@ -164,7 +164,7 @@ def test_the_audit_finds_an_ablation_behind_a_plain_config(tmp_path, capsys, mon
         "bert_config_file": tmp_path / "plain.json",
     }
     argv = ["audit", *(f"--{name}={value}" for name, value in flags.items())]
-    assert command_line.run(cli.audit, AuditConfig, argv) == audit.STATUS_FAILED
+    assert command_line.run(cli.audit, AuditConfig, argv) == cli.STATUS_FAILED
     assert "settings: ablations of the checkpoint" in capsys.readouterr().out
 
 
