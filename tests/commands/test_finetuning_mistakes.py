@@ -13,22 +13,14 @@ NO_WORD = " \u200b"
 MISTAKES = [
     ("squad", {"train_file": ""}, "`train_file` must be given unless --do_train=false"),
     ("squad", {"init_checkpoint": ""}, "`bert_config_file` must be given without `init_checkpoint`"),
-    (
-        "squad",
-        {"max_seq_length": 65},
-        "`max_seq_length` must be at most max_position_embeddings=64 of the model",
-    ),
+    ("squad", {"max_seq_length": 65}, "`max_seq_length` must be at most max_position_embeddings=64 of the"),
     ("squad", {"train_file": "{tmp}/blank.json", "do_predict": "false"}, "must have an answer to train on"),
     ("squad", {"init_checkpoint": "{files}/bert-bare"}, "where no vocab.txt is beside `init_checkpoint`"),
     ("glue", {"task_name": "XNLI"}, "XNLI"),
     ("glue", {"task_name": "all", "data_dir": "{tmp}"}, "`data_dir` must hold a task's folder, such as CoLA"),
     ("glue", {"task_name": "MNLI"}, "dev_matched.tsv must exist"),
     ("glue", {"do_predict": "true"}, "test.tsv must exist"),
-    (
-        "ner",
-        {"train_file": "{tmp}/bare.txt"},
-        "bare.txt must have a tag in its last column. Received: one column",
-    ),
+    ("ner", {"train_file": "{tmp}/bare.txt"}, "bare.txt must have a tag in its last column. Received: one"),
     ("ner", {"labels_file": "{tmp}/labels.txt"}, "the tag must be one of O, B-PER"),
     ("ner", {"tag_loss": "sum"}, "tag_loss"),
     ("ner", {"init_checkpoint": "{files}/none"}, "must be a folder"),
@@ -50,11 +42,7 @@ MISTAKES = [
         {"init_checkpoint": "", "bert_config_file": "bert-tiny", "vocab_file": "{files}/other.json"},
         "must have one WordPiece a line for a BERT",
     ),
-    (
-        "glue",
-        {"init_checkpoint": "{files}/modernbert-bare"},
-        "where no vocab.txt or tokenizer.json is beside",
-    ),
+    ("glue", {"init_checkpoint": "{files}/modernbert-bare"}, "where no vocab.txt or tokenizer.json is"),
 ]
 
 

@@ -145,25 +145,13 @@ MISTAKES = [
         for more in ({}, EVALUATE)
     ),
     ({"do_eval": "False", "eval_input_file": "{data}/packed/*"}, "must be empty with do_eval=false."),
-    (
-        {"objective": "causal_lm", "max_seq_length": 0},
-        "`max_predictions_per_seq` must be 0 for objective",
-    ),
+    ({"objective": "causal_lm", "max_seq_length": 0}, "`max_predictions_per_seq` must be 0 for objective"),
     ({"input_file": "{data}/instances/train-*.tfrecord"}, "holds unpacked records; pack them first"),
     ({"use_tpu": "true"}, "use_tpu"),
     ({"do_eval": "False", **EVALUATE}, "`do_train` or `do_eval` must be true. Received: false for both."),
-    (
-        {"overwrite": "true", **EVALUATE},
-        "`do_train` must be true with overwrite. Received: false, overwrite=True.",
-    ),
-    (
-        {"compile_only": "there", **EVALUATE},
-        "`do_train` must be true with compile_only. Received: false,",
-    ),
-    (
-        {"init_checkpoint": "", **EVALUATE},
-        "`output_dir` must hold a checkpoint with do_train=false",
-    ),
+    ({"overwrite": "true", **EVALUATE}, "`do_train` must be true with overwrite. Received: false,"),
+    ({"compile_only": "there", **EVALUATE}, "`do_train` must be true with compile_only. Received: false,"),
+    ({"init_checkpoint": "", **EVALUATE}, "`output_dir` must hold a checkpoint with do_train=false"),
 ]
 
 

@@ -108,20 +108,12 @@ SIX = {"micro_batch_size": 0, "train_batch_size": 6, "eval_batch_size": 3}
 BY_SIDE = "must be divisible by the side of the mesh for optimus2d. Received: "
 MISTAKES = [
     ({**OPTIMUS, "mesh": "2,1"}, "as many rows as columns for optimus2d. Received: 2 rows, 1 columns."),
-    (
-        {**OPTIMUS, "mesh": "5,5"},
-        "1x5x5 = 25 devices, where there are 16. To try it on a CPU: "
-        "JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=25",
-    ),
+    ({**OPTIMUS, "mesh": "5,5"}, "1x5x5 = 25 devices, where there are 16. To try it on a CPU:"),
     ({**OPTIMUS, "micro_batch_size": 1}, "rows of the mesh, 1 x 2. Received: 1 packs."),
     ({**OPTIMUS, "mesh": "2,2,2", "eval_batch_size": 6}, "rows of the mesh, 2 x 2. Received: 6 packs."),
     ({**OPTIMUS, "mesh": "3,3", **SIX}, f"`hidden_size` {BY_SIDE}hidden_size=16, a side of 3."),
     ({**OPTIMUS, "mesh": "4,4"}, f"`num_attention_heads` {BY_SIDE}num_attention_heads=2, a side of 4."),
-    (
-        {**MEGATRON, "mesh": "2,2"},
-        "`num_attention_heads` must be divisible by the devices of a copy for megatron1d. Received: "
-        "num_attention_heads=2, 4 devices.",
-    ),
+    ({**MEGATRON, "mesh": "2,2"}, "`num_attention_heads` must be divisible by the devices of a copy for"),
     (
         {**OPTIMUS, "bert_config_file": "{odd}"},
         f"`intermediate_size` {BY_SIDE}intermediate_size=33, a side of 2.",

@@ -176,22 +176,10 @@ def test_the_audit_takes_rows_as_training_does(data, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("packs", "changes", "message"),
     [
-        (
-            "packs",
-            {"objective": "mlm_nsp"},
-            "`input_file` must hold records for objective=mlm_nsp",
-        ),
-        (
-            "packs",
-            {"bert_config_file": "bert-tiny"},
-            "`bert_config_file` must be a Mamba or Mamba-2 for objective=causal_lm.",
-        ),
+        ("packs", {"objective": "mlm_nsp"}, "`input_file` must hold records for objective=mlm_nsp"),
+        ("packs", {"bert_config_file": "bert-tiny"}, "`bert_config_file` must be a Mamba or Mamba-2 for"),
         ("packs", {"hidden_dropout_prob": 0.1}, "`hidden_dropout_prob` must be -1 for a Mamba"),
-        (
-            "packs",
-            {"ablation": "no_attention_mask"},
-            "`ablation` must be empty or no_position_reset",
-        ),
+        ("packs", {"ablation": "no_attention_mask"}, "`ablation` must be empty or no_position_reset"),
         ("packs", {"mlm_loss": "per_token"}, "`mlm_loss` must not be given for objective=causal_lm"),
         ("rows", {"ablation": "no_position_reset"}, "`ablation` must be empty for packs made with"),
         ("rows", {"input_file": "FIRST"}, "`input_file` must be all 8 packs of one --split_sequences."),
@@ -200,11 +188,7 @@ def test_the_audit_takes_rows_as_training_does(data, tmp_path, monkeypatch):
         ("rows", {"shuffle_buffer_size": 8}, "`shuffle_buffer_size` must be 1 for packs of 2 rows"),
         ("rows", {"lm_loss": "per_sequence"}, "`lm_loss` must be per_token for packs of 2 rows"),
         ("rows", {"distribution": "mirrored"}, "`distribution` must be none for packs of 2 rows"),
-        (
-            "rows",
-            {"eval_input_file": "ROWS"},
-            "`eval_input_file` must hold packs made without",
-        ),
+        ("rows", {"eval_input_file": "ROWS"}, "`eval_input_file` must hold packs made without"),
     ],
 )
 def test_a_mistake_is_one_line(data, tmp_path, packs, changes, message):

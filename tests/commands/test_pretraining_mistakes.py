@@ -71,23 +71,11 @@ MISTAKES = [
     ({"input_file": "{data}/token.tfrecord"}, BELOW),
     ({"eval_input_file": "{data}/token.tfrecord"}, BELOW),
     ({"input_file": "{data}/bare.tfrecord"}, "features next_sentence_positions are missing. Received: "),
-    (
-        {"input_file": "{data}/unpacked.tfrecord"},
-        "python data_gen/pack_tfrecords.py --input_file={data}/unpacked.tfrecord --max_seq_length=8 ",
-    ),
+    ({"input_file": "{data}/unpacked.tfrecord"}, "python data_gen/pack_tfrecords.py --input_file={data}/unp"),
     ({"packing_correction": "betas"}, "`packing_correction` must be none where no manifest.json"),
-    (
-        {"layout": "optimus2d", "mesh": "1,1"},
-        "`layout` must be none unless KERAS_BACKEND=jax. Received: optimus2d, under tensorflow.",
-    ),
-    (
-        {"input_file": "{data}/words/*.tfrecord"},
-        "the vocabulary of `input_file` must be at most vocab_size=31 of",
-    ),
-    (
-        {"input_file": "{data}/longer/*.tfrecord"},
-        "longest sequence of `input_file` must be at most max_position",
-    ),
+    ({"layout": "optimus2d", "mesh": "1,1"}, "`layout` must be none unless KERAS_BACKEND=jax. Received:"),
+    ({"input_file": "{data}/words/*.tfrecord"}, "the vocabulary of `input_file` must be at most"),
+    ({"input_file": "{data}/longer/*.tfrecord"}, "longest sequence of `input_file` must be at most"),
     (
         {"input_file": "{data}/other/*.tfrecord", "eval_input_file": "{data}/same/*.tfrecord"},
         "all records must be of one vocabulary",
@@ -95,25 +83,16 @@ MISTAKES = [
     ({"init_checkpoint": "{data}/none"}, "`init_checkpoint` must be a folder"),
     ({"init_checkpoint": "{run}/checkpoint-1"}, "`init_checkpoint` must be outside `output_dir`"),
     ({"vocab_file": "{data}/plain.txt"}, "plain.txt"),
-    (
-        {"bert_config_file": "bert-tiny", "global_rope_theta": 8192},
-        "`global_rope_theta` must be 0 for a BERT",
-    ),
+    ({"bert_config_file": "bert-tiny", "global_rope_theta": 8192}, "`global_rope_theta` must be 0 for a"),
     (
         {"bert_config_file": "bert-tiny", "max_position_embeddings": 8192},
         "`max_position_embeddings` must be 0 for a BERT, which cannot change it. Received: 8192",
     ),
-    (
-        {"bert_config_file": "modernbert-tiny"},
-        "must be a BERT for objective=mlm_nsp. Received: a ModernBERT.",
-    ),
+    ({"bert_config_file": "modernbert-tiny"}, "must be a BERT for objective=mlm_nsp. Received: a"),
     *(
         ({"export_every": 2, **change}, message)
         for change, message in (
-            (
-                {"export_vocab_file": "{data}/long.txt"},
-                "the vocabulary of `export_vocab_file` must be at most vocab_size=31",
-            ),
+            ({"export_vocab_file": "{data}/long.txt"}, "the vocabulary of `export_vocab_file` must be at"),
             ({"export_vocab_file": "{data}/plain.txt"}, "must hold [PAD], [UNK], [CLS], [SEP], [MASK]"),
             ({"export_vocab_file": "{data}/none.txt"}, "none.txt"),
             (
@@ -167,12 +146,7 @@ STARTS = [
     (OURS, {"vocab_size": 40}, "", "vocab_size must be 31. Received: 40."),
     (OURS, {"intermediate_size": 40}, "", "intermediate_size must be 32. Received: 40."),
     (OURS, {"max_position_embeddings": 40}, "", "max_position_embeddings must be 24. Received: 40."),
-    (
-        OURS,
-        {"ablation_no_attention_mask": True},
-        "",
-        "ablation_no_attention_mask must be False. Received: True.",
-    ),
+    (OURS, {"ablation_no_attention_mask": True}, "", "ablation_no_attention_mask must be False. Received:"),
     (HUGGING_FACE, {"ablation_no_attention_mask": True}, "", "ablations must be none."),
     # A model of masked tokens alone may learn next sentences as well, as from its export
     (MASKED_LM, {"vocab_size": 40}, "mlm", "vocab_size must be 31. Received: 40."),

@@ -82,12 +82,16 @@ def test_what_was_chosen_is_a_flagfile_of_each_command(finished):
     assert (finished / f"run/checkpoint-{training.num_train_steps}").is_dir()
 
 
-def test_a_call_that_is_repeated_does_nothing(text, finished, capsys):
+def test_a_call_that_is_repeated_does_nothing(text, finished, monkeypatch, capsys):
+    """From elsewhere, too."""
     before = times(finished)
     assert bert_packed.train(TrainConfig(**flags_of(text, finished))).model_dir == str(finished / "model")
+    monkeypatch.chdir(finished)
+    relative = {name: os.path.relpath(text / path) for name, path in FILES.items()}
+    bert_packed.train(TrainConfig(**flags_of(text, ".", **relative)))
     assert times(finished) == before
     shown = capsys.readouterr().out
-    assert [f"{number}/6 {name}: done before" in shown for number, name in enumerate(STEPS, 1)] == [True] * 6
+    assert [shown.count(f"{number}/6 {name}: done before") for number, name in enumerate(STEPS, 1)] == [2] * 6
 
 
 @pytest.mark.parametrize("missing", ["model", "proof.json", "packed/eval"])
@@ -102,14 +106,6 @@ def test_a_step_whose_result_is_gone_is_taken_again(text, finished, missing, cap
     assert ("export: done before" in shown) == (missing == "proof.json")
     assert times(newest(finished)) == before
     assert all((weights[name] == values).all() for name, values in weights_of(finished).items())
-
-
-def test_the_same_call_may_be_made_elsewhere(text, finished, monkeypatch, capsys):
-    before = times(finished)
-    monkeypatch.chdir(finished)
-    relative = {name: os.path.relpath(text / path) for name, path in FILES.items()}
-    bert_packed.train(TrainConfig(**flags_of(text, ".", **relative)))
-    assert capsys.readouterr().out.count("done before") == len(STEPS) and times(finished) == before
 
 
 @pytest.mark.slow
@@ -166,26 +162,6 @@ def test_a_kill_inside_each_step_costs_nothing(text, tmp_path):
     assert found.keys() == expected.keys()
     for tensor, values in found.items():
         np.testing.assert_array_equal(values, expected[tensor])
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"max_seq_length": 32}, r"a call must continue as it began, .*max_seq_length 64 -> 32"),
-        (
-            {"num_train_epochs": 0.0, "train_hours": 1.0},
-            r"must continue as it began, .* without .*run and .*model\. .*train_hours 0\.0 -> 1\.0",
-        ),
-        ({"input_file": "words.txt"}, r"`input_file` must be the text that .*_train\.json names"),
-    ],
-)
-def test_other_settings_and_texts_are_refused(text, finished, changes, message):
-    before = times(finished)
-    if "input_file" in changes:
-        changes = {"input_file": str(text / changes["input_file"])}
-    with pytest.raises(InputError, match=message):
-        bert_packed.train(TrainConfig(**flags_of(text, finished, **changes)))
-    assert times(finished) == before
 
 
 @pytest.mark.parametrize(
