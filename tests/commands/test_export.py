@@ -94,7 +94,7 @@ MISTAKES = [
     pytest.param(
         "mamba",
         {"format": "saved_model", "max_predictions_per_pack": 76},
-        "`max_predictions_per_pack` must be left out for this Mamba, whose SavedModel has no input of that size.",
+        "`max_predictions_per_pack` must be left out for this Mamba, whose SavedModel has no input of that",
         marks=needs_tensorflow,
     ),
 ]

@@ -17,7 +17,7 @@ from bert_packed.packing.algorithms import ALGORITHM_NAMES
 from bert_packed.packing.plan import from_json, validate_plan
 from bert_packed.records import tfrecords
 from bert_packed.records.manifests import read_manifest
-from data_gen import pack_job, sample_data
+from data_gen import sample_data
 from data_gen.jobs.output import open_output_dir
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
@@ -308,33 +308,3 @@ def test_a_mistake_is_one_line(tmp_path, monkeypatch, flags, message):
     monkeypatch.chdir(tmp_path)
     assert_refused(main, PackConfig, message, **flags)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_error_while_files_move_loses_nothing(tmp_path, input_file, monkeypatch):
-    """Interrupted between two renames: another command is refused and removes nothing, the same ends it."""
-    out = tmp_path / "out"
-    pack(config(input_file, out, num_shards=3))
-    replace, moved = storage.replace, []
-
-    def interrupted(source, target):
-        if Path(target).parent == out and Path(target).suffix == ".tfrecord":
-            moved.append(target)
-            if len(moved) == 2:
-                raise KeyboardInterrupt
-        replace(source, target)
-
-    monkeypatch.setattr("data_gen.jobs.output.storage.replace", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        pack(config(input_file, out, num_shards=3, random_seed=5, overwrite=True))
-    monkeypatch.undo()
-    assert read_manifest(out) is None
-    before = sorted(out.rglob("*"))
-    with pytest.raises(InputError, match="must be empty unless --overwrite"):
-        pack(config(input_file, out, num_shards=3, random_seed=6))
-    assert sorted(out.rglob("*")) == before
-    monkeypatch.setattr(pack_job, "read_file", None)  # no step is done again
-    finished = pack(config(input_file, out, num_shards=3, random_seed=5))
-    monkeypatch.undo()
-    expected = pack(config(input_file, tmp_path / "other", num_shards=3, random_seed=5))
-    assert finished["files"] == expected["files"] == read_manifest(out)["files"]
-    assert all(storage.file_sha256(out / entry["name"]) == entry["sha256"] for entry in finished["files"])

@@ -99,14 +99,6 @@ def test_a_run_is_described_by_its_own_figures():
         "data       1,234 packs of 16 tokens, up to 3 sequences and 5 predictions each",
         "vocabulary not found; --vocab_file names it",
     ]
-    known = SimpleNamespace(**{**vars(data_of(1.5)), "vocabulary": SimpleNamespace(path="a/vocab.txt")})
-    assert run_summary.describe_run(config, CONFIG, known, "dense").endswith("\nvocabulary a/vocab.txt")
-    growing = dataclasses.replace(config, initial_batch_size=2, batch_warmup_steps=1500)
-    masked = SimpleNamespace(**{**vars(data_of(1.5)), "masking": SimpleNamespace(vocab_size=30522)})
-    assert run_summary.describe_run(growing, CONFIG, masked, "dense").splitlines()[-2:] == [
-        "grows      from 2 packs in the first step, over 1,500 steps",
-        "masks      drawn again in every epoch, of 30,522 tokens",
-    ]
     broken = ablate(CONFIG, "no_attention_mask")
     first, second, *_ = run_summary.describe_run(config, broken, data_of(None), "dense").splitlines()
     assert second == "ABLATION   no_attention_mask: PACKING IS BROKEN ON PURPOSE IN THIS RUN"
