@@ -1,7 +1,7 @@
-"""Settings of the commands that make, pack and verify records in effect.
+"""Settings of the commands that make and pack records in effect.
 
-Each command runs with every flag changed and with what must be given, and for flags that exclude each other a
-few times more; what it did is looked at in its files, or in what its steps were handed.
+Each command runs with its flags changed, and with those alone that must be given. The tests look at its files,
+and at the arguments of its steps.
 """
 
 import importlib.util
@@ -18,13 +18,12 @@ from unpacked_records import make_features, write_features
 from bert_packed import schema
 from bert_packed.records import tfrecords
 from bert_packed.records.manifests import read_manifest
-from data_gen import create_pretraining_data, pack_job, pack_tfrecords, verification, verify_tfrecords
+from data_gen import create_pretraining_data, pack_job, pack_tfrecords
 from data_gen.jobs import runners
 from data_gen.jobs.steps import Job
 from data_gen.pack_config import PackConfig
 from data_gen.text import create_job
 from data_gen.text.create_config import CreateConfig
-from data_gen.verify_tfrecords import VerifyConfig
 
 OLD_FILE = "train-00007-of-00008.tfrecord"
 
@@ -214,21 +213,3 @@ def test_weights_seed_and_runner_of_packing(pack, packed):
     assert [list(seen.calls["Job"][0].values())[2] for seen in (packed, other)] == ["local", "DirectRunner"]
     seeded = pack(random_seed=99)
     assert checksums(packed.manifest["files"]) != checksums(seeded.manifest["files"])
-
-
-@pytest.mark.parametrize("overlong", ["manifest", "drop"])
-def test_settings_of_verifying(tmp_path, overlong):
-    paths = {"input_file": tmp_path / "in", "packed_file": tmp_path / "packs"}
-    for path in paths.values():
-        path.write_text("records")
-    stand_ins = {
-        (verification, "compare_files"): lambda *_: verification.Comparison(1, 1, 0, 0, ()),
-        (verification, "find_overlong"): lambda paths: f"as beside {paths}",
-    }
-    flags = {**paths, "overlong": overlong, "json": tmp_path / "table.json"}
-    seen = run(verify_tfrecords.main, VerifyConfig, replaced=stand_ins, **flags)
-    assert seen.status == 0, seen.error
-    inputs, packs = ([str(path)] for path in paths.values())
-    told = f"as beside {packs}" if overlong == "manifest" else overlong
-    assert [list(call.values()) for call in seen.calls["compare_files"]] == [[inputs, packs, told]]
-    assert json.loads((tmp_path / "table.json").read_text())[0]["result"] == "equal"
