@@ -155,7 +155,7 @@ def test_context_and_angles_change_by_flag(files, tmp_path):
     assert any(np.any(trained["as it was"][name] != weights) for name, weights in trained["file"].items())
 
 
-def test_transformers_reads_the_same_ids_and_gives_the_same_vectors(files, tmp_path):
+def test_transformers_gives_the_same_ids_and_vectors(files, tmp_path):
     torch, transformers = import_reference()
     config = read_config(files / "config.json")
     checkpoint.save_weights(tmp_path / "ours", named_weights(build_model(MASKED_LM, config, 0)), config)

@@ -49,9 +49,7 @@ def packs_in(directory):
 
 
 @pytest.mark.parametrize(("depth", "num_packs"), [(1, 80), (2, 45), ("max", 45)])
-def test_every_sequence_is_packed_once_and_the_manifest_says_how(
-    tmp_path, features, input_file, depth, num_packs
-):
+def test_every_sequence_is_packed_once_as_the_manifest_says(tmp_path, features, input_file, depth, num_packs):
     out = tmp_path / "out"
     manifest = pack(config(input_file, out, num_shards=4, max_sequences_per_pack=depth))
     assert manifest == read_manifest(out)
@@ -84,7 +82,7 @@ def test_every_sequence_is_packed_once_and_the_manifest_says_how(
     assert manifest["num_packs"] == num_packs  # pinned
 
 
-def test_slots_and_room_for_predictions_may_be_raised_and_room_not_lowered(tmp_path, input_file):
+def test_slots_and_predictions_may_be_raised_and_not_lowered(tmp_path, input_file):
     needed = pack(config(input_file, tmp_path / "a"))["spec"]["max_predictions_per_pack"]
     more = {"max_sequences_per_pack": 7, "max_predictions_per_pack": needed + 30}
     assert pack(config(input_file, tmp_path / "b", **more))["spec"] == {"max_seq_length": S, **more}
@@ -93,7 +91,7 @@ def test_slots_and_room_for_predictions_may_be_raised_and_room_not_lowered(tmp_p
         pack(config(input_file, tmp_path / "c", max_predictions_per_pack=needed - 1))
 
 
-def test_few_packs_make_as_many_shards_and_no_predictions_leave_one_slot(tmp_path):
+def test_few_packs_and_no_predictions(tmp_path):
     features = make_features([S, S, S], S)
     for name in (schema.MASKED_LM_WEIGHTS, schema.MASKED_LM_IDS, schema.MASKED_LM_POSITIONS):
         features[name][:] = 0
@@ -119,7 +117,7 @@ def test_overlong_sequences(tmp_path, input_file):
         pack(config(long_only, tmp_path / "d", max_seq_length=10, overlong="drop"))
 
 
-def test_a_directory_in_use_is_refused_and_overwritten_on_request(tmp_path, input_file):
+def test_a_directory_in_use_is_overwritten_on_request(tmp_path, input_file):
     out = tmp_path / "out"
     manifest = pack(config(input_file, out, num_shards=5))
     before = storage.list_names(out)
@@ -150,7 +148,7 @@ def test_scans_do_not_fill_a_directory(tmp_path, input_file):
     assert not any(path.exists() for path in scans)
 
 
-def test_a_mistake_leaves_files_that_are_on_their_way_to_their_names(tmp_path):
+def test_a_mistake_leaves_files_that_are_being_moved(tmp_path):
     plan = tmp_path / ".incomplete" / "work" / "publish.json"
     plan.parent.mkdir(parents=True)
     plan.write_text('["packed.tfrecord", "manifest.json"]')

@@ -127,7 +127,7 @@ def test_whatever_is_killed_the_same_commands_go_on(data, uninterrupted, tmp_pat
     assert_same_end(tmp_path / "run", uninterrupted(backend, num))
 
 
-def test_a_run_goes_on_in_another_number_of_processes_and_under_the_other_backend(data, tmp_path):
+def test_other_numbers_of_processes_and_backends_continue(data, tmp_path):
     """Two processes under JAX, then one under TensorFlow."""
     for part, (backend, num, steps) in enumerate((("jax", 2, 6), ("tensorflow", 1, 12))):
         changes = {"distribution": "multi_worker" if num > 1 else "none", "save_checkpoints_steps": 1}

@@ -352,7 +352,7 @@ def test_dynamic_masking(masked, default, files):
     assert with_both - flops == 6 * (width**2 + 2 * width)
 
 
-def test_a_run_that_continues_has_the_masks_of_one_that_never_stopped(masked, grown):
+def test_a_run_that_continues_draws_the_same_masks(masked, grown):
     for seen in (masked, grown):
         batches = seen.hooks.batches
         whole, rest = list(itertools.islice(batches(0), 8)), list(itertools.islice(batches(5), 3))
@@ -360,7 +360,7 @@ def test_a_run_that_continues_has_the_masks_of_one_that_never_stopped(masked, gr
             np.testing.assert_array_equal(one["token_ids"], other["token_ids"])
 
 
-def test_a_batch_that_grows_has_the_masks_of_one_that_does_not(masked, grown):
+def test_a_batch_that_grows_has_the_same_masks(masked, grown):
     """The same packs in the same order, whatever steps they are in."""
     steps = [
         [[row for row in batch["token_ids"].tolist() if any(row)] for batch in itertools.islice(batches, num)]

@@ -77,7 +77,7 @@ def test_another_one_that_lies_nearer_is_passed_over(packed):
     assert read().masking.vocab_size == 7
 
 
-def test_one_that_the_model_cannot_read_is_passed_over_where_no_checksum_names_it(packed):
+def test_one_that_the_model_cannot_read_is_passed_over(packed):
     without_checksum(packed)
     byte_bpe.save(ours(), packed / "tokenizer.json")
     with pytest.raises(InputError, match=r"`vocab_file` must be given .* where no vocab\.txt is beside"):
@@ -117,7 +117,7 @@ def test_without_fresh_masks_it_is_found_by_its_checksum_alone(packed):
 
 
 @pytest.mark.parametrize("folder", ["run", "first/checkpoint-4", "first"])
-def test_it_is_found_in_the_run_that_continues_and_in_the_one_before(packed, folder):
+def test_it_is_found_in_this_run_and_in_the_one_before(packed, folder):
     without_checksum(packed)
     kept = folder.split("/")[0]
     os.makedirs(f"{kept}/checkpoint-4")
