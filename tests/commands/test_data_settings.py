@@ -1,7 +1,7 @@
 """Settings of the commands that make and pack records in effect.
 
-Each command runs with its flags changed, and with those alone that must be given. The tests look at its files,
-and at the arguments of its steps.
+Each command runs with its flags changed, and with those alone that must be given. The tests look at its
+files, and at the arguments of its steps.
 """
 
 import importlib.util
