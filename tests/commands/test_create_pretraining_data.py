@@ -101,7 +101,7 @@ MISTAKES = [
     ({"input_file": "{tmp}/spaces.txt"}, "`input_file` must hold a word"),
     ({"input_file": "{tmp}/one.txt", "eval_fraction": 0.1}, "must be 0 for a text of one document"),
     ({"vocab_file": "{tmp}/no_mask.txt"}, "[MASK] is missing"),
-    ({"vocab_file": "{tmp}/*.txt"}, "`vocab_file` must be one file"),
+    ({"vocab_file": "{tmp}/[bl]*.txt"}, "`vocab_file` must be one file"),
     ({"output_dir": "{tmp}"}, "`output_dir` must not be the directory of an input file"),
     ({"output_dir": "{tmp}/used"}, "`output_dir` must be empty"),
     ({"masked_lm_prob": "many"}, "masked_lm_prob"),
@@ -125,7 +125,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(text, tmp_path, changes, messa
     (tmp_path / "used").mkdir()
     (tmp_path / "used/notes.md").write_text("mine")
     changes = {name: str(value).format(tmp=tmp_path) for name, value in changes.items()}
-    assert_refused(main, CreateConfig, message, **flags_of(text, tmp_path / "out", **changes))
+    assert_refused(main, CreateConfig, message, **{**flags_of(text, tmp_path / "out"), **changes})
     assert not (tmp_path / "out").exists() and not (tmp_path / ODD).exists()
     assert [path.name for path in (tmp_path / "used").iterdir()] == ["notes.md"]
 
