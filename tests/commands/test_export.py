@@ -90,6 +90,7 @@ MISTAKES = [
         {"init_checkpoint": "{models}/hf", "bert_config_file": "mamba-tiny"},
         "must be mamba. Received: bert.",
     ),
+    ("mamba", {"max_sequences_per_pack": 3}, "must be left out unless --format=saved_model. Received: 3."),
     ("mamba", {"init_checkpoint": "{models}/liar"}, "holds another model: the file has no tensor for bert/"),
     pytest.param(
         "mamba",

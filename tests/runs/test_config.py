@@ -95,7 +95,7 @@ GIVEN = {
 }
 OPTIMUS, MEGATRON = {"layout": "optimus2d", "mesh": "2,2"}, {"layout": "megatron1d", "mesh": "1,2"}
 GROWTH = {"initial_batch_size": 6, "batch_warmup_steps": 3, "micro_batch_size": 4}
-MASKED = ("mask_replace_prob", "random_replace_prob", "do_whole_word_mask")
+MASKED = {"mask_replace_prob": 0.5, "random_replace_prob": 0.2, "do_whole_word_mask": True}
 SHAPE_OF_MESH = "`mesh` must be empty, or two or three numbers of devices"
 MISTAKES = {
     ModelConfig: [
@@ -126,7 +126,7 @@ MISTAKES = {
         ({"initial_batch_size": 8}, "`initial_batch_size` and `batch_warmup_steps` must be given together. "),
         (GROWTH, "`initial_batch_size` must be a multiple of micro_batch_size"),
         ({**GROWTH, "initial_batch_size": 64}, "at most train_batch_size. Received: 64, micro_batch_size=4"),
-        *(({name: 0.5}, f"`{name}` must be left out with masking=static") for name in MASKED),
+        *(({name: v}, f"`{name}` must be left out with masking=static") for name, v in MASKED.items()),
         ({"masking": "dynamic", "objective": "causal_lm"}, "`masking` must be static for objective=causal_l"),
         ({"masking": "dynamic", "random_replace_prob": 0.5}, "at most 1 together. Received: mask_replace_pr"),
         ({"keep_optimizer_state": True}, "`keep_optimizer_state` must be false without init_checkpoint"),
@@ -160,7 +160,6 @@ MISTAKES = {
         ({"format": "onnx"}, "`format` must be one of hf, keras, saved_model"),
         ({"format": "keras", "vocab_file": "v"}, "`vocab_file` must be left out"),
         ({"format": "keras", "audit_file": "v"}, "`audit_file` must be left out unless --format=hf"),
-        ({"max_sequences_per_pack": 3}, "must be left out unless --format=saved_model. Received: 3."),
     ],
     TrainConfig: [
         ({"vocab_file": "v", "vocab_size": 50}, "`vocab_size` must be left out with vocab_file"),
