@@ -32,13 +32,13 @@ from bert_packed.training.engines.tensorflow import TensorFlowEngine
 
 pytestmark = pytest.mark.usefixtures("uncompiled_file")
 ROOT = Path(__file__).resolve().parents[2]
-SHORT = {"num_train_steps": 12, "save_checkpoints_steps": 4, "eval_steps": 5, "log_steps": 3}
+SHORT = {"num_train_steps": 8, "save_checkpoints_steps": 3, "eval_steps": 5, "log_steps": 3}
 SHORT["keep_checkpoint_max"] = 2
 ALONE = {"eval_input_file": "", "eval_steps": 0}
 PHASE = {"num_train_steps": 4, "save_checkpoints_steps": 2, "log_steps": 1, **ALONE}
 RUNS = {
     "plain": SHORT,
-    "epochs": {**SHORT, **ALONE, "num_train_epochs": 3},
+    "epochs": {**PHASE, "num_train_epochs": 1},
     "second phase": {**PHASE, "init_checkpoint": "{plain}", "keep_optimizer_state": True},
 }
 
@@ -77,19 +77,19 @@ def uninterrupted(whole):
 def test_a_run_leaves_what_it_says(uninterrupted):
     names = {path.name for path in uninterrupted.iterdir()}
     assert names >= {"metrics.csv", "eval_metrics.csv", "tensorboard", "resolved.flags", "run.json"}
-    # 4, 8 and 12, of which two are kept
-    assert {name for name in names if name.startswith("checkpoint")} == {"checkpoint-8", "checkpoint-12"}
+    # 3, 6 and 8, of which two are kept
+    assert {name for name in names if name.startswith("checkpoint")} == {"checkpoint-6", "checkpoint-8"}
     rows = read_rows(uninterrupted / "metrics.csv")
-    assert [int(row["step"]) for row in rows] == [3, 6, 9, 12]
+    assert [int(row["step"]) for row in rows] == [3, 6, 8]
     assert float(rows[-1]["loss"]) < float(rows[0]["loss"])
     assert all(float(row["gradient_norm"]) > 0 and 0 < float(row["packing_efficiency"]) <= 1 for row in rows)
-    assert [int(row["step"]) for row in read_rows(uninterrupted / "eval_metrics.csv")] == [5, 10, 12]
+    assert [int(row["step"]) for row in read_rows(uninterrupted / "eval_metrics.csv")] == [5, 8]
 
 
 def test_a_second_phase_keeps_the_moments(whole):
     _, folder, out = whole("second phase")
-    assert "its optimizer's moments, of 12 steps, are kept" in out
-    assert load_file(folder / "checkpoint-4" / "training.safetensors")["lamb/iteration"] == 12 + 4
+    assert "its optimizer's moments, of 8 steps, are kept" in out
+    assert load_file(folder / "checkpoint-4" / "training.safetensors")["lamb/iteration"] == 8 + 4
     # The schedule is of this phase: warm-up of two steps, then down
     rates = [float(row["learning_rate"]) for row in read_rows(folder / "metrics.csv")]
     assert rates == pytest.approx([0.005, 0.01, 0.01, 0.005])
@@ -97,8 +97,8 @@ def test_a_second_phase_keeps_the_moments(whole):
 
 def test_steps_are_those_of_epochs(whole):
     flags = json.loads((whole("epochs")[1] / "run.json").read_text())["flags"]
-    # 15 packs three times, 4 in a step
-    assert (flags["num_train_steps"], flags["num_train_epochs"]) == (12, 0)
+    # 15 packs, 4 in a step
+    assert (flags["num_train_steps"], flags["num_train_epochs"]) == (4, 0)
 
 
 def lose_the_last(folder, last):
@@ -121,11 +121,11 @@ def lose_the_evaluation(folder, last):
 CONTINUED, COMPLETE = "continues from {run}/checkpoint-{before}\n", "the run is complete"
 DAMAGED = "checkpoint-{last} is damaged, now checkpoint-{last}.damaged; checkpoint-{before} is next: "
 MOMENTS = [
-    ("plain", lose_the_last, 12, [CONTINUED]),
-    ("plain", damage_the_last, 12, [CONTINUED, DAMAGED, "training.safetensors must have the SHA-256"]),
-    ("plain", lose_the_evaluation, 12, [COMPLETE]),
-    ("plain", lambda *_: None, 12, [COMPLETE]),
-    ("epochs", lose_the_last, 12, [CONTINUED]),
+    ("plain", lose_the_last, 8, [CONTINUED]),
+    ("plain", damage_the_last, 8, [CONTINUED, DAMAGED, "training.safetensors must have the SHA-256"]),
+    ("plain", lose_the_evaluation, 8, [COMPLETE]),
+    ("plain", lambda *_: None, 8, [COMPLETE]),
+    ("epochs", lose_the_last, 4, [CONTINUED]),
     ("second phase", lose_the_last, 4, [CONTINUED]),
 ]
 
@@ -134,7 +134,7 @@ MOMENTS = [
 def test_a_run_continues_bit_for_bit(whole, tmp_path, name, befall, last, messages):
     flags, uninterrupted, _ = whole(name)
     folder = shutil.copytree(uninterrupted, tmp_path / "run")
-    before = last // 2 if name == "second phase" else last - 4
+    before = last - 2
     befall(folder, last)
     seen = pretrain(**{**flags, "output_dir": folder, "json": tmp_path / "report.json"})
     assert seen.status == 0, seen.error
@@ -149,7 +149,7 @@ def test_a_run_continues_bit_for_bit(whole, tmp_path, name, befall, last, messag
 def test_steps_of_epochs_may_be_given_as_steps(whole, tmp_path):
     flags, uninterrupted, _ = whole("epochs")
     folder = shutil.copytree(uninterrupted, tmp_path / "run")
-    changes = {"output_dir": folder, "num_train_epochs": 0, "num_train_steps": 12}
+    changes = {"output_dir": folder, "num_train_epochs": 0, "num_train_steps": 4}
     assert COMPLETE in pretrain(**{**flags, **changes}).out
 
 
@@ -166,7 +166,7 @@ def test_a_mistake_costs_an_earlier_run_nothing(data, whole, tmp_path):
     folder = shutil.copytree(uninterrupted, tmp_path / "run")
     content = json.loads((data / "bert_config.json").read_text())
     (tmp_path / "relu.json").write_text(json.dumps({**content, "hidden_act": "relu"}))
-    inside = f"{folder}/checkpoint-12"
+    inside = f"{folder}/checkpoint-8"
     before = contents(folder)
     for changes, message in (
         ({"init_checkpoint": inside, "overwrite": True}, "`init_checkpoint` must be outside `output_dir`"),
@@ -181,7 +181,7 @@ def test_a_mistake_costs_an_earlier_run_nothing(data, whole, tmp_path):
     for path in folder.glob("checkpoint-*/model.safetensors"):
         path.write_bytes(path.read_bytes()[:-9])
     before = contents(folder)
-    message = f"{folder}/checkpoint-12/model.safetensors must have the SHA-256"
+    message = f"{folder}/checkpoint-8/model.safetensors must have the SHA-256"
     assert_refused(message, **{**flags, "output_dir": folder})
     assert contents(folder) == before
 
