@@ -46,7 +46,7 @@ DEAR_FILES = [
     "test_remat",
     "test_other_backend",
     "test_failures",
-    "test_run_pretraining_mistakes",
+    "test_pretraining_mistakes",
     "test_crash",
     "test_audit",
     "test_end_to_end",

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 
+import recorded_calls
+from safetensors.numpy import load_file
 from tiny import CONFIG, write_data
 
 from bert_packed import cli
@@ -16,7 +18,7 @@ from bert_packed.training.training_metrics import TIMED_FIGURES
 
 
 def write_all(folder):
-    """Packs to train on, and others to evaluate, with the config of a model of one layer: the folder."""
+    """Write packs to train on and to evaluate, and a model of one layer; returns the folder."""
     write_data(folder)
     config = dataclasses.replace(
         CONFIG, num_hidden_layers=1, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1
@@ -27,9 +29,9 @@ def write_all(folder):
     return folder
 
 
-def arguments(data, output_dir, **changes):
-    """Flags of a short run."""
-    flags = {
+def flags_of(data, output_dir, **changes):
+    """Flags of a short run: dict."""
+    return {
         "input_file": f"{data}/packed-*.tfrecord",
         "eval_input_file": f"{data}/eval/*.tfrecord",
         "output_dir": output_dir,
@@ -45,20 +47,31 @@ def arguments(data, output_dir, **changes):
         "log_steps": 5,
         **changes,
     }
-    return [f"--{name}={value}" for name, value in flags.items()]
+
+
+def arguments(data, output_dir, **changes):
+    """Flags of a short run: list of arguments."""
+    return [f"--{name}={value}" for name, value in flags_of(data, output_dir, **changes).items()]
 
 
 def run(*arguments):
     """The command in this process: exit status."""
-    return command_line.run(
-        cli.pretrain,
-        PretrainingConfig,
-        ["run_pretraining.py", *arguments],
-    )
+    argv = ["run_pretraining.py", *arguments]
+    return command_line.run(cli.pretrain, PretrainingConfig, argv)
+
+
+def pretrain(**flags):
+    """The command in this process: namespace of its status, and of what it printed (`out` and `error`)."""
+    return recorded_calls.run(cli.pretrain, PretrainingConfig, **flags)
+
+
+def assert_refused(message, **flags):
+    """Assert that the command refuses flags in one line that holds `message`."""
+    recorded_calls.assert_refused(cli.pretrain, PretrainingConfig, message, **flags)
 
 
 def write_batch(path, batch, leave_out=None):
-    """The packs of a batch in a file, all features or all but one."""
+    """Write the packs of a batch to a file, with all features or all but one."""
     features = {name: batch[ours] for name, ours in BATCH_NAMES.items() if name != leave_out}
     tfrecords.write_records(path, serialize_examples(features))
 
@@ -70,3 +83,21 @@ def read_rows(path):
         {name: value for name, value in row.items() if name not in timed}
         for row in metrics_log.read_rows(path)
     ]
+
+
+def newest_checkpoint(folder):
+    """The newest checkpoint of a run."""
+    return max(folder.glob("checkpoint-*[0-9]"), key=lambda path: int(path.name.rpartition("-")[2]))
+
+
+def assert_same_run(one, other):
+    """Assert equal weights, optimizer, random state and logged figures of two runs, bit for bit."""
+    newest = [newest_checkpoint(folder) for folder in (one, other)]
+    assert newest[0].name == newest[1].name
+    for name in ("model.safetensors", "training.safetensors"):
+        got, want = (load_file(folder / name) for folder in newest)
+        assert got.keys() == want.keys()
+        different = [key for key, values in want.items() if got[key].tobytes() != values.tobytes()]
+        assert not different, different
+    for name in ("metrics.csv", "eval_metrics.csv"):
+        assert read_rows(one / name) == read_rows(other / name)

@@ -15,10 +15,10 @@ def run(main, config_class, recorded=(), replaced=None, **flags):
     """A command under flags: its exit status, what it printed, and the calls of chosen functions.
 
     Args:
-        main, config_class: Of the command.
-        recorded: `(module, name)` of functions or classes that work as ever.
+        main, config_class: Function and config class of the command.
+        recorded: Pairs `(module, name)` of functions or classes that still do their work.
         replaced: Dict from such pairs to what is called in their place.
-        flags: By name.
+        flags: Values of flags by name.
 
     Returns:
         Namespace of `status`, `error`, `out` and `calls`: the dicts of arguments, by name of the function.
@@ -44,6 +44,12 @@ def run(main, config_class, recorded=(), replaced=None, **flags):
             seen.status = command_line.run(main, config_class, argv)
     seen.error, seen.out = error.getvalue(), out.getvalue()
     return seen
+
+
+def assert_refused(main, config_class, message, **flags):
+    """Assert that a command refuses flags in one line that holds `message`, with exit status 2."""
+    seen = run(main, config_class, **flags)
+    assert (seen.status, seen.error.count("\n")) == (2, 1) and message in seen.error, seen.error
 
 
 def arguments(seen, function, name):

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from keras import ops
 from packs import packed_and_unpacked, random_packs, write_packs
-from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine, replace_sums, write_data
+from recorded_calls import assert_refused, run
+from tiny import CONFIG, MAX_SEQ_LENGTH, SHALLOW, make_engine, replace_sums, write_data
 
 from bert_packed import cli
 from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import QUESTION_ANSWERING, ablate
 from bert_packed.checkpoints import checkpoint
-from bert_packed.core.command_line import run
 from bert_packed.evaluation import contamination
 from bert_packed.evaluation.checkpoint_audit import AuditConfig
 from bert_packed.evaluation.contamination import unpack_batch
@@ -27,7 +27,7 @@ CHANGE, GRADIENT = "neighbors: change of hidden_states", "neighbors: gradient on
 STATES, WEIGHTS = "unpacked: hidden_states", "unpacked: gradients of all weights"
 MLM_LOSS, NSP_LOSS = "unpacked: mlm_loss", "unpacked: nsp_loss"
 
-WITH_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.5)
+WITH_DROPOUT = dataclasses.replace(SHALLOW, hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.5)
 
 
 def failed(engine, batch):
@@ -43,12 +43,7 @@ def batch():
     return packed
 
 
-@pytest.fixture
-def engine():
-    return make_engine(micro_batch_size=5)
-
-
-@pytest.mark.parametrize(("mlm_loss", "config"), [("per_sequence", CONFIG), ("per_token", WITH_DROPOUT)])
+@pytest.mark.parametrize(("mlm_loss", "config"), [("per_sequence", SHALLOW), ("per_token", WITH_DROPOUT)])
 def test_a_sound_model_passes(batch, mlm_loss, config):
     """With dropout too: nothing here is training."""
     assert failed(make_engine(mlm_loss, config, micro_batch_size=5), batch) == []
@@ -62,51 +57,6 @@ def test_unpacking_is_what_a_plain_loop_built():
         np.testing.assert_array_equal(got[name][:11, : values.shape[1]], values, err_msg=name)
         assert not got[name][:11, values.shape[1] :].any() and not got[name][11:].any()
         assert len(got[name]) == 12
-
-
-def test_no_mask_is_caught(monkeypatch, engine, batch):
-    monkeypatch.setattr(
-        context,
-        "attention_mask",
-        lambda ids: ops.ones_like(ids[:, None, :, None] + ids[:, None, None, :], "bool"),
-    )
-    assert {CHANGE, GRADIENT, STATES, MLM_LOSS, NSP_LOSS, WEIGHTS} <= set(failed(engine, batch))
-
-
-@pytest.mark.parametrize("layer", [0, 1])
-def test_one_layer_without_mask_is_caught(monkeypatch, engine, batch, layer):
-    attention = engine.model.bert.blocks[layer].attention
-    call = attention.call
-    monkeypatch.setattr(
-        attention,
-        "call",
-        lambda hidden, context, training=None: call(
-            hidden, PackContext(ops.ones_like(context.sequence_ids_BS), None), training=training
-        ),
-    )
-    assert {CHANGE, GRADIENT, STATES} <= set(failed(engine, batch))
-
-
-def test_positions_that_go_on_are_caught(engine, batch):
-    batch["position_ids"] = np.tile(np.arange(MAX_SEQ_LENGTH, dtype=np.int32), (5, 1))
-    found = failed(engine, batch)
-    assert {STATES, MLM_LOSS, NSP_LOSS, WEIGHTS} <= set(found) and CHANGE not in found
-
-
-def test_next_sentence_on_the_first_cls_is_caught(monkeypatch, engine, batch):
-    head = engine.model.next_sentence
-    call = head.call
-    monkeypatch.setattr(head, "call", lambda hidden, positions, **_: call(hidden, positions * 0))
-    found = set(failed(engine, batch))
-    assert {"neighbors: change of nsp_logits", GRADIENT, "unpacked: nsp_logits", NSP_LOSS} <= found
-    assert MLM_LOSS not in found
-
-
-def test_next_sentence_beside_the_cls_is_caught(engine, batch):
-    batch["cls_positions"] = np.where(batch["slot_weights"] > 0, batch["cls_positions"] + 1, 0).astype(
-        np.int32
-    )
-    assert {"unpacked: nsp_logits", NSP_LOSS} <= set(failed(engine, batch))
 
 
 def nll_and_sums(outputs, batch):
@@ -137,96 +87,145 @@ def per_slot_mean(outputs, batch):
     return {**sums, "mlm_loss": total * sums["num_sequences"] / num_slots}
 
 
-@pytest.mark.parametrize("faulty_sums", [per_pack_mean, per_slot_mean])
-def test_wrong_means_are_caught(engine, batch, faulty_sums):
-    replace_sums(engine, faulty_sums)
-    found = failed(engine, batch)
-    assert {MLM_LOSS, WEIGHTS} <= set(found)
-    assert STATES not in found and CHANGE not in found
+def without_mask(context):
+    return PackContext(ops.ones_like(context.sequence_ids_BS), None)
 
 
-def test_nan_is_caught(engine, batch):
+def no_mask(monkeypatch, engine, batch):
+    def everywhere(ids):
+        return ops.ones_like(ids[:, None, :, None] + ids[:, None, None, :], "bool")
+
+    monkeypatch.setattr(context, "attention_mask", everywhere)
+
+
+def one_layer_without_mask(layer):
+    def plant(monkeypatch, engine, batch):
+        attention = engine.model.bert.blocks[layer].attention
+        call = attention.call
+        monkeypatch.setattr(
+            attention,
+            "call",
+            lambda hidden, context, training=None: call(hidden, without_mask(context), training=training),
+        )
+
+    return plant
+
+
+def positions_that_go_on(monkeypatch, engine, batch):
+    batch["position_ids"] = np.tile(np.arange(MAX_SEQ_LENGTH, dtype=np.int32), (5, 1))
+
+
+def next_sentence_on_the_first_cls(monkeypatch, engine, batch):
+    head = engine.model.next_sentence
+    call = head.call
+    monkeypatch.setattr(head, "call", lambda hidden, positions, **_: call(hidden, positions * 0))
+
+
+def next_sentence_beside_the_cls(monkeypatch, engine, batch):
+    beside = np.where(batch["slot_weights"] > 0, batch["cls_positions"] + 1, 0)
+    batch["cls_positions"] = beside.astype(np.int32)
+
+
+def nan_weights(monkeypatch, engine, batch):
     engine.model.bert.blocks[0].attention.query.bias.assign(np.full(16, np.nan))
-    assert {STATES, CHANGE} <= set(failed(engine, batch))
 
 
-def test_a_model_that_ignores_its_input_is_caught(engine, batch):
+def an_ignored_input(monkeypatch, engine, batch):
     engine.model.bert.embeddings.norm.gamma.assign(np.zeros(16))
-    assert "changed tokens whose own state stays" in failed(engine, batch)
+
+
+# The fault, the checks that must fail, and those that must not
+FAULTS = [
+    (no_mask, {CHANGE, GRADIENT, STATES, MLM_LOSS, NSP_LOSS, WEIGHTS}, set()),
+    (one_layer_without_mask(0), {CHANGE, GRADIENT, STATES}, set()),
+    (one_layer_without_mask(1), {CHANGE, GRADIENT, STATES}, set()),
+    (positions_that_go_on, {STATES, MLM_LOSS, NSP_LOSS, WEIGHTS}, {CHANGE}),
+    (
+        next_sentence_on_the_first_cls,
+        {"neighbors: change of nsp_logits", GRADIENT, "unpacked: nsp_logits", NSP_LOSS},
+        {MLM_LOSS},
+    ),
+    (next_sentence_beside_the_cls, {"unpacked: nsp_logits", NSP_LOSS}, set()),
+    (lambda _, engine, batch: replace_sums(engine, per_pack_mean), {MLM_LOSS, WEIGHTS}, {STATES, CHANGE}),
+    (lambda _, engine, batch: replace_sums(engine, per_slot_mean), {MLM_LOSS, WEIGHTS}, {STATES, CHANGE}),
+    (nan_weights, {STATES, CHANGE}, set()),
+    (an_ignored_input, {"changed tokens whose own state stays"}, set()),
+]
+
+
+@pytest.mark.parametrize(("plant", "caught", "passed"), FAULTS)
+def test_a_fault_is_caught_by_the_check_for_it(monkeypatch, batch, plant, caught, passed):
+    engine = make_engine(config=CONFIG if plant is FAULTS[2][0] else SHALLOW, micro_batch_size=5)
+    plant(monkeypatch, engine, batch)
+    found = set(failed(engine, batch))
+    assert caught <= found and not passed & found
 
 
 @pytest.fixture(scope="module")
 def on_disk(tmp_path_factory):
     folder = tmp_path_factory.mktemp("audit")
     write_data(folder)
-    checkpoint.save_weights(folder / "model", make_engine().weights(), WITH_DROPOUT)
+    checkpoint.save_weights(folder / "model", make_engine(config=SHALLOW).weights(), WITH_DROPOUT)
     return folder
 
 
-def run_audit(folder, **changes):
-    flags = {
+def flags_of(folder, **changes):
+    return {
         "input_file": f"{folder}/*.tfrecord",
         "init_checkpoint": folder / "model",
         "num_packs": 4,
         "json": folder / "audit.json",
         **changes,
     }
-    return run(cli.audit, AuditConfig, ["audit", *(f"--{n}={v}" for n, v in flags.items())])
 
 
-def test_command_passes(on_disk, capsys):
-    assert run_audit(on_disk) == 0
-    printed = capsys.readouterr().out
+def run_audit(folder, **changes):
+    return run(cli.audit, AuditConfig, **flags_of(folder, **changes))
+
+
+def test_command_passes(on_disk):
+    seen = run_audit(on_disk)
     rows = json.loads((on_disk / "audit.json").read_text())
-    assert f"all {len(rows)} checks passed" in printed and "FAIL" not in printed
+    assert seen.status == 0 and f"all {len(rows)} checks passed" in seen.out and "FAIL" not in seen.out
     assert all(row["largest"] == 0 for row in rows if row["name"].startswith("neighbors"))
 
 
-def test_flags_arrive(on_disk, capsys, monkeypatch):
-    """At the model, the batch and the checks; and the table says what these say."""
-    given = []
+def test_the_table_says_what_the_checks_say(on_disk, monkeypatch):
     checks = [contamination.Check("small", 0.25, 0.5), contamination.Check("large", 1.0, 0.5)]
+    given = []
     monkeypatch.setattr(contamination, "audit", lambda *of: given.append(of) or checks)
-    assert run_audit(on_disk, num_packs=2, mlm_loss="per_token", tolerance=0.5) == cli.STATUS_FAILED
-    ((engine, batch, tolerance),) = given
-    assert tolerance == 0.5
+    seen = run_audit(on_disk, num_packs=2)
+    ((_, batch, _),) = given
     assert batch["slot_weights"].sum(axis=1).tolist() == [4, 3]  # chosen: the first two packs have 4 and 2
-    assert engine.objective.losses["mlm_loss"] == "num_predictions"
-    assert engine.model.config == WITH_DROPOUT
-    for name, weight in make_engine().weights().items():  # those of the checkpoint
-        np.testing.assert_array_equal(engine.weights()[name].numpy(), weight.numpy())
     rows = json.loads((on_disk / "audit.json").read_text())
     assert [(row["name"], row["result"]) for row in rows[:2]] == [("small", "pass"), ("large", "FAIL")]
-    printed = capsys.readouterr().out
-    assert f"1 of {len(rows)} checks failed" in printed
-    assert "packs of 3 to 4 sequences, of at most 4" in printed and "a larger num_packs would" in printed
+    assert seen.status == audit.STATUS_FAILED and f"1 of {len(rows)} checks failed" in seen.out
+    assert "packs of 3 to 4 sequences, of at most 4" in seen.out and "a larger num_packs would" in seen.out
 
 
-def test_a_fine_tuned_checkpoint_passes(on_disk, tmp_path, capsys, monkeypatch):
+def test_a_fine_tuned_checkpoint_passes(on_disk, tmp_path, monkeypatch):
     uncompiled = functools.partial(contamination.audit, compile=lambda function, _: function)
     monkeypatch.setattr(contamination, "audit", uncompiled)
-    model = build_model(QUESTION_ANSWERING, CONFIG, seed=3)
-    checkpoint.save_weights(tmp_path / "model", named_weights(model), CONFIG)
-    assert run_audit(on_disk, init_checkpoint=tmp_path / "model") == 0
-    printed = capsys.readouterr().out
-    assert "in the file only, not used: question_answering/output" in printed
-    assert "initial values kept: predictions" in printed
+    model = build_model(QUESTION_ANSWERING, SHALLOW, seed=3)
+    checkpoint.save_weights(tmp_path / "model", named_weights(model), SHALLOW)
+    seen = run_audit(on_disk, init_checkpoint=tmp_path / "model")
+    assert seen.status == 0 and "initial values kept: predictions" in seen.out
+    assert "in the file only, not used: question_answering/output" in seen.out
 
 
 @pytest.mark.usefixtures("uncompiled")
-def test_a_checkpoint_of_an_ablation_fails(on_disk, tmp_path, capsys):
+def test_a_checkpoint_of_an_ablation_fails(on_disk, tmp_path):
     """Without next-sentence loss the weights alone look sound."""
-    config = ablate(CONFIG, "no_next_sentence")
+    config = ablate(SHALLOW, "no_next_sentence")
     checkpoint.save_weights(tmp_path / "model", make_engine(config=config).weights(), config)
-    assert run_audit(on_disk, init_checkpoint=tmp_path / "model") == cli.STATUS_FAILED
-    failed = [line for line in capsys.readouterr().out.splitlines() if "FAIL" in line]
-    assert len(failed) == 1 and failed[0].startswith("settings: ablations of the checkpoint")
+    seen = run_audit(on_disk, init_checkpoint=tmp_path / "model")
+    failed = [line for line in seen.out.splitlines() if "FAIL" in line]
+    assert seen.status == audit.STATUS_FAILED and len(failed) == 1
+    assert failed[0].startswith("settings: ablations of the checkpoint")
 
 
-def test_packs_of_one_are_refused(on_disk, tmp_path, capsys):
-    rng = np.random.default_rng(0)
-    write_packs(
-        tmp_path / "one.tfrecord", random_packs(rng, 3, MAX_SEQ_LENGTH, max_sequences=1), MAX_SEQ_LENGTH
-    )
-    assert run_audit(on_disk, input_file=tmp_path / "one.tfrecord") == 2
-    assert "must hold several sequences" in capsys.readouterr().err
+def test_packs_of_one_are_refused(on_disk, tmp_path):
+    packs = random_packs(np.random.default_rng(0), 3, MAX_SEQ_LENGTH, max_sequences=1)
+    write_packs(tmp_path / "one.tfrecord", packs, MAX_SEQ_LENGTH)
+    flags = flags_of(on_disk, input_file=tmp_path / "one.tfrecord")
+    assert_refused(cli.audit, AuditConfig, "must hold several sequences", **flags)

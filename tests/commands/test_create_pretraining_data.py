@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from interrupts import interruptible
+from recorded_calls import assert_refused, run
 from text_files import NUM_DOCUMENTS, make_config, read_all_bytes, read_split, write_text
 
 from bert_packed import schema
 from bert_packed.core import storage
-from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
 from bert_packed.records.provenance import find_documents, find_sources
 from data_gen.create_pretraining_data import main
@@ -23,7 +23,7 @@ from data_gen.jobs import runners
 from data_gen.jobs.steps import Job
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
-from data_gen.text import create_job, create_steps
+from data_gen.text import create_job
 from data_gen.text.create_config import CreateConfig
 
 
@@ -36,20 +36,14 @@ def text(tmp_path):
     ("between", "label", "cause"),
     [("\n", 0, "the text is one document"), ("\n\n", 1, "no document has a next")],
 )
-def test_a_document_a_line_is_told(text, tmp_path, capsys, between, label, cause):
-    lines = [" ".join([f"doc{i}"] * 200) for i in range(NUM_DOCUMENTS)]
-    text[0].write_text(between.join(lines))
-    arguments = {"input_file": text[0], "vocab_file": text[1], "output_dir": tmp_path / "out"}
-    arguments |= {"num_workers": 1, "max_seq_length": 32, "dupe_factor": 1}
-    argv = ["create", *(f"--{name}={value}" for name, value in arguments.items())]
-    assert run(main, CreateConfig, argv) == 0
+def test_a_document_a_line_is_told(text, tmp_path, between, label, cause):
+    text[0].write_text(between.join(" ".join([f"doc{i}"] * 200) for i in range(NUM_DOCUMENTS)))
+    seen = run(main, CreateConfig, **flags_of(text, tmp_path / "out", dupe_factor=1))
     assert (read_split(tmp_path / "out", "train")[schema.NEXT_SENTENCE_LABELS] == label).all()
-    error = capsys.readouterr().err
-    assert re.search(
-        r"warning: [89]\d % of the tokens of split train are in no sequence, because lines", error
-    )
-    assert f"warning: all next_sentence_labels of split train are {label}, " in error and cause in error
-    assert error.count("a blank line between documents") == 1
+    warning = r"warning: [89]\d % of the tokens of split train are in no sequence, because lines"
+    assert seen.status == 0 and re.search(warning, seen.error) and cause in seen.error
+    assert f"warning: all next_sentence_labels of split train are {label}, " in seen.error
+    assert seen.error.count("a blank line between documents") == 1
 
 
 def test_urls_give_the_same_bytes(text, tmp_path):
@@ -95,100 +89,56 @@ def test_urls_give_the_same_bytes(text, tmp_path):
     assert "train-00000-of-00003.provenance.npz" not in storage.list_names("ram://create/out")
 
 
-def test_a_run_behind_a_url_that_failed_goes_on(text, tmp_path, monkeypatch):
-    config = make_config(text, "ram://failed/out")
-    calls = []
-
-    def fail_late(shard):
-        calls.append(shard.path)
-        if len(calls) == 2:
-            raise OSError("network is down")
-        return create_steps.write_shard(shard)
-
-    monkeypatch.setattr(create_job, "write_shard", fail_late)
-    with pytest.raises(OSError, match="network is down") as error:
-        create_job.create(config)
-    assert error.value.__notes__ == [
-        "the same command continues with what is in ram://failed/out/.incomplete"
-    ]
-    assert storage.list_names("ram://failed/out") == [".incomplete"]
-    manifest = create_job.create(config)
-    assert len(calls) == 2 + 2  # the first shard was noted
-    assert ".incomplete" not in storage.list_names("ram://failed/out")
-    local = create_job.create(make_config(text, tmp_path / "out"))
-    assert manifest["splits"] == local["splits"]
+def flags_of(text, output_dir, **changes):
+    files = {"input_file": text[0], "vocab_file": text[1], "output_dir": output_dir}
+    return {**files, "num_workers": 1, "max_seq_length": 32, **changes}
 
 
-def check_mistake(capsys, arguments, message):
-    """Run the command line: exit status 2, and one line that holds `message`."""
-    argv = ["create_pretraining_data.py", *(f"--{name}={value}" for name, value in arguments.items())]
-    assert run(main, CreateConfig, argv) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.startswith("create_pretraining_data.py: error: ") and error.count("\n") == 1
+ODD = os.fsdecode(b"caf\xe9")  # in Latin-1, where manifests, indexes and TensorFlow hold names as UTF-8
+MISTAKES = [
+    ({"input_file": "{tmp}/blank.txt"}, "blank.txt must hold at least one sentence"),
+    ({"input_file": "{tmp}/lone.txt"}, "`input_file` must hold two words or more"),
+    ({"input_file": "{tmp}/spaces.txt"}, "`input_file` must hold a word"),
+    ({"input_file": "{tmp}/one.txt", "eval_fraction": 0.1}, "must be 0 for a text of one document"),
+    ({"vocab_file": "{tmp}/no_mask.txt"}, "[MASK] is missing"),
+    ({"vocab_file": "{tmp}/[bl]*.txt"}, "`vocab_file` must be one file"),
+    ({"output_dir": "{tmp}"}, "`output_dir` must not be the directory of an input file"),
+    ({"output_dir": "{tmp}/used"}, "`output_dir` must be empty"),
+    ({"masked_lm_prob": "many"}, "masked_lm_prob"),
+    ({"input_file": "{tmp}/caf*.txt"}, "`input_file` must match names in UTF-8."),
+    ({"input_file": f"{{tmp}}/{ODD}.txt"}, "`input_file` must be UTF-8"),
+    ({"output_dir": f"{{tmp}}/{ODD}"}, "`output_dir` must be UTF-8"),
+]
 
 
-@pytest.mark.parametrize(
-    "name, value, message",
-    [
-        ("input_file", "{tmp}/blank.txt", "blank.txt must hold at least one sentence"),
-        ("input_file", "{tmp}/lone.txt", "`input_file` must hold two words or more"),
-        ("input_file", "{tmp}/spaces.txt", "`input_file` must hold a word"),
-        ("vocab_file", "{tmp}/no_mask.txt", "[MASK] is missing"),
-        ("vocab_file", "{tmp}/*.txt", "`vocab_file` must be one file"),
-        ("output_dir", "{tmp}", "`output_dir` must not be the directory of an input file"),
-        ("output_dir", "{tmp}/used", "`output_dir` must be empty"),
-        ("masked_lm_prob", "many", "masked_lm_prob"),
-    ],
-)
-def test_mistakes_end_in_one_line_and_leave_nothing(text, tmp_path, capsys, name, value, message):
-    (tmp_path / "blank.txt").write_text("\n \n")
-    (tmp_path / "lone.txt").write_text("doc0")
-    (tmp_path / "spaces.txt").write_text("\u200b")
-    (tmp_path / "no_mask.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n")
+@pytest.mark.parametrize(("changes", "message"), MISTAKES)
+def test_a_mistake_is_one_line_and_leaves_nothing(text, tmp_path, changes, message):
+    for name, content in {
+        "blank": "\n \n",
+        "lone": "doc0",
+        "spaces": "\u200b",
+        "one": "doc0 doc1\ndoc2",
+        "no_mask": "[PAD]\n[UNK]\n[CLS]\n[SEP]\n",
+        ODD: "doc0 doc1",
+    }.items():
+        (tmp_path / f"{name}.txt").write_text(content)
     (tmp_path / "used").mkdir()
     (tmp_path / "used/notes.md").write_text("mine")
-    arguments = {"input_file": text[0], "vocab_file": text[1], "output_dir": tmp_path / "out"}
-    arguments |= {"num_workers": 1, "max_seq_length": 32}
-    check_mistake(capsys, {**arguments, name: value.format(tmp=tmp_path)}, message)
-    assert not (tmp_path / "out").exists()
+    changes = {name: str(value).format(tmp=tmp_path) for name, value in changes.items()}
+    assert_refused(main, CreateConfig, message, **{**flags_of(text, tmp_path / "out"), **changes})
+    assert not (tmp_path / "out").exists() and not (tmp_path / ODD).exists()
     assert [path.name for path in (tmp_path / "used").iterdir()] == ["notes.md"]
 
 
-def test_names_that_are_not_utf_8(text, tmp_path, capsys):
-    """Manifests, indexes and TensorFlow hold names as UTF-8; `caf\xe9` is Latin-1."""
-    odd = os.fsdecode(b"caf\xe9")
-    text[0].rename(tmp_path / f"{odd}.txt")
-    arguments = {"input_file": f"{tmp_path}/*.txt", "vocab_file": text[1], "output_dir": tmp_path / "out"}
-    for changes, message in (
-        ({"input_file": f"{tmp_path}/caf*.txt"}, "`input_file` must match names in UTF-8."),
-        ({"input_file": f"{tmp_path}/{odd}.txt"}, "`input_file` must be UTF-8"),
-        ({"input_file": text[1], "output_dir": tmp_path / odd}, "`output_dir` must be UTF-8"),
-    ):
-        check_mistake(capsys, {**arguments, **changes}, message)
-    assert not (tmp_path / "out").exists() and not (tmp_path / odd).exists()
-
-
-def test_eval_needs_a_second_document(text, tmp_path, capsys):
-    path = tmp_path / "one.txt"
-    path.write_text("doc0 doc1\ndoc2")
-    arguments = {"input_file": path, "vocab_file": text[1], "output_dir": tmp_path / "out"}
-    check_mistake(capsys, {**arguments, "eval_fraction": 0.1}, "must be 0 for a text of one document")
-    assert not (tmp_path / "out").exists()
-
-
-def test_command_prints_a_table_and_writes_it(text, tmp_path, capsys):
-    arguments = {"input_file": text[0], "vocab_file": text[1], "output_dir": tmp_path / "out"}
-    arguments |= {"num_workers": 1, "max_seq_length": 32, "json": tmp_path / "table.json"}
-    argv = ["create", *(f"--{name}={value}" for name, value in arguments.items())]
-    assert run(main, CreateConfig, argv) == 0
+def test_command_prints_a_table_and_writes_it(text, tmp_path):
+    seen = run(main, CreateConfig, **flags_of(text, tmp_path / "out", json=tmp_path / "table.json"))
+    assert seen.status == 0 and "mean length" in seen.out
     (row,) = json.loads((tmp_path / "table.json").read_text())
     assert row["split"] == "train" and row["documents"] == NUM_DOCUMENTS
     lengths = read_split(tmp_path / "out", "train")[schema.INPUT_MASK].sum(axis=1)
     assert row["tokens"] == lengths.sum()
     assert row["mean length"] == pytest.approx(lengths.mean())
     assert row["padding"] == pytest.approx(1 - lengths.mean() / 32)
-    assert "mean length" in capsys.readouterr().out
 
 
 def test_help_and_interrupt(tmp_path):

@@ -1,4 +1,4 @@
-"""A command that misses an input says so before TensorFlow is imported."""
+"""A missing input is told before TensorFlow is imported, and in a cluster once its processes have met."""
 
 import subprocess
 import sys
@@ -10,49 +10,38 @@ from bert_packed.checkpoints.starting_weights import check_exists
 from bert_packed.core.settings import InputError
 from bert_packed.parallel import cluster
 from bert_packed.runs.pretraining_config import PretrainingConfig
-from bert_packed.training import engines
 
 PROGRAM = """
-import sys
-from bert_packed.cli import run_command
-status = run_command({command!r}, ["x", *{flags!r}])
+import importlib, sys
+statuses = []
+for module, flags in {calls!r}:
+    sys.argv[1:] = flags
+    statuses.append(importlib.import_module(module).command())
 assert "tensorflow" not in sys.modules
-sys.exit(status)
+assert statuses == [2] * len(statuses)
 """
-
-
 RUN = {"input_file": "there", "output_dir": "out"}
-MISTAKES = [
+TASK = {"task_name": "RTE", "data_dir": "missing", "output_dir": "out", "init_checkpoint": "x"}
+FOLDER = "`init_checkpoint` must be a folder, or the prefix of a TensorFlow checkpoint"
+CALLS = [
     *(
-        ("pretrain", {**RUN, name: "missing"}, f"`{name}` must match at least one file. ", "'missing'")
+        ("run_pretraining", {**RUN, name: "missing"}, f"`{name}` must match at least one file. ")
         for name in ("input_file", "eval_input_file", "unpacked_input_file")
     ),
-    *(
-        (
-            name,
-            {"init_checkpoint": "missing", **more},
-            "`init_checkpoint` must be a folder, or the prefix of a TensorFlow checkpoint",
-            "missing",
-        )
-        for name, more in (("export", {"output_dir": "out"}), ("audit", {"input_file": "there"}))
-    ),
-    (
-        "glue",
-        {"task_name": "RTE", "data_dir": "missing", "output_dir": "out", "init_checkpoint": "x"},
-        "`data_dir` must be an existing folder. ",
-        "missing",
-    ),
+    ("bert_packed.export", {"init_checkpoint": "missing", "output_dir": "out"}, FOLDER),
+    ("bert_packed.audit", {"init_checkpoint": "missing", "input_file": "there"}, FOLDER),
+    ("bert_packed.finetune_glue", TASK, "`data_dir` must be an existing folder. "),
 ]
 
 
-@pytest.mark.parametrize(("command", "flags", "rule", "received"), MISTAKES)
-def test_a_missing_input_is_told_without_tensorflow(tmp_path, command, flags, rule, received):
+def test_a_missing_input_is_told_without_tensorflow(tmp_path):
     (tmp_path / "there").write_bytes(b"x")
-    argv = [f"--{name}={value}" for name, value in flags.items()]
-    program = PROGRAM.format(command=command, flags=argv)
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
-    assert ended.returncode == 2, ended.stderr
-    assert rule in ended.stderr and f"Received: {received}." in ended.stderr
+    calls = [(module, [f"--{name}={value}" for name, value in flags.items()]) for module, flags, _ in CALLS]
+    program = [sys.executable, "-c", PROGRAM.format(calls=calls)]
+    ended = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    for line, (*_, message) in zip(ended.stderr.splitlines(), CALLS, strict=True):
+        assert message in line and "missing" in line.rpartition("Received: ")[2]
     assert not (tmp_path / "out").exists()
 
 
@@ -61,13 +50,13 @@ class JoinedError(Exception):
 
 
 @pytest.mark.parametrize("distribution", cluster.DISTRIBUTIONS)
-def test_in_a_cluster_the_others_are_met_before_inputs_are_looked_for(tmp_path, monkeypatch, distribution):
-    """A process that left before would be waited for by the others."""
+def test_the_others_of_a_cluster_are_met_first(tmp_path, monkeypatch, distribution):
+    """The others would wait for a process that left before."""
 
     def start(*_):
         raise JoinedError
 
-    monkeypatch.setattr(engines, "choose_backend", lambda: "tensorflow")
+    monkeypatch.setattr(run_pretraining, "choose_backend", lambda: "tensorflow")
     monkeypatch.setattr(cluster, "start", start)
     config = PretrainingConfig(
         input_file=str(tmp_path / "missing"), output_dir=str(tmp_path / "run"), distribution=distribution

@@ -1,14 +1,18 @@
-"""The command that exports: what it writes, what it leaves out and what it refuses.
+"""The command that exports: tokenizers, what it leaves out and what it refuses, of a BERT and of a Mamba.
 
 `tests/checkpoints/test_heads.py` compares what other programs compute from it.
 """
 
 import dataclasses
+import json
 
 import keras
 import pytest
 from exports import run_export
-from foreign_checkpoints import make_tensors, write_hugging_face
+from foreign_checkpoints import ONE_LAYER, make_tensors, write_hugging_face
+from foreign_mamba import CONFIG as MAMBA
+from foreign_mamba import make_tensors as make_mamba_tensors
+from recorded_calls import assert_refused, run
 from reference import import_reference
 from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
 
@@ -17,7 +21,10 @@ from bert_packed.architectures.registry import PRETRAINING, ablate
 from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.core.settings import InputError
 from bert_packed.runs import checkpoint_export
+from bert_packed.runs.checkpoint_export import export_checkpoint
 from bert_packed.runs.export_config import ExportConfig
+from bert_packed.schema import CAUSAL_LM
+from bert_packed.text import byte_bpe
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.engines.engine import named_weights
 
@@ -25,14 +32,6 @@ pytestmark = pytest.mark.both_backends
 needs_tensorflow = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="a SavedModel is written by the TensorFlow backend"
 )
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """The output directory of a run."""
-    folder = tmp_path_factory.mktemp("run")
-    checkpoint.save_weights(folder / "checkpoint-2", make_engine().weights(), CONFIG)
-    return folder
 
 
 def test_what_was_never_trained_is_not_exported(tmp_path):
@@ -46,46 +45,68 @@ def test_what_was_never_trained_is_not_exported(tmp_path):
     assert (found.num_used, len(found.missing)) == (len(tensors), 7)
 
 
-def test_tokenizer(trained, tmp_path):
-    _, transformers = import_reference()
-    vocabulary = [*SPECIAL_TOKENS, "pack", "##ed", "cafe"]
-    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
-    for is_lower, ids in ((True, [2, 5, 6, 7, 3]), (False, [2, 1, 1, 3])):
-        flags = {"init_checkpoint": trained, "output_dir": tmp_path / f"{is_lower}"}
-        assert run_export(**flags, vocab_file=tmp_path / "vocab.txt", do_lower_case=is_lower) == 0
-        tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / f"{is_lower}")
-        assert tokenizer("Packed Café")["input_ids"] == ids
-
-
-@pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="other backends refuse it")
-def test_saved_model_under_another_backend_is_refused(trained, tmp_path, capsys):
-    assert run_export(init_checkpoint=trained, output_dir=tmp_path / "saved", format="saved_model") == 2
-    assert "must not be saved_model unless KERAS_BACKEND=tensorflow. Received:" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Output directories of runs of a BERT and of a Mamba, and files that do not fit them: their folder."""
+    folder = tmp_path_factory.mktemp("models")
+    checkpoint.save_weights(folder / "bert" / "checkpoint-2", make_engine().weights(), CONFIG)
+    mamba = build_model(CAUSAL_LM, MAMBA, seed=1)
+    checkpoint.save_weights(folder / "mamba" / "checkpoint-2", named_weights(mamba), MAMBA)
+    (folder / "broken.json").write_text("{")
+    byte_bpe.save(byte_bpe.train([["a"]], 257), folder / "bytes.json")
+    write_hugging_face(folder / "hf", make_tensors()[1])
+    write_hugging_face(folder / "liar", make_mamba_tensors()[1], ONE_LAYER)
+    (folder / "full").mkdir()
+    (folder / "full" / "notes").touch()
+    (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "pack", "##ed", "cafe"]) + "\n")
+    return folder
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"output_dir": "{full}"}, "`output_dir` must be missing or empty"),
-        ({"init_checkpoint": ""}, "`init_checkpoint` must be given"),
-        ({"init_checkpoint": "."}, "`init_checkpoint` must be a folder"),
-        ({"format": "onnx"}, "`format` must be one of hf, keras, saved_model"),
-        ({"format": "keras", "vocab_file": "v"}, "`vocab_file` must be left out"),
-        ({"format": "keras", "audit_file": "v"}, "`audit_file` must be left out unless --format=hf"),
-        ({"audit_file": "none.json"}, "none.json must be JSON"),
-    ],
+    ("model", "is_lower", "ids"),
+    [("bert", True, [2, 5, 6, 7, 3]), ("bert", False, [2, 1, 1, 3]), ("mamba", True, [2, 5, 6, 7, 3])],
 )
-def test_mistakes(trained, tmp_path, capsys, monkeypatch, flags, message):
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    full = tmp_path / "full"
-    full.mkdir()
-    (full / "notes").touch()
-    flags = {"init_checkpoint": trained, "output_dir": tmp_path / "new", **flags}
-    assert run_export(**{name: str(v).format(full=full) for name, v in flags.items()}) == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "new").exists()
+def test_tokenizer_of_word_pieces(models, tmp_path, model, is_lower, ids):
+    _, transformers = import_reference()
+    flags = {"vocab_file": models / "vocab.txt", "do_lower_case": is_lower, "output_dir": tmp_path / "hf"}
+    assert run_export(init_checkpoint=models / model, **flags) == 0
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert tokenizer("Packed Café")["input_ids"] == ids
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert model == "bert" or (config["bos_token_id"], config["eos_token_id"]) == (2, 3)
+
+
+WORD_PIECES, BYTES = "must have one WordPiece a line for a BERT", {"vocab_file": "{models}/bytes.json"}
+MISTAKES = [
+    ("bert", {"output_dir": "{models}/full"}, "`output_dir` must be missing or empty"),
+    ("bert", {"init_checkpoint": "{models}/none"}, "`init_checkpoint` must be a folder"),
+    ("bert", {"audit_file": "none.json"}, "none.json must be JSON"),
+    ("mamba", BYTES, "vocabulary of `vocab_file` must be at most vocab_size=31 of the model. Received: 257"),
+    ("mamba", {"vocab_file": "{models}/broken.json"}, "`vocab_file` must be a tokenizer.json"),
+    ("mamba", {"bert_config_file": "bert-tiny"}, "model_type must be bert. Received: mamba."),
+    ("mamba", {"init_checkpoint": "{models}/hf", **BYTES}, WORD_PIECES),
+    (
+        "mamba",
+        {"init_checkpoint": "{models}/hf", "bert_config_file": "mamba-tiny"},
+        "must be mamba. Received: bert.",
+    ),
+    ("mamba", {"max_sequences_per_pack": 3}, "must be left out unless --format=saved_model. Received: 3."),
+    ("mamba", {"init_checkpoint": "{models}/liar"}, "holds another model: the file has no tensor for bert/"),
+    pytest.param(
+        "mamba",
+        {"format": "saved_model", "max_predictions_per_pack": 76},
+        "`max_predictions_per_pack` must be left out for this Mamba, whose SavedModel has no input of that",
+        marks=needs_tensorflow,
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "changes", "message"), MISTAKES)
+def test_a_mistake_is_one_line(models, tmp_path, model, changes, message):
+    changes = {name: str(value).format(models=models) for name, value in changes.items()}
+    flags = {"init_checkpoint": models / model, "output_dir": tmp_path / "new", **changes}
+    assert_refused(export_checkpoint, ExportConfig, message, **flags)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["keras", "hf", "saved_model"])
@@ -129,8 +150,10 @@ def test_lengths_and_vocabularies_fit_the_model(tmp_path, length, fits):
             checkpoint_export.check_fits(config, CONFIG)
 
 
-def test_an_ablation_is_told(tmp_path, capsys):
+def test_an_ablation_is_told(tmp_path):
     config = ablate(CONFIG, "no_attention_mask")
     checkpoint.save_weights(tmp_path / "model", make_engine(config=config).weights(), config)
-    assert run_export(init_checkpoint=tmp_path / "model", output_dir=tmp_path / "hf") == 0
-    assert "WARNING: this model was trained with --ablation=no_attention_mask" in capsys.readouterr().out
+    flags = {"init_checkpoint": tmp_path / "model", "output_dir": tmp_path / "hf"}
+    seen = run(export_checkpoint, ExportConfig, **flags)
+    assert seen.status == 0
+    assert "WARNING: this model was trained with --ablation=no_attention_mask" in seen.out

@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exports import assert_close, run_export
-from foreign_checkpoints import ONE_LAYER
-from foreign_checkpoints import make_tensors as make_bert_tensors
-from foreign_checkpoints import write_hugging_face as write_bert
 from foreign_mamba import CONFIG, MAX_SEQ_LENGTH, draw_sequences, make_batch, make_tensors, write_hugging_face
 from reference import import_reference
 from safetensors.numpy import load_file
@@ -19,7 +16,6 @@ from bert_packed.architectures.packed_model import build_model
 from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.schema import CAUSAL_LM
 from bert_packed.text import byte_bpe
-from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.backend import compiled
 from bert_packed.training.engines.engine import named_weights
 
@@ -116,18 +112,6 @@ def test_tokenizer_of_bytes(tmp_path):
     assert config["bos_token_id"] == config["eos_token_id"] == tokenizer.eos_token_id == 0
 
 
-def test_tokenizer_of_wordpieces(run_folder, tmp_path):
-    _, transformers = import_reference()
-    vocabulary = [*SPECIAL_TOKENS, "pack", "##ed", "cafe"]
-    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
-    flags = {"init_checkpoint": run_folder, "output_dir": tmp_path / "hf"}
-    assert run_export(**flags, vocab_file=tmp_path / "vocab.txt") == 0
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
-    assert tokenizer("Packed Café")["input_ids"] == [2, 5, 6, 7, 3]
-    config = json.loads((tmp_path / "hf" / "config.json").read_text())
-    assert (config["bos_token_id"], config["eos_token_id"]) == (2, 3)
-
-
 def test_keras(run_folder, logits, tmp_path):
     assert run_export(init_checkpoint=run_folder, output_dir=tmp_path / "keras", format="keras") == 0
     model = keras.saving.load_model(tmp_path / "keras" / "model.keras")
@@ -161,37 +145,3 @@ def test_saved_model(run_folder, logits, tmp_path):
         for row in rows:
             want = logits[row][batch["sequence_ids"][row] == 2]
             assert_close(np.asarray(got["logits"])[row, : len(want)], want)
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (
-            {"vocab_file": "{bytes}"},
-            "vocabulary of `vocab_file` must be at most vocab_size=31 of the model. Received: 257",
-        ),
-        ({"vocab_file": "{broken}"}, "`vocab_file` must be a tokenizer.json"),
-        ({"bert_config_file": "bert-tiny"}, "model_type must be bert. Received: mamba."),
-        ({"init_checkpoint": "{bert}", "vocab_file": "{bytes}"}, "must have one WordPiece a line for a BERT"),
-        ({"init_checkpoint": "{bert}", "bert_config_file": "mamba-tiny"}, "must be mamba. Received: bert."),
-        pytest.param(
-            {"format": "saved_model", "max_predictions_per_pack": 76},
-            "`max_predictions_per_pack` must be left out for this Mamba, whose SavedModel has no input of "
-            "that size. Received: 76.",
-            marks=needs_tensorflow,
-        ),
-        ({"max_sequences_per_pack": 3}, "must be left out unless --format=saved_model. Received: 3."),
-        ({"init_checkpoint": "{liar}"}, "holds another model: the file has no tensor for bert/"),
-    ],
-)
-def test_mistakes(run_folder, tmp_path, capsys, flags, message):
-    paths = {"bytes": tmp_path / "bpe.json", "broken": tmp_path / "no.json"}
-    paths["broken"].write_text("{")
-    byte_bpe.save(byte_bpe.train([["a"]], 257), str(paths["bytes"]))
-    paths["bert"] = write_bert(tmp_path / "bert", make_bert_tensors()[1])
-    paths["liar"] = write_bert(tmp_path / "liar", make_tensors()[1], ONE_LAYER)
-    flags = {"init_checkpoint": run_folder, "output_dir": tmp_path / "new", **flags}
-    assert run_export(**{name: str(value).format(**paths) for name, value in flags.items()}) == 2
-    error = capsys.readouterr().err
-    assert message in error and "Traceback" not in error
-    assert not list(tmp_path.glob("new*"))

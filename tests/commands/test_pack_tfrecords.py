@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from crash import all_bytes
+from recorded_calls import assert_refused, run
 from unpacked_records import list_packed, list_unpacked, make_features, read_packs, write_features
 
 from bert_packed import schema
 from bert_packed.core import storage
-from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
 from bert_packed.packing.algorithms import ALGORITHM_NAMES
 from bert_packed.packing.plan import from_json, validate_plan
 from bert_packed.records import tfrecords
 from bert_packed.records.manifests import read_manifest
-from data_gen import pack_job, sample_data
+from data_gen import sample_data
 from data_gen.jobs.output import open_output_dir
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
@@ -48,14 +48,8 @@ def packs_in(directory):
     return read_packs(sorted(str(path) for path in Path(directory).glob("*.tfrecord")))
 
 
-def command(*arguments):
-    return run(main, PackConfig, ["pack_tfrecords.py", *map(str, arguments)])
-
-
 @pytest.mark.parametrize(("depth", "num_packs"), [(1, 80), (2, 45), ("max", 45)])
-def test_every_sequence_is_packed_once_and_the_manifest_says_how(
-    tmp_path, features, input_file, depth, num_packs
-):
+def test_every_sequence_is_packed_once_as_the_manifest_says(tmp_path, features, input_file, depth, num_packs):
     out = tmp_path / "out"
     manifest = pack(config(input_file, out, num_shards=4, max_sequences_per_pack=depth))
     assert manifest == read_manifest(out)
@@ -88,15 +82,7 @@ def test_every_sequence_is_packed_once_and_the_manifest_says_how(
     assert manifest["num_packs"] == num_packs  # pinned
 
 
-def test_same_seed_same_bytes(tmp_path, input_file):
-    hashes = [
-        [entry["sha256"] for entry in pack(config(input_file, tmp_path / name, random_seed=seed))["files"]]
-        for name, seed in (("a", 1), ("b", 1), ("c", 2))
-    ]
-    assert hashes[0] == hashes[1] != hashes[2]
-
-
-def test_slots_and_room_for_predictions_may_be_raised_and_room_not_lowered(tmp_path, input_file):
+def test_slots_and_predictions_may_be_raised_and_not_lowered(tmp_path, input_file):
     needed = pack(config(input_file, tmp_path / "a"))["spec"]["max_predictions_per_pack"]
     more = {"max_sequences_per_pack": 7, "max_predictions_per_pack": needed + 30}
     assert pack(config(input_file, tmp_path / "b", **more))["spec"] == {"max_seq_length": S, **more}
@@ -105,7 +91,7 @@ def test_slots_and_room_for_predictions_may_be_raised_and_room_not_lowered(tmp_p
         pack(config(input_file, tmp_path / "c", max_predictions_per_pack=needed - 1))
 
 
-def test_few_packs_make_as_many_shards_and_no_predictions_leave_one_slot(tmp_path):
+def test_few_packs_and_no_predictions(tmp_path):
     features = make_features([S, S, S], S)
     for name in (schema.MASKED_LM_WEIGHTS, schema.MASKED_LM_IDS, schema.MASKED_LM_POSITIONS):
         features[name][:] = 0
@@ -131,36 +117,30 @@ def test_overlong_sequences(tmp_path, input_file):
         pack(config(long_only, tmp_path / "d", max_seq_length=10, overlong="drop"))
 
 
-# The output directory
-
-
-def test_directory_in_use_is_refused_and_overwritten_on_request(tmp_path, input_file):
+def test_a_directory_in_use_is_overwritten_on_request(tmp_path, input_file):
     out = tmp_path / "out"
-    pack(config(input_file, out, num_shards=5))
-    before = sorted(path.name for path in out.iterdir())
+    manifest = pack(config(input_file, out, num_shards=5))
+    before = storage.list_names(out)
     with pytest.raises(InputError, match=r"must be empty unless --overwrite\. Received: .*out, which holds"):
         pack(config(input_file, out))
-    assert sorted(path.name for path in out.iterdir()) == before
+    with pytest.raises(InputError, match="at most max_seq_length"):
+        pack(config(input_file, out, max_seq_length=5, overwrite=True))
+    assert storage.list_names(out) == before and read_manifest(out) == manifest
+    with pytest.raises(InputError, match=r"must not be the directory of an input file\. Received: .*in\.tf"):
+        pack(config(input_file, tmp_path, overwrite=True))
     (out / "notes.md").write_text("mine")
     pack(config(input_file, out, num_shards=2, overwrite=True))
-    assert sorted(path.name for path in out.iterdir()) == [
-        "manifest.json",
-        "notes.md",
-        "packed-00000-of-00002.tfrecord",
-        "packed-00001-of-00002.tfrecord",
-    ]
+    shards = [f"packed-0000{number}-of-00002.tfrecord" for number in range(2)]
+    assert storage.list_names(out) == ["manifest.json", "notes.md", *shards]
 
 
 def test_scans_do_not_fill_a_directory(tmp_path, input_file):
     """Neither those of a run that read what was here, nor what a kill left of them."""
     out = tmp_path / "out"
-    pack(config(input_file, out, num_shards=5))
+    out.mkdir()
     scans = [out / ".scans.npz", out / f".scans.npz.{'0' * 32}.partial"]
     for path in [*scans, out / "mine.partial"]:
         path.touch()
-    for path in out.glob("*.tfrecord"):
-        path.unlink()
-    (out / "manifest.json").unlink()
     with pytest.raises(InputError, match=r"which holds mine\.partial"):
         pack(config(input_file, out))
     (out / "mine.partial").unlink()
@@ -168,27 +148,7 @@ def test_scans_do_not_fill_a_directory(tmp_path, input_file):
     assert not any(path.exists() for path in scans)
 
 
-def test_failed_overwrite_leaves_the_old_files(tmp_path, input_file):
-    out = tmp_path / "out"
-    manifest = pack(config(input_file, out))
-    with pytest.raises(InputError, match="at most max_seq_length"):
-        pack(config(input_file, out, max_seq_length=5, overwrite=True))
-    assert read_manifest(out) == manifest
-    assert not (out / ".incomplete").exists()
-
-
-def test_error_leaves_nothing(tmp_path):
-    def fail():
-        with open_output_dir(tmp_path / "out", False, {}) as output:
-            Path(output.path("packed.tfrecord")).write_text("half")
-            raise InputError
-
-    with pytest.raises(InputError):
-        fail()
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_mistake_leaves_files_that_are_on_their_way_to_their_names(tmp_path):
+def test_a_mistake_leaves_files_that_are_being_moved(tmp_path):
     plan = tmp_path / ".incomplete" / "work" / "publish.json"
     plan.parent.mkdir(parents=True)
     plan.write_text('["packed.tfrecord", "manifest.json"]')
@@ -243,23 +203,21 @@ def test_only_files_of_the_run_are_published(tmp_path, names, received):
     assert storage.list_names(out) == ["important.txt", "manifest.json"]
 
 
-def test_files_become_visible_together(tmp_path):
+def test_files_become_visible_together_or_not_at_all(tmp_path):
     out = tmp_path / "out"
+    with pytest.raises(InputError), open_output_dir(out, False, {}) as output:
+        Path(output.path("packed.tfrecord")).write_text("half")
+        raise InputError
+    assert not out.exists()
+    stale = out / ".incomplete"
+    stale.mkdir(parents=True)
+    (stale / "packed-00007-of-00008.tfrecord").write_text("half")  # of a killed run
     with open_output_dir(out, False, {}) as output:
         Path(output.path("packed.tfrecord")).write_text("x")
         output.write_manifest({"kind": "packed"})
-        assert [path.name for path in out.iterdir()] == [".incomplete"]
-    assert sorted(path.name for path in out.iterdir()) == ["manifest.json", "packed.tfrecord"]
+        assert storage.list_names(out) == [".incomplete"]
+    assert storage.list_names(out) == ["manifest.json", "packed.tfrecord"]
     assert read_manifest(out) == {"kind": "packed"} and read_manifest(tmp_path) is None
-
-
-def test_rest_of_a_killed_run_is_removed(tmp_path):
-    stale = tmp_path / "out" / ".incomplete"
-    stale.mkdir(parents=True)
-    (stale / "packed-00007-of-00008.tfrecord").write_text("half")
-    with open_output_dir(tmp_path / "out", False, {}) as output:
-        Path(output.path("a.tfrecord")).write_text("x")
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.tfrecord"]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[" * 99_999, "\udcff", "[1]"])
@@ -287,58 +245,22 @@ def test_the_manifest_goes_first_and_comes_last(tmp_path, monkeypatch):
     assert names == ["manifest.json", "vocab.txt", "a.tfrecord", "z.tfrecord", "manifest.json"]
 
 
-def test_two_runs_do_not_share_a_directory(tmp_path):
-    with (
-        open_output_dir(tmp_path / "out", False, {}),
-        pytest.raises(InputError, match="being written by another run"),
-        open_output_dir(tmp_path / "out", False, {}),
-    ):
-        pass
-
-
-def test_input_is_not_replaced_by_its_packs(tmp_path, input_file):
-    with pytest.raises(
-        InputError, match=r"must not be the directory of an input file\. Received: .*in\.tfrecord"
-    ):
-        pack(config(input_file, tmp_path, overwrite=True))
-    assert Path(input_file).exists()
-
-
-# The command
-
-
-def test_command_prints_and_writes_the_metrics(tmp_path, input_file, capsys):
-    status = command(
-        f"--input_file={input_file}",
-        f"--output_dir={tmp_path / 'out'}",
-        f"--max_seq_length={S}",
-        "--max_sequences_per_pack=3",
-        f"--json={tmp_path / 'table.json'}",
-    )
-    assert status == 0
-    (row,) = json.loads((tmp_path / "table.json").read_text())
-    phases = row.pop("phases")
+def test_command_prints_and_writes_the_metrics(tmp_path, input_file):
+    out, table = tmp_path / "out", tmp_path / "table.json"
+    sizes = {"max_seq_length": S, "max_sequences_per_pack": 3}
+    seen = run(main, PackConfig, input_file=input_file, output_dir=out, json=table, **sizes)
+    (row,) = json.loads(table.read_text())
+    phases, manifest = row.pop("phases"), read_manifest(out)
     assert list(phases) == ["read sequences", "plan", "sort sequences", "measure packs", "write packs"]
-    assert all(seconds > 0 for seconds in phases.values())
-    manifest = read_manifest(tmp_path / "out")
-    assert "phases" not in manifest
+    assert all(seconds > 0 for seconds in phases.values()) and "phases" not in manifest
     assert row["algorithm"] == "cghp" and row["depth asked"] == "3"
     assert row["packs"] == manifest["num_packs"] and row["tokens"] == S * row["packs"]
     assert row["padding"] == row["tokens"] - LENGTHS.sum()
     assert row["efficiency %"] == 100 * manifest["efficiency"]
-    printed = capsys.readouterr().out
-    assert "packing factor" in printed and "phases" not in printed
+    assert seen.status == 0 and "packing factor" in seen.out and "phases" not in seen.out
 
 
-def test_the_command_keeps_freed_memory(tmp_path, input_file, monkeypatch):
-    calls = []
-    monkeypatch.setattr("bert_packed.core.runtime.keep_freed_memory", lambda *of: calls.append(of))
-    flags = (f"--input_file={input_file}", f"--output_dir={tmp_path / 'out'}", f"--max_seq_length={S}")
-    assert command(*flags) == 0
-    assert calls == [()]
-
-
-def test_bare_command_packs_both_splits_of_the_sample_corpus(tmp_path, monkeypatch, capsys):
+def test_bare_command_packs_both_splits_of_the_sample_corpus(tmp_path, monkeypatch):
     calls = []
 
     def create(settings):
@@ -351,73 +273,36 @@ def test_bare_command_packs_both_splits_of_the_sample_corpus(tmp_path, monkeypat
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sample_data, "create", create)
-    assert command(f"--max_seq_length={S}") == 0
+    seen = run(main, PackConfig, max_seq_length=S)
+    assert seen.status == 0 and seen.out.splitlines()[2].startswith("train")
     assert (calls[0].input_file, calls[0].max_seq_length) == ("", S)
     train, held_out = (read_manifest(f"sample_data/packed_{S}/{split}") for split in ("train", "eval"))
     assert (train["num_sequences"], held_out["num_sequences"]) == (30, 10)
     assert train["packing_factor"] > 1 and train["vocab_size"] == 300
-    assert capsys.readouterr().out.splitlines()[2].startswith("train")
-    # the instances are there now, and are used again
-    assert command(f"--max_seq_length={S}", "--output_dir=other", "--max_sequences_per_pack=1") == 0
+    # The instances are there now, and are used again
+    other = {"max_seq_length": S, "output_dir": "other", "max_sequences_per_pack": 1}
+    assert run(main, PackConfig, **other).status == 0
     assert len(calls) == 1 and read_manifest("other/eval")["num_packs"] == 10
-    # packs are not replaced unasked
-    assert command(f"--max_seq_length={S}") == 2
+    assert run(main, PackConfig, max_seq_length=S).status == 2  # packs are not replaced unasked
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("flags", "message"),
     [
-        (["--algorithm=best"], "`algorithm` must be one of " + ", ".join(ALGORITHM_NAMES)),
-        (["--max_sequences_per_pack=0"], "a whole number of at least 1, or the word max. Received: '0'"),
-        (
-            ["--max_sequences_per_pack=33", "--max_seq_length=32"],
-            "at most max_seq_length. Received: max_sequences_per_pack=33, max_seq_length=32",
-        ),
-        (["--max_seq_length=2"], "`max_seq_length` must be at least 3. Received: 2"),
-        (["--max_seq_length=1048577"], "`max_seq_length` must be at most 1048576. Received: 1048577"),
-        ([f"--max_seq_length={2**63}"], "`max_seq_length` must be at most 1048576. Received: 9223372036854"),
-        ([f"--max_predictions_per_pack={10**9}"], "`max_predictions_per_pack` must be at most 1048576. Rec"),
-        ([f"--num_workers={2**31}"], "`num_workers` must be at most 4096. Received: 2147483648"),
-        (["--overlong=cut"], "`overlong` must be one of error, truncate, drop. Received: 'cut'"),
-        (["--num_shards=0"], "`num_shards` must be at least 1"),
-        (["--histogram=wikipedia_512"], "`histogram` must be given with --dry_run only"),
-        (["--input_file=none-*.tfrecord"], "`output_dir` must be given with --input_file"),
-        (["--input_file=none-*.tfrecord", "--output_dir=out"], "`input_file` must match at least one file"),
+        ({"algorithm": "best"}, "`algorithm` must be one of " + ", ".join(ALGORITHM_NAMES)),
+        ({"max_sequences_per_pack": 33, "max_seq_length": 32}, "at most max_seq_length. Received: max_seque"),
+        ({"max_seq_length": 2}, "`max_seq_length` must be at least 3. Received: 2"),
+        ({"max_seq_length": 2**63}, "`max_seq_length` must be at most 1048576. Received: 9223372036854"),
+        ({"max_predictions_per_pack": 10**9}, "`max_predictions_per_pack` must be at most 1048576. Rec"),
+        ({"num_workers": 2**31}, "`num_workers` must be at most 4096. Received: 2147483648"),
+        ({"overlong": "cut"}, "`overlong` must be one of error, truncate, drop. Received: 'cut'"),
+        ({"num_shards": 0}, "`num_shards` must be at least 1"),
+        ({"histogram": "wikipedia_512"}, "`histogram` must be given with --dry_run only"),
+        ({"input_file": "none-*.tfrecord"}, "`output_dir` must be given with --input_file"),
+        ({"input_file": "none-*.tfrecord", "output_dir": "out"}, "`input_file` must match at least one file"),
     ],
 )
-def test_mistakes_are_one_line_and_status_2(tmp_path, monkeypatch, capsys, arguments, message):
+def test_a_mistake_is_one_line(tmp_path, monkeypatch, flags, message):
     monkeypatch.chdir(tmp_path)
-    assert command(*arguments) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.startswith("pack_tfrecords.py: error: ") and error.count("\n") == 1
+    assert_refused(main, PackConfig, message, **flags)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_error_while_files_move_loses_nothing(tmp_path, input_file, monkeypatch):
-    """Interrupted between two renames: another command is refused and removes nothing, the same ends it."""
-    out = tmp_path / "out"
-    pack(config(input_file, out, num_shards=3))
-    replace, moved = storage.replace, []
-
-    def interrupted(source, target):
-        if Path(target).parent == out and Path(target).suffix == ".tfrecord":
-            moved.append(target)
-            if len(moved) == 2:
-                raise KeyboardInterrupt
-        replace(source, target)
-
-    monkeypatch.setattr("data_gen.jobs.output.storage.replace", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        pack(config(input_file, out, num_shards=3, random_seed=5, overwrite=True))
-    monkeypatch.undo()
-    assert read_manifest(out) is None
-    before = sorted(out.rglob("*"))
-    with pytest.raises(InputError, match="must be empty unless --overwrite"):
-        pack(config(input_file, out, num_shards=3, random_seed=6))
-    assert sorted(out.rglob("*")) == before
-    monkeypatch.setattr(pack_job, "read_file", None)  # no step is done again
-    finished = pack(config(input_file, out, num_shards=3, random_seed=5))
-    monkeypatch.undo()
-    expected = pack(config(input_file, tmp_path / "other", num_shards=3, random_seed=5))
-    assert finished["files"] == expected["files"] == read_manifest(out)["files"]
-    assert all(storage.file_sha256(out / entry["name"]) == entry["sha256"] for entry in finished["files"])

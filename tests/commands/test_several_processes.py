@@ -1,11 +1,9 @@
 """The training command in several real processes: killed or frozen at any moment, the same commands go on.
 
 Every moment is drawn from a seed: which process, which signal, at which step, how soon after. All twenty
-take half an hour on two cores: `KILL_MOMENTS=20`. Without it there are two, one of each backend; with 4
-there is one of each kind.
+take half an hour on two cores: `KILL_MOMENTS=20`. By default there are two, one of each backend.
 """
 
-import csv
 import json
 import os
 import random
@@ -15,6 +13,7 @@ import time
 import numpy as np
 import pytest
 from cluster import RunningCluster, last_step
+from pretraining_command import read_rows
 from safetensors.numpy import load_file
 from tiny import write_data
 
@@ -62,13 +61,16 @@ def arguments(data, output_dir, **changes):
 
 @pytest.fixture(scope="module")
 def uninterrupted(data, tmp_path_factory):
-    """From backend and number of processes to a run that nothing befell, made at first use."""
+    """Function from backend and number of processes to a run that nothing befell, made at first use."""
     made = {}
 
     def find(backend, num):
         if (backend, num) not in made:
             folder = tmp_path_factory.mktemp("whole") / f"{backend}-{num}"
-            cluster = RunningCluster(folder / "said", arguments(data, folder / "run"), num, backend)
+            distribution = "multi_worker" if num > 1 else "none"
+            changes = {"save_checkpoints_steps": 1, "keep_checkpoint_max": NUM_STEPS}
+            command = arguments(data, folder / "run", distribution=distribution, **changes)
+            cluster = RunningCluster(folder / "said", command, num, backend)
             assert cluster.statuses() == [0] * num, cluster.said()
             assert [cluster.out(index).count("step 1/") for index in range(num)] == [1] + [0] * (num - 1)
             made[backend, num] = folder / "run"
@@ -125,7 +127,7 @@ def test_whatever_is_killed_the_same_commands_go_on(data, uninterrupted, tmp_pat
     assert_same_end(tmp_path / "run", uninterrupted(backend, num))
 
 
-def test_a_run_goes_on_in_another_number_of_processes_and_under_the_other_backend(data, tmp_path):
+def test_other_numbers_of_processes_and_backends_continue(data, tmp_path):
     """Two processes under JAX, then one under TensorFlow."""
     for part, (backend, num, steps) in enumerate((("jax", 2, 6), ("tensorflow", 1, 12))):
         changes = {"distribution": "multi_worker" if num > 1 else "none", "save_checkpoints_steps": 1}
@@ -140,19 +142,10 @@ def test_a_run_goes_on_in_another_number_of_processes_and_under_the_other_backen
 
 
 @pytest.mark.parametrize("backend", ["jax", "tensorflow"])
-def test_two_processes_take_the_steps_of_one(data, tmp_path, backend):
+def test_two_processes_take_the_steps_of_one(uninterrupted, backend):
     """Losses, gradients by the first step's moments, and weights after 20 steps with dropout."""
-    logs, folders = [], []
-    for num, distribution in ((1, "none"), (2, "multi_worker")):
-        folders.append(tmp_path / f"run-{num}")
-        changes = {"num_train_steps": 20, "save_checkpoints_steps": 1, "keep_checkpoint_max": 20}
-        command = arguments(data, folders[-1], distribution=distribution, **changes)
-        cluster = RunningCluster(tmp_path / f"said-{num}", command, num, backend)
-        assert cluster.statuses() == [0] * num, cluster.said()
-        with (folders[-1] / "metrics.csv").open(newline="") as file:
-            logs.append(list(csv.DictReader(file)))
-    assert len(logs[0]) == len(logs[1]) == 20
-    for want, found in zip(*logs, strict=True):
+    folders = [uninterrupted(backend, num) for num in (1, 2)]
+    for want, found in zip(*(read_rows(folder / "metrics.csv")[:20] for folder in folders), strict=True):
         for name in ("loss", "mlm_loss", "nsp_loss"):
             assert float(found[name]) == pytest.approx(float(want[name]), rel=1e-6)
     one, two = (load_file(folder / "checkpoint-1" / "training.safetensors") for folder in folders)
@@ -167,11 +160,10 @@ def test_two_processes_take_the_steps_of_one(data, tmp_path, backend):
             np.testing.assert_allclose(two[name], one[name], atol=1e-5, rtol=0, err_msg=name)
 
 
-@pytest.mark.parametrize("backend", ["jax", "tensorflow"])
-def test_a_mistake_is_one_line_in_every_process(data, tmp_path, backend):
+def test_a_mistake_is_one_line_in_every_process(data, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.txt").write_text("mine")
-    cluster = RunningCluster(tmp_path / "said", arguments(data, tmp_path / "run"), 2, backend)
+    cluster = RunningCluster(tmp_path / "said", arguments(data, tmp_path / "run"), 2, "tensorflow")
     assert cluster.statuses() == [2, 2]
     for index in range(2):
         (line,) = cluster.err(index)

@@ -3,12 +3,12 @@
 import json
 
 import pytest
+from recorded_calls import assert_refused, run
 from squad_files import CONTEXT, QUESTIONS, entry, write
 
-from bert_packed.core.command_line import run
 from bert_packed.tasks.squad import scores as squad_scores
 from bert_packed.tasks.squad.evaluate import EvalConfig, evaluate
-from bert_packed.tasks.squad.files import Question, read_squad
+from bert_packed.tasks.squad.files import Question
 from bert_packed.tasks.squad.scores import exact_match, f1, normalize_answer, score
 
 
@@ -98,16 +98,12 @@ def test_v2_has_answer_by_the_list_of_answers():
     assert (scores["HasAns_exact_match"], scores["NoAns_exact_match"]) == (50.0, 0.0)
 
 
-def test_v1_questions_without_answer_are_told_and_do_not_count(tmp_path, capsys):
+def test_v1_questions_without_answer_are_told_and_do_not_count():
     questions = [question("1", "cat"), Question("2", "?", 0, (), False)]
     assert score(questions, {"1": "cat", "2": "dog"}) == {"exact_match": 100.0, "f1": 100.0, "total": 1}
     told = "1 of 2 questions have no answer, without is_impossible, and do not count, as 2"
     assert squad_scores.warnings_about(questions, {"1": "cat", "2": "dog"}) == [told]
     assert squad_scores.warnings_about(questions, {"1": "cat", "2": "dog"}, version_2=True) == []
-    data = write(tmp_path / "a.json", (CONTEXT, [entry("1", "?")]))
-    (tmp_path / "p.json").write_text('{"1": "x"}')
-    assert command(data_file=data, prediction_file=tmp_path / "p.json") == 2
-    assert "`data_file` must hold answers, or is_impossible" in capsys.readouterr().err
 
 
 def test_impossible_questions_alone_can_be_scored():
@@ -115,57 +111,34 @@ def test_impossible_questions_alone_can_be_scored():
     assert score([question("1")], {"1": ""})["NoAns_f1"] == 100.0
 
 
-def command(**flags):
-    return run(
-        evaluate,
-        EvalConfig,
-        ["squad_eval", *(f"--{name}={value}" for name, value in flags.items())],
-    )
-
-
-def test_command(tmp_path, capsys):
+def test_a_mistake_is_one_line(tmp_path):
     data = write(tmp_path / "data.json", *QUESTIONS)
-    predictions = tmp_path / "predictions.json"
-    right = {q.id: q.answers[0][0] for q in read_squad(data, False).questions}
-    predictions.write_text(json.dumps({**right, "q1": "Lovelace", "q2": "about 1843", "alien": "x"}))
-    out = tmp_path / "scores.json"
-    assert command(data_file=data, prediction_file=predictions, json=out) == 0
-    scores = json.loads(out.read_text())
-    assert scores["exact_match"] == 100 * 4 / 6
-    assert scores["f1"] == pytest.approx(100 * (4 + 2 / 3 + 2 / 3) / 6, rel=1e-12)
-    assert "1 predictions of unknown questions do not count, as alien" in capsys.readouterr().err
-
-
-def test_command_on_bad_input(tmp_path, capsys):
-    data = write(tmp_path / "data.json", *QUESTIONS)
-    predictions = tmp_path / "predictions.json"
-    for text, message in (
-        ("{", "must be JSON. Received: Expecting property name enclosed in double quotes: line 1 column 2"),
-        ("[]", "must hold a JSON object. Received: list."),
-        ('{"q1": 3}', "q1: must be text. Received: 3."),
+    predictions, unanswered = tmp_path / "predictions.json", tmp_path / "unanswered.json"
+    write(unanswered, (CONTEXT, [entry("1", "?")]))
+    for text, changes, message in (
+        ("{", {}, "must be JSON. Received: Expecting property name enclosed in double quotes: line 1"),
+        ("[]", {}, "must hold a JSON object. Received: list."),
+        ('{"q1": 3}', {}, "q1: must be text. Received: 3."),
+        ("{}", {"na_prob_file": predictions}, "`na_prob_file` must be left out for v1.1 data"),
+        ("{}", {"data_file": tmp_path / "none.json"}, "`data_file` must be an existing file. Received: "),
+        ("{}", {"data_file": unanswered}, "`data_file` must hold answers, or is_impossible"),
+        ("{}", {"prediction_file": ""}, "`prediction_file` must be given"),
     ):
         predictions.write_text(text)
-        assert command(data_file=data, prediction_file=predictions) == 2
-        assert message in capsys.readouterr().err
-    predictions.write_text("{}")
-    assert command(data_file=data, prediction_file=predictions, na_prob_file=predictions) == 2
-    assert "`na_prob_file` must be left out for v1.1 data" in capsys.readouterr().err
-    assert command(data_file=tmp_path / "none.json", prediction_file=predictions) == 2
-    assert "`data_file` must be an existing file. Received: " in capsys.readouterr().err
-    assert command(data_file=data) == 2
-    assert "`prediction_file` must be given" in capsys.readouterr().err
+        flags = {"data_file": data, "prediction_file": predictions, **changes}
+        assert_refused(evaluate, EvalConfig, message, **flags)
 
 
-def test_command_on_v2(tmp_path):
-    data = write(
-        tmp_path / "data.json",
-        ("a b c", [entry("1", "?", "b", "a b c"), entry("2", "?", is_impossible=True)]),
-        version="v2.0",
-    )
+def test_the_command(tmp_path):
+    pair = [entry("1", "?", "b", "a b c"), entry("2", "?", is_impossible=True)]
+    data = write(tmp_path / "data.json", ("a b c", pair), version="v2.0")
     predictions, probs, out = tmp_path / "p.json", tmp_path / "n.json", tmp_path / "o.json"
-    predictions.write_text('{"1": "b", "2": "c"}')
+    predictions.write_text('{"1": "b", "2": "c", "alien": "x"}')
     probs.write_text('{"1": -3.5, "2": 4}')
-    assert command(data_file=data, prediction_file=predictions, na_prob_file=probs, json=out) == 0
+    flags = {"data_file": data, "prediction_file": predictions, "na_prob_file": probs, "json": out}
+    seen = run(evaluate, EvalConfig, **flags)
+    assert seen.status == 0
+    assert "1 predictions of unknown questions do not count, as alien" in seen.error
     scores = json.loads(out.read_text())
     assert (scores["exact_match"], scores["HasAns_f1"], scores["NoAns_f1"]) == (100.0, 100.0, 100.0)
     assert (scores["best_f1"], scores["best_f1_thresh"]) == (100.0, -3.5)

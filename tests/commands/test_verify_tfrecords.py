@@ -5,16 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from recorded_calls import assert_refused, run
 from unpacked_records import load, make_features, write_features
 
 from bert_packed import schema
 from bert_packed.assembly.assignment import assign_sequences
 from bert_packed.assembly.bert_packs import assemble_packs
-from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
 from bert_packed.packing.descending import pack_lpfhp
 from bert_packed.packing.histogram import count_lengths
-from bert_packed.records import tfrecords
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
 from data_gen.verification import compare_files, find_overlong
@@ -46,83 +45,33 @@ def packed(input_file):
     return arrays
 
 
-def verify(*arguments):
-    return run(main, VerifyConfig, ["verify_tfrecords.py", *map(str, arguments)])
+def verify(**flags):
+    return run(main, VerifyConfig, **flags)
 
 
 def compare(tmp_path, input_file, arrays):
     path = write_features(tmp_path / "packs.tfrecord", arrays)
-    return path, verify(f"--input_file={input_file}", f"--packed_file={path}", f"--json={path}.json")
+    return verify(input_file=input_file, packed_file=path, json=tmp_path / "table.json")
 
 
 @pytest.mark.parametrize("step", [1, -1])
-def test_correct_packs_are_equal_in_any_order(tmp_path, input_file, packed, capsys, step):
-    path, status = compare(tmp_path, input_file, {name: values[::step] for name, values in packed.items()})
-    assert status == 0
-    assert capsys.readouterr().out.splitlines()[-1].split() == ["equal", "40", "40", "0", "0"]
-    (row,) = json.loads(Path(f"{path}.json").read_text())
+def test_correct_packs_are_equal_in_any_order(tmp_path, input_file, packed, step):
+    seen = compare(tmp_path, input_file, {name: values[::step] for name, values in packed.items()})
+    assert seen.status == 0
+    assert seen.out.splitlines()[-1].split() == ["equal", "40", "40", "0", "0"]
+    (row,) = json.loads((tmp_path / "table.json").read_text())
     assert list(row.values()) == ["equal", 40, 40, 0, 0]
 
 
-def test_dropped_pack(tmp_path, input_file, packed, capsys):
+def test_dropped_and_duplicated_packs(tmp_path, input_file, packed):
     held = int(packed[schema.INPUT_MASK][0].max())
-    _, status = compare(tmp_path, input_file, {name: values[1:] for name, values in packed.items()})
-    assert status == 1
-    output = capsys.readouterr().out
-    assert output.count("in the inputs, not in the packs: ") == held > 1
-    assert "in.tfrecord, record " in output and "in the packs, not" not in output
-
-
-def test_duplicated_pack(tmp_path, input_file, packed, capsys):
+    seen = compare(tmp_path, input_file, {name: values[1:] for name, values in packed.items()})
+    assert seen.status == 1 and seen.out.count("in the inputs, not in the packs: ") == held > 1
+    assert "in.tfrecord, record " in seen.out and "in the packs, not" not in seen.out
     twice = {name: np.concatenate([values, values[-1:]]) for name, values in packed.items()}
-    _, status = compare(tmp_path, input_file, twice)
-    assert status == 1
-    output = capsys.readouterr().out
-    expected = f"packs.tfrecord, record {len(twice[schema.INPUT_IDS])} "
-    assert expected in output and "not in the packs" not in output
-
-
-def drop_last_prediction(packed):
-    last = np.count_nonzero(packed[schema.MASKED_LM_WEIGHTS][2]) - 1
-    for name in (schema.MASKED_LM_POSITIONS, schema.MASKED_LM_IDS, schema.MASKED_LM_WEIGHTS):
-        packed[name][2, last] = 0
-
-
-def change(name, place=0):
-    """Damage: one value of the third pack becomes another; a number beside it, or 0 and 1 the other."""
-
-    def damage(packed):
-        packed[name][2, place] ^= 1
-
-    return damage
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        change(schema.INPUT_IDS),
-        change(schema.SEGMENT_IDS),
-        change(schema.MASKED_LM_IDS),
-        change(schema.MASKED_LM_POSITIONS),
-        change(schema.NEXT_SENTENCE_LABELS, 1),
-        drop_last_prediction,
-    ],
-)
-def test_changed_sequence_is_found_on_both_sides(tmp_path, input_file, packed, capsys, damage):
-    damage(packed)
-    path, status = compare(tmp_path, input_file, packed)
-    assert status == 1
-    output = capsys.readouterr().out
-    assert output.count("in the inputs, not in the packs: ") == 1
-    assert output.count(f"in the packs, not in the inputs: {path}, record 3 ") == 1
-
-
-def test_tokens_swapped_between_sequences_are_found(tmp_path, input_file, packed):
-    second = int(np.argmax(packed[schema.INPUT_MASK][2] == 2))
-    tokens = packed[schema.INPUT_IDS][2]
-    tokens[[0, second]] = tokens[[second, 0]]
-    _, status = compare(tmp_path, input_file, packed)
-    assert status == 1
+    seen = compare(tmp_path, input_file, twice)
+    assert seen.status == 1 and "not in the packs" not in seen.out
+    assert f"packs.tfrecord, record {len(twice[schema.INPUT_IDS])} " in seen.out
 
 
 def put(name, place, value):
@@ -135,12 +84,29 @@ def put(name, place, value):
     return damage
 
 
+def change(name, place=0):
+    """Damage: a number becomes the one beside it, 0 and 1 each other."""
+    return put(name, place, lambda value: value ^ 1)
+
+
+def drop_last_prediction(packed):
+    last = np.count_nonzero(packed[schema.MASKED_LM_WEIGHTS][2]) - 1
+    for name in (schema.MASKED_LM_POSITIONS, schema.MASKED_LM_IDS, schema.MASKED_LM_WEIGHTS):
+        packed[name][2, last] = 0
+
+
+def swap_tokens(packed):
+    second = int(np.argmax(packed[schema.INPUT_MASK][2] == 2))
+    tokens = packed[schema.INPUT_IDS][2]
+    tokens[[0, second]] = tokens[[second, 0]]
+
+
 def move_boundary(packed):
     packed[schema.INPUT_MASK][2, int(np.argmax(packed[schema.INPUT_MASK][2] == 2))] = 1
 
 
 def pad_between(packed):
-    """All that packing conserves is there, one place further from the second sequence on."""
+    """Whatever packing conserves is there, one place further from the second sequence on."""
     masks = packed[schema.INPUT_MASK]
     row = int(np.argmax((masks.max(axis=1) > 1) & (masks[:, -1] == 0)))  # which has room for it
     for values in packed.values():
@@ -153,24 +119,39 @@ def pad_between(packed):
         packed[name][2] += packed[name][2] >= first
 
 
-MALFORMED = {
-    "sequences swapped": put(schema.INPUT_MASK, slice(None), lambda mask: np.array([0, 2, 1, 3])[mask]),
-    "positions of the pack": put(schema.POSITION_IDS, slice(None), np.arange(S)),
-    "padding between": pad_between,
-    "another boundary": move_boundary,
-    "another [CLS]": put(schema.NEXT_SENTENCE_POSITIONS, 1, lambda place: place + 1),
-    "prediction of another": put(schema.MASKED_LM_WEIGHTS, 0, 2),
-    "slot forgotten": put(schema.NEXT_SENTENCE_WEIGHTS, 1, 0),
+# The damage, and how many sequences are missing; None where the pack itself is malformed
+DAMAGES = {
+    "token": (change(schema.INPUT_IDS), 1),
+    "segment": (change(schema.SEGMENT_IDS), 1),
+    "label": (change(schema.MASKED_LM_IDS), 1),
+    "position of a label": (change(schema.MASKED_LM_POSITIONS), 1),
+    "next sentence": (change(schema.NEXT_SENTENCE_LABELS, 1), 1),
+    "prediction dropped": (drop_last_prediction, 1),
+    "tokens swapped": (swap_tokens, 2),
+    "sequences swapped": (
+        put(schema.INPUT_MASK, slice(None), lambda mask: np.array([0, 2, 1, 3])[mask]),
+        None,
+    ),
+    "positions of the pack": (put(schema.POSITION_IDS, slice(None), np.arange(S)), None),
+    "padding between": (pad_between, None),
+    "another boundary": (move_boundary, None),
+    "another [CLS]": (put(schema.NEXT_SENTENCE_POSITIONS, 1, lambda place: place + 1), None),
+    "prediction of another": (put(schema.MASKED_LM_WEIGHTS, 0, 2), None),
+    "slot forgotten": (put(schema.NEXT_SENTENCE_WEIGHTS, 1, 0), None),
 }
 
 
-@pytest.mark.parametrize("damage", MALFORMED.values(), ids=MALFORMED.keys())
-def test_malformed_pack_is_found(tmp_path, input_file, packed, capsys, damage):
+@pytest.mark.parametrize(("damage", "num_missing"), DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_damaged_pack_is_found(tmp_path, input_file, packed, damage, num_missing):
     damage(packed)
-    _, status = compare(tmp_path, input_file, packed)
-    assert status == 1
-    output = capsys.readouterr().out
-    assert "malformed packs" in output and "packs.tfrecord, record 3: " in output
+    seen = compare(tmp_path, input_file, packed)
+    assert seen.status == 1
+    if num_missing is None:
+        assert "malformed packs" in seen.out and "packs.tfrecord, record 3: " in seen.out
+    else:
+        assert seen.out.count("in the inputs, not in the packs: ") == num_missing
+        unexpected = f"in the packs, not in the inputs: {tmp_path}/packs.tfrecord, record 3 "
+        assert seen.out.count(unexpected) == num_missing
 
 
 def test_equal_sequences_are_counted(tmp_path):
@@ -193,10 +174,10 @@ def test_overlong_treatment_is_read_from_the_manifest(tmp_path, input_file, over
     out = tmp_path / "out"
     config = PackConfig(input_file=input_file, output_dir=str(out), max_seq_length=6, overlong=overlong)
     assert sum(pack(config)["num_overlong"].values()) > 0
-    flags = (f"--input_file={input_file}", f"--packed_file={out}/*.tfrecord")
-    assert verify(*flags) == 0
-    assert verify(*flags, f"--overlong={overlong}") == 0
-    assert verify(*flags, "--overlong=error") == 1
+    flags = {"input_file": input_file, "packed_file": f"{out}/*.tfrecord"}
+    assert verify(**flags).status == 0
+    assert verify(**flags, overlong=overlong).status == 0
+    assert verify(**flags, overlong="error").status == 1
 
 
 def test_packs_of_two_treatments_are_refused(tmp_path):
@@ -209,22 +190,13 @@ def test_packs_of_two_treatments_are_refused(tmp_path):
         find_overlong([a, b])
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--input_file={0}"], "`packed_file` must be given"),
-        (["--input_file={0}", "--packed_file={0}"], "holds unpacked records"),
-        (["--input_file={0}", "--packed_file=nowhere"], "`packed_file` must match at least one file"),
-    ],
-)
-def test_mistakes_are_status_2(input_file, capsys, flags, message):
-    assert verify(*(flag.format(input_file) for flag in flags)) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_damaged_packs_are_status_2(tmp_path, input_file, packed, capsys):
-    path = write_features(tmp_path / "packs.tfrecord", packed)
-    Path(path).write_bytes(Path(path).read_bytes()[:-3])
-    assert verify(f"--input_file={input_file}", f"--packed_file={path}") == 2
-    assert f"record {len(packed[schema.INPUT_IDS])}: the record is truncated" in capsys.readouterr().err
-    assert tfrecords.first_record(path)
+def test_a_mistake_is_one_line(tmp_path, input_file, packed):
+    path = Path(write_features(tmp_path / "packs.tfrecord", packed))
+    path.write_bytes(path.read_bytes()[:-3])
+    for packed_file, message in (
+        ("", "`packed_file` must be given"),
+        (input_file, "holds unpacked records"),
+        ("nowhere", "`packed_file` must match at least one file"),
+        (path, f"record {len(packed[schema.INPUT_IDS])}: the record is truncated"),
+    ):
+        assert_refused(main, VerifyConfig, message, input_file=input_file, packed_file=packed_file)

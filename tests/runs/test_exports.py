@@ -6,7 +6,6 @@ import types
 
 import numpy as np
 import pytest
-from exports import sections
 from pretraining_command import arguments, run, write_all
 from reference import import_reference
 from safetensors.numpy import load_file
@@ -15,7 +14,6 @@ from tiny import make_engine
 from bert_packed.runs import exports
 from bert_packed.runs.vocabulary import known_length
 from bert_packed.text.tokenization import SPECIAL_TOKENS
-from bert_packed.training import loop
 from bert_packed.training.nonfinite import NotFiniteError
 
 pytestmark = pytest.mark.usefixtures("uncompiled_file")
@@ -166,45 +164,3 @@ def assert_equal(ours, theirs):
     assert ours.keys() == theirs.keys()
     for name, values in theirs.items():
         np.testing.assert_array_equal(ours[name], values, err_msg=name)
-
-
-def test_mistakes(data, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(loop, "train", lambda *_: pytest.fail("the run has started"))
-    (tmp_path / "long.txt").write_text("word\n" * 40)
-    (tmp_path / "plain.txt").write_text("word\n" * 4)
-    for flags, message in (
-        ({"export_every": -1}, "`export_every` must be at least 0. Received: -1."),
-        (
-            {"export_vocab_file": "v"},
-            "`export_vocab_file` must be left out without export_every. Received",
-        ),
-        (
-            {"export_vocab_file": tmp_path / "long.txt"},
-            "the vocabulary of `export_vocab_file` must be at most vocab_size=31",
-        ),
-        ({"export_vocab_file": tmp_path / "plain.txt"}, "must hold [PAD], [UNK], [CLS], [SEP], [MASK]"),
-        ({"export_vocab_file": tmp_path / "none.txt"}, "none.txt"),
-        ({"export_vocab_file": data / "vocab.txt"}, "must be the vocabulary of `input_file`"),
-    ):
-        if message.startswith("must be the vocabulary"):
-            manifest = {"kind": "packed", "files": [], "vocab_sha256": "0" * 64, "num_sequences": 1}
-            manifest |= {"num_packs": 1, "histogram": {"lengths": []}}
-            (data / "manifest.json").write_text(json.dumps(manifest))
-        every = {} if message.startswith("`export_vocab_file` must be left") else {"export_every": 2}
-        assert run(*arguments(data, tmp_path / "out", **{**every, **flags})) == 2, message
-        error = capsys.readouterr().err
-        assert message in error and len(error.splitlines()) == 1
-    (data / "manifest.json").unlink()
-
-
-@pytest.mark.slow
-def test_the_card_of_a_run_without_manifests_says_what_is_not_known(exported):
-    card = (exported / "export-4" / "README.md").read_text()
-    front = card.split("---\n")[1]
-    assert front == "library_name: transformers\npipeline_tag: fill-mask\ntags:\n- bert\n- sequence-packing\n"
-    assert sections(card).keys() == {"Data", "Packing", "Recipe", "Audit", "Not known"}
-    assert sections(card)["Data"] == sections(card)["Packing"] == "Not known."
-    assert "Not known" in sections(card)["Audit"]
-    recipe = sections(card)["Recipe"]
-    assert "4 optimizer steps of 6." in recipe and "--train_batch_size=4\n" in recipe
-    assert "output_dir" not in recipe and "sequences on average" not in recipe

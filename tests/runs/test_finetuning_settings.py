@@ -49,40 +49,15 @@ RECORDED = (
     (glue_predictions, "read_glue"),
     *((ner_finetuning, name) for name in ("read_conll", "make_tag_sequences")),
 )
-CHANGED = {
-    "do_lower_case": False,
-    "max_seq_length": 40,
-    "train_batch_size": 5,
-    "micro_batch_size": 2,
-    "predict_batch_size": 3,
-    "max_sequences_per_pack": 2,
-    "packing_algorithm": "spfhp",
-    "learning_rate": 0.03,
-    "num_train_epochs": 30.0,
-    "warmup_proportion": 0.5,
-    "optimizer": "lamb",
-    "weight_decay": 0.05,
-    "beta_1": 0.8,
-    "beta_2": 0.95,
-    "epsilon": 1e-3,
-    "max_grad_norm": 0.5,
-    "dtype": "mixed_bfloat16",
-    "remat": True,
-    "hidden_dropout_prob": 0.2,
-    "attention_probs_dropout_prob": 0.3,
-    "max_skipped_steps": 7,
-    "log_steps": 3,
-    "save_checkpoints_steps": 11,
-    "keep_checkpoint_max": 2,
-    "overwrite": True,
-    "doc_stride": 7,
-    "max_query_length": 9,
-    "version_2_with_negative": True,
-    "null_score_diff_threshold": 1.5,
-    "n_best_size": 6,
-    "max_answer_length": 8,
-    "skip_bad_answers": True,
-}  # and files, in `changed`
+CHANGED = {"do_lower_case": False, "max_seq_length": 40, "train_batch_size": 5, "micro_batch_size": 2}
+CHANGED |= {"predict_batch_size": 3, "max_sequences_per_pack": 2, "packing_algorithm": "spfhp"}
+CHANGED |= {"learning_rate": 0.03, "num_train_epochs": 30.0, "warmup_proportion": 0.5, "optimizer": "lamb"}
+CHANGED |= {"weight_decay": 0.05, "beta_1": 0.8, "beta_2": 0.95, "epsilon": 1e-3, "max_grad_norm": 0.5}
+CHANGED |= {"dtype": "mixed_bfloat16", "remat": True, "hidden_dropout_prob": 0.2}
+CHANGED |= {"attention_probs_dropout_prob": 0.3, "max_skipped_steps": 7, "log_steps": 3}
+CHANGED |= {"save_checkpoints_steps": 11, "keep_checkpoint_max": 2, "overwrite": True, "doc_stride": 7}
+CHANGED |= {"max_query_length": 9, "version_2_with_negative": True, "null_score_diff_threshold": 1.5}
+CHANGED |= {"n_best_size": 6, "max_answer_length": 8, "skip_bad_answers": True}
 # Arguments of functions that are settings by the same name: all of their calls have the value
 PASSED = {
     "make_tokenizer": ["do_lower_case"],
@@ -180,57 +155,63 @@ def test_settings_that_are_passed_on(changed, function):
         assert {*arguments(changed, function, name)} == {CHANGED[name]}
 
 
-def test_packs(changed):
-    """One sequence with an answer and one without, 30 times, 5 a step."""
-    for function in ("plan_updates", "pack_all"):
-        assert arguments(changed, function, "depth") == [2]
-        assert arguments(changed, function, "algorithm") == ["spfhp"]
-    assert arguments(changed, "plan_updates", "batch_size") == [5]
-    assert arguments(changed, "predict", "batch_size") == [3]
-    assert arguments(changed, "make_engine", "arguments")[0][3] == 2
-    assert changed.steps.num_train_steps == 2 * 30 // 5
+def attention(seen):
+    return seen.engine.model.bert.blocks[0].attention
 
 
-def test_the_optimizer(changed):
-    optimizer = changed.engine.optimizer
-    assert (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon) == (0.8, 0.95, 1e-3)
-    assert (optimizer.name, optimizer.weight_decay_rate) == ("lamb", 0.05)
-    assert changed.engine.max_grad_norm == 0.5
-    for variable in changed.engine.model.trainable_variables:
-        is_plain = "LayerNorm" in variable.path or "bias" in variable.path.split("/")[-1]
-        assert variable.is_decayed == (not is_plain)
+# What each other setting is seen at, and its value there
+SEEN = {
+    "max_sequences_per_pack": (lambda seen: arguments(seen, "pack_all", "depth"), [2]),
+    "max_sequences_per_pack of updates": (lambda seen: arguments(seen, "plan_updates", "depth"), [2]),
+    "packing_algorithm": (lambda seen: arguments(seen, "pack_all", "algorithm"), ["spfhp"]),
+    "packing_algorithm of updates": (lambda seen: arguments(seen, "plan_updates", "algorithm"), ["spfhp"]),
+    "train_batch_size": (lambda seen: arguments(seen, "plan_updates", "batch_size"), [5]),
+    "predict_batch_size": (lambda seen: arguments(seen, "predict", "batch_size"), [3]),
+    "micro_batch_size": (lambda seen: arguments(seen, "make_engine", "arguments")[0][3], 2),
+    # One sequence with an answer and one without
+    "num_train_epochs": (lambda seen: seen.steps.num_train_steps, 2 * 30 // 5),
+    "beta_1": (lambda seen: seen.engine.optimizer.beta_1, 0.8),
+    "beta_2": (lambda seen: seen.engine.optimizer.beta_2, 0.95),
+    "epsilon": (lambda seen: seen.engine.optimizer.epsilon, 1e-3),
+    "optimizer": (lambda seen: seen.engine.optimizer.name, "lamb"),
+    "weight_decay": (lambda seen: seen.engine.optimizer.weight_decay_rate, 0.05),
+    "max_grad_norm": (lambda seen: seen.engine.max_grad_norm, 0.5),
+    "bert_config_file": (lambda seen: seen.engine.model.bert.config.hidden_size, 32),
+    "remat": (lambda seen: seen.engine.model.bert.remat, True),
+    "dtype": (lambda seen: attention(seen).query.compute_dtype, "bfloat16"),
+    "hidden_dropout_prob": (lambda seen: attention(seen).dropout.rate, 0.2),
+    "attention_probs_dropout_prob": (lambda seen: attention(seen).attention_dropout.rate, 0.3),
+    "log_steps": (lambda seen: seen.steps.log_steps, 3),
+    "save_checkpoints_steps": (lambda seen: seen.steps.save_checkpoints_steps, 11),
+    "max_skipped_steps": (lambda seen: seen.steps.max_skipped_steps, 7),
+    "keep_checkpoint_max": (
+        lambda seen: {path.name for path in seen.folder.glob("checkpoint-*")},
+        {"checkpoint-2", "checkpoint-3"},  # and, with overwrite, none of the earlier run
+    ),
+    "do_predict": (lambda seen: (seen.folder / "predictions.json").exists(), True),
+    "json": (lambda seen: "f1" in json.loads((seen.folder.parent / "scores.json").read_text()), True),
+}
 
 
-def test_the_learning_rate_of_the_log_and_of_the_optimizer(changed):
-    """6 steps up and 6 down."""
-    for step in range(12):
+@pytest.mark.parametrize("name", SEEN)
+def test_a_setting_has_its_effect(changed, name):
+    found, value = SEEN[name]
+    assert found(changed) == value
+
+
+def test_files_and_rates(changed, files):
+    stored = checkpoint.read_weights(files / "start")
+    assert changed.weights.keys() == stored.keys()
+    assert all(np.array_equal(values, stored[name]) for name, values in changed.weights.items())
+    assert (changed.folder / "vocab.txt").read_bytes() == (files / "other.txt").read_bytes()
+    paths, trains = (arguments(changed, "read_squad", name) for name in ("path", "for_training"))
+    read = [(path.rpartition("/")[2], each) for path, each in zip(paths, trains, strict=True)]
+    assert read == [("predict.json", False), ("train.json", True)]
+    for step in range(12):  # 6 steps up and 6 down
         rate = 0.03 * min((step + 1) / 6, (12 - step) / 6)
         assert changed.hooks.learning_rate(step) == pytest.approx(rate, rel=1e-5)
         changed.engine.optimizer.iterations.assign(step)
         assert float(changed.engine.optimizer.learning_rate) == pytest.approx(rate, rel=1e-5)
-
-
-def test_the_model_and_where_it_starts(changed, files):
-    bert, stored = changed.engine.model.bert, checkpoint.read_weights(files / "start")
-    assert bert.config.hidden_size == 32 and bert.remat
-    block = bert.blocks[0]
-    assert block.attention.query.compute_dtype == "bfloat16"
-    assert {block.attention.dropout.rate, block.feed_forward.dropout.rate} == {0.2}
-    assert block.attention.attention_dropout.rate == 0.3
-    assert changed.weights.keys() == stored.keys()
-    assert all(np.array_equal(values, stored[name]) for name, values in changed.weights.items())
-
-
-def test_the_loop_and_what_it_writes(changed, files):
-    for name in ("log_steps", "save_checkpoints_steps", "max_skipped_steps"):
-        assert getattr(changed.steps, name) == CHANGED[name]
-    assert {path.name for path in changed.folder.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-3"}
-    assert (changed.folder / "vocab.txt").read_bytes() == (files / "other.txt").read_bytes()
-    assert (changed.folder / "predictions.json").exists()
-    assert "f1" in json.loads((changed.folder.parent / "scores.json").read_text())
-    paths, trains = (arguments(changed, "read_squad", name) for name in ("path", "for_training"))
-    read = [(path.rpartition("/")[2], each) for path, each in zip(paths, trains, strict=True)]
-    assert read == [("predict.json", False), ("train.json", True)]
 
 
 def test_the_seed_bias_correction_and_no_prediction(default, files, tmp_path):
@@ -241,12 +222,6 @@ def test_the_seed_bias_correction_and_no_prediction(default, files, tmp_path):
     assert arguments(other, "plan_updates", "seed") == [99]
     kernel = "question_answering/output/kernel"
     assert not np.array_equal(default.weights[kernel], other.weights[kernel])
-
-
-def test_stable_adamw(files, tmp_path):
-    seen = run_to_loop("squad", tmp_path, **given(files), optimizer="stable_adamw", do_predict=False)
-    optimizer = seen.engine.optimizer
-    assert (type(optimizer).__name__, optimizer.weight_decay_rate) == ("StableAdamW", 0.01)
 
 
 def test_a_checkpoint_is_taken_as_it_is(files, tmp_path):

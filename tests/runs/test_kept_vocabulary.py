@@ -6,12 +6,8 @@ import shutil
 import pytest
 from exports import run_export
 from pretraining_command import arguments, run, write_all
-from tiny import CONFIG
 
-from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256
-from bert_packed.runs import vocabulary
-from bert_packed.tasks.config import FinetuneConfig
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 
 pytestmark = pytest.mark.usefixtures("uncompiled_file")
@@ -66,16 +62,7 @@ def test_an_export_takes_it(data, finished, tmp_path, capsys):
     assert run_export(**flags, format="keras") == 0
 
 
-def test_a_fine_tuning_takes_it(finished, tmp_path):
-    config = FinetuneConfig(output_dir=str(tmp_path), init_checkpoint=str(finished))
-    path = vocabulary.find_vocab(config.init_checkpoint, "", CONFIG)
-    assert path == finished / "vocab.txt"
-    with pytest.raises(InputError, match="`do_lower_case` must be as in the training"):
-        vocabulary.check_as_trained(config, path)
-
-
-def test_a_run_that_continues_gets_one_and_keeps_it(data, finished, tmp_path, capsys):
-    """A run of a version that kept none, then one whose command names another vocabulary."""
+def test_a_run_of_a_version_that_kept_none_gets_one(data, finished, tmp_path):
     folder = shutil.copytree(finished, tmp_path / "run")
     content = json.loads((folder / "run.json").read_text())
     del content["vocabulary"]
@@ -86,20 +73,6 @@ def test_a_run_that_continues_gets_one_and_keeps_it(data, finished, tmp_path, ca
     assert (folder / "vocab.txt").read_bytes() == (data / "vocab.txt").read_bytes()
     assert json.loads((folder / "run.json").read_text())["vocabulary"]["do_lower_case"] is False
 
-    packs = shutil.copytree(data, tmp_path / "data")
-    (packs / "manifest.json").unlink()
-    other = tmp_path / "other.txt"
-    other.write_text("\n".join([*SPECIAL_TOKENS, "other"]) + "\n")
-    command = arguments(packs, tmp_path / "given", **FLAGS)
-    assert run(*command, f"--vocab_file={packs / 'vocab.txt'}") == 0
-    assert (tmp_path / "given" / "vocab.txt").read_bytes() == (data / "vocab.txt").read_bytes()
-    assert run(*command) == 0
-    capsys.readouterr()
-    assert run(*command, f"--vocab_file={other}") == 2
-    error = capsys.readouterr().err
-    assert "a run must continue as it was" in error and "SHA-256 of the vocabulary" in error
-    assert error.count("\n") == 1
-
 
 def test_a_start_takes_the_copy_that_it_removes(data, finished, tmp_path):
     folder = shutil.copytree(finished, tmp_path / "run")
@@ -108,16 +81,7 @@ def test_a_start_takes_the_copy_that_it_removes(data, finished, tmp_path):
     assert (folder / "vocab.txt").read_bytes() == (data / "vocab.txt").read_bytes()
 
 
-@pytest.mark.parametrize("content", ["plain\n", "[PAD]\n"])
-def test_a_file_that_is_no_vocabulary_is_refused(data, tmp_path, capsys, content):
-    (tmp_path / "plain.txt").write_text(content)
-    assert run(*arguments(data, tmp_path / "run", **FLAGS, vocab_file=tmp_path / "plain.txt")) == 2
-    error = capsys.readouterr().err
-    assert "plain.txt" in error and error.count("\n") == 1
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("place", ["", "checkpoint-2", "export"])
+@pytest.mark.parametrize("place", ["checkpoint-2", "export"])
 def test_a_start_of_another_vocabulary_is_refused(data, finished, tmp_path, place, capsys):
     """Of as many tokens: the ids of the records would mean others. Other line ends mean the same ones."""
     start = shutil.copytree(finished, tmp_path / "run")

@@ -21,13 +21,12 @@ from bert_packed.checkpoints import checkpoint
 from bert_packed.objectives.features import BATCH_NAMES
 from bert_packed.records import tfrecords
 from bert_packed.records.example_bytes import serialize_examples
-from bert_packed.runs import compile_only, pretraining, vocabulary
+from bert_packed.runs import pretraining, vocabulary
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.text import tokenization
 from bert_packed.text.masking import MaskingRules
 from bert_packed.training import loop
 from bert_packed.training.optimization import build_optimizer
-from bert_packed.training.step_report import StepProgram
 from data_gen import sample_data
 
 FACTOR = 2.0  # packing factor of the changed run's data
@@ -35,49 +34,17 @@ WIDE = dataclasses.replace(CONFIG, hidden_size=32)
 SAVES = 5
 MOMENT, STEPS_BEFORE = 0.25, 8  # of the run whose optimizer's state is kept
 COUNTS = {"num_tokens": 3.0, "num_pairs": 5.0, "num_predictions": 2.0, "num_sequences": 1.0}
-EMPTY_PROGRAM = StepProgram("HloModule step\n\nENTRY main {\n  ROOT x = f32[] parameter(0)\n}", 1.0, 2)
-CHANGED = {
-    "train_batch_size": 6,
-    "micro_batch_size": 2,
-    "eval_batch_size": 4,
-    "num_train_steps": 50,
-    "num_warmup_steps": 7,
-    "num_decay_steps": 9,
-    "learning_rate": 0.03,
-    "end_learning_rate": 0.002,
-    "decay_power": 2.0,
-    "weight_decay": 0.05,
-    "beta_1": 0.8,
-    "beta_2": 0.95,
-    "epsilon": 1e-3,
-    "max_grad_norm": 0.5,
-    "mlm_loss": "per_token",
-    "packing_correction": "betas",
-    "ablation": "no_next_sentence",
-    "dtype": "mixed_bfloat16",
-    "remat": True,
-    "hidden_dropout_prob": 0.2,
-    "attention_probs_dropout_prob": 0.3,
-    "shuffle_buffer_size": 1,
-    "max_skipped_steps": 7,
-    "log_steps": 3,
-    "eval_steps": 5,
-    "max_eval_steps": 1,
-    "save_checkpoints_steps": 11,
-    "profile_steps": "3,4",
-    "keep_checkpoint_max": 2,
-    "export_every": 13,
-    "sample_data": True,
-    "overwrite": True,
-    "keep_optimizer_state": True,
-}  # and files, in `changed`
-MASKED = {
-    "masking": "dynamic",
-    "do_whole_word_mask": True,
-    "mask_replace_prob": 0.5,
-    "random_replace_prob": 0.25,
-    "objective": "mlm",
-}
+CHANGED = {"train_batch_size": 6, "micro_batch_size": 2, "eval_batch_size": 4, "num_train_steps": 50}
+CHANGED |= {"num_warmup_steps": 7, "num_decay_steps": 9, "learning_rate": 0.03, "end_learning_rate": 0.002}
+CHANGED |= {"decay_power": 2.0, "weight_decay": 0.05, "beta_1": 0.8, "beta_2": 0.95, "epsilon": 1e-3}
+CHANGED |= {"max_grad_norm": 0.5, "mlm_loss": "per_token", "packing_correction": "betas"}
+CHANGED |= {"ablation": "no_next_sentence", "dtype": "mixed_bfloat16", "remat": True}
+CHANGED |= {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3, "shuffle_buffer_size": 1}
+CHANGED |= {"max_skipped_steps": 7, "log_steps": 3, "eval_steps": 5, "max_eval_steps": 1}
+CHANGED |= {"save_checkpoints_steps": 11, "profile_steps": "3,4", "keep_checkpoint_max": 2}
+CHANGED |= {"export_every": 13, "sample_data": True, "overwrite": True, "keep_optimizer_state": True}
+MASKED = {"masking": "dynamic", "do_whole_word_mask": True, "objective": "mlm"}
+MASKED |= {"mask_replace_prob": 0.5, "random_replace_prob": 0.25}
 
 
 def write(path, packs, **shape):
@@ -153,8 +120,6 @@ def run_to_loop(folder, **flags):
             (sample_data, "build_missing"): lambda: None,
             (pretraining, "compare"): lambda contenders, _: [{"data": one.name} for one in contenders],
             (pretraining, "measured_flops_per_second"): lambda dtype: 1e9,
-            (compile_only, "compile_step"): lambda *_: [EMPTY_PROGRAM],
-            (compile_only, "make_virtual_devices"): lambda number: None,
         },
         output_dir=folder,
         **flags,
@@ -204,10 +169,6 @@ def grown(files, tmp_path_factory):
     return run_to_loop(tmp_path_factory.mktemp("grown"), **flags)
 
 
-def block(seen):
-    return seen.engine.model.bert.blocks[0]
-
-
 def divided_by(seen, loss="mlm_loss", predicted="prediction_sequences"):
     """Names of the counts that a loss is divided by, in the step and in the log."""
     predictions, sequences = np.count_nonzero(seen.batch[predicted]), seen.batch["slot_weights"]
@@ -220,17 +181,93 @@ def divided_by(seen, loss="mlm_loss", predicted="prediction_sequences"):
     return [name for name in counts if counts[name] == in_step and sums[name] == pytest.approx(in_log)]
 
 
-def test_the_optimizer(changed):
-    optimizer = changed.engine.optimizer
-    assert (optimizer.beta_1, optimizer.beta_2) == pytest.approx((0.8**FACTOR, 0.95**FACTOR))
-    assert (optimizer.epsilon, optimizer.weight_decay_rate) == (1e-3, 0.05)
-    assert changed.engine.max_grad_norm == 0.5
-    for variable in changed.engine.model.trainable_variables:
-        is_plain = "LayerNorm" in variable.path or "bias" in variable.path.split("/")[-1]
-        assert variable.is_decayed == (not is_plain)
+def kept(seen):
+    """What is left of the moments of the start."""
+    optimizer = seen.engine.optimizer
+    moments = [variable.numpy() for place in (0, 3) for variable in optimizer.moments_of(place)]
+    return int(optimizer.iterations), {float(value) for values in moments for value in values.ravel()}
 
 
-def test_the_learning_rate_of_the_log_and_of_the_optimizer(changed):
+def first_tokens(contender):
+    return tuple(contender.batches[0]["token_ids"].tolist()[0])
+
+
+def config_of(seen):
+    return seen.engine.model.bert.config
+
+
+def attention(seen):
+    return seen.engine.model.bert.blocks[0].attention
+
+
+def ids_of(batch):
+    return {*map(tuple, batch["token_ids"].tolist())}
+
+
+# What each setting of `changed` is seen at, and its value there
+SEEN = {
+    "beta_1": (lambda seen: seen.engine.optimizer.beta_1, pytest.approx(0.8**FACTOR)),
+    "beta_2": (lambda seen: seen.engine.optimizer.beta_2, pytest.approx(0.95**FACTOR)),
+    "epsilon": (lambda seen: seen.engine.optimizer.epsilon, 1e-3),
+    "weight_decay": (lambda seen: seen.engine.optimizer.weight_decay_rate, 0.05),
+    "max_grad_norm": (lambda seen: seen.engine.max_grad_norm, 0.5),
+    "bert_config_file": (lambda seen: config_of(seen).hidden_size, 32),
+    "remat": (lambda seen: seen.engine.model.bert.remat, True),
+    "dtype": (lambda seen: attention(seen).query.compute_dtype, "bfloat16"),
+    "dtype of the peak": (lambda seen: arguments(seen, "measured_flops_per_second", "dtype"), ["bfloat16"]),
+    "hidden_dropout_prob": (lambda seen: attention(seen).dropout.rate, 0.2),
+    "attention_probs_dropout_prob": (lambda seen: attention(seen).attention_dropout.rate, 0.3),
+    "keep_optimizer_state": (kept, (STEPS_BEFORE, {MOMENT})),
+    "mlm_loss": (divided_by, ["num_predictions"]),
+    "ablation": (lambda seen: config_of(seen).ablation_no_next_sentence, True),
+    "train_batch_size": (lambda seen: len(seen.batch["token_ids"]), 6),
+    "micro_batch_size": (lambda seen: arguments(seen, "make_engine", "arguments")[0][3], 2),
+    "eval_batch_size": (lambda seen: [len(batch) for batch in seen.engine.evaluated], [4]),
+    "max_skipped_steps": (lambda seen: seen.config.max_skipped_steps, 7),
+    "log_steps": (lambda seen: seen.config.log_steps, 3),
+    "eval_steps": (lambda seen: seen.config.eval_steps, 5),
+    "save_checkpoints_steps": (lambda seen: seen.config.save_checkpoints_steps, 11),
+    "num_train_steps": (lambda seen: seen.config.num_train_steps, 50),
+    "export_every": (lambda seen: seen.config.export_every, 13),
+    "keep_checkpoint_max": (
+        lambda seen: {path.name for path in seen.folder.glob("checkpoint-*")},
+        {"checkpoint-3", "checkpoint-4"},  # and, with overwrite, none of the earlier run
+    ),
+    "export_vocab_file": (lambda seen: (seen.folder / f"export-{SAVES}" / "vocab.txt").exists(), True),
+    "profile_steps": (lambda seen: [call["steps"] for call in seen.calls["Profile"]], [range(3, 5)]),
+    "sample_data": (lambda seen: "build_missing" in seen.calls, True),
+    "json": (
+        lambda seen: json.loads((seen.folder.parent / "report.json").read_text())["speed"],
+        [{"data": "unpacked"}, {"data": "packed"}],
+    ),
+}
+
+
+# Those whose place is there in any run
+IN_ANY_RUN = [
+    *(
+        "epsilon",
+        "weight_decay",
+        "max_grad_norm",
+        "bert_config_file",
+        "remat",
+        "dtype",
+        "mlm_loss",
+        "ablation",
+    ),
+    *("hidden_dropout_prob", "attention_probs_dropout_prob", "train_batch_size", "micro_batch_size"),
+]
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_a_setting_has_its_effect(changed, default, name):
+    found, value = SEEN[name]
+    assert found(changed) == value
+    if name in IN_ANY_RUN:
+        assert found(default) != value
+
+
+def test_the_rates_of_the_log_and_of_the_optimizer(changed):
     """7 steps up, 9 steps of quadratic decay before the last of 50; the optimizer had 8 steps before."""
     for step in range(0, 50, 3):
         left = min((50 - step) / 9, 1)
@@ -241,70 +278,25 @@ def test_the_learning_rate_of_the_log_and_of_the_optimizer(changed):
     changed.engine.optimizer.iterations.assign(STEPS_BEFORE)
 
 
-def test_the_model_and_where_it_starts(changed, files):
-    bert, stored = changed.engine.model.bert, checkpoint.read_weights(files[0] / "start" / "checkpoint-3")
-    assert bert.config.hidden_size == 32 and bert.remat
-    assert block(changed).attention.query.compute_dtype == "bfloat16"
-    assert {block(changed).attention.dropout.rate, block(changed).feed_forward.dropout.rate} == {0.2}
-    assert block(changed).attention.attention_dropout.rate == 0.3
-    assert all(np.array_equal(changed.weights[name], values) for name, values in stored.items())
+def test_weights_that_decay_and_that_start(changed, files):
     optimizer = changed.engine.optimizer
-    assert int(optimizer.iterations) == STEPS_BEFORE
-    kept = [variable.numpy() for place in (0, 3) for variable in optimizer.moments_of(place)]
-    assert {float(value) for values in kept for value in values.ravel()} == {MOMENT}
+    for variable in changed.engine.model.trainable_variables:
+        is_plain = "LayerNorm" in variable.path or "bias" in variable.path.split("/")[-1]
+        assert optimizer.decays(variable) == optimizer.adapts(variable) == (not is_plain)
+    stored = checkpoint.read_weights(files[0] / "start" / "checkpoint-3")
+    assert all(np.array_equal(changed.weights[name], values) for name, values in stored.items())
 
 
-def test_losses(changed, default):
-    assert (divided_by(changed), divided_by(default)) == (["num_predictions"], ["num_sequences"])
-    losses = [
-        float(seen.engine.objective.sums(seen.engine.model(seen.batch), seen.batch)["nsp_loss"])
-        for seen in (changed, default)
-    ]
-    assert losses[0] == 0 < losses[1] and changed.engine.model.config.ablation_no_next_sentence
-
-
-def test_batches(changed, default, files):
+def test_the_files_of_each_batch(changed, default, files):
     ids = {name: {tuple(row) for row in rows} for name, rows in files[1].items()}
     assert changed.batch["token_ids"].tolist() == files[1]["b"][:6]  # not shuffled
-    assert {*map(tuple, default.batch["token_ids"].tolist())} < ids["a"]
+    assert ids_of(default.batch) < ids["a"]
     assert default.batch["token_ids"].tolist() != files[1]["a"][:3]
-    assert arguments(changed, "make_engine", "arguments")[0][3] == 2
-    assert arguments(default, "make_engine", "arguments")[0][3] == 3
-    (evaluated,) = changed.engine.evaluated  # one batch, though there are two
-    assert len(evaluated) == 4 and {*map(tuple, evaluated.tolist())} < ids["c"]
-    assert changed.hooks.scale.positions_per_step == 6 * MAX_SEQ_LENGTH
+    assert {*map(tuple, changed.engine.evaluated[0].tolist())} < ids["c"]
     unpacked, packed = arguments(changed, "compare", "contenders")[0]
-    for contender, name, other in ((unpacked, "unpacked", "b"), (packed, "b", "unpacked")):
-        first = tuple(contender.batches[0]["token_ids"].tolist()[0])
-        assert first in ids[name] and first not in ids[other]
-
-
-def test_the_loop_and_what_it_writes(changed):
-    steps = {name: getattr(changed.config, name) for name in CHANGED if name.endswith("_steps")}
-    assert steps == {name: CHANGED[name] for name in steps}  # what `loop.train` reads
-    assert changed.config.export_every == 13
-    assert len(list(changed.folder.glob("*.csv"))) == 2
-    kept = {path.name for path in changed.folder.glob("checkpoint-*")}
-    assert kept == {f"checkpoint-{step}" for step in (SAVES - 2, SAVES - 1)}  # none of the earlier run
-    assert (changed.folder / f"export-{SAVES}" / "vocab.txt").exists()
-    (profile,) = changed.calls["Profile"]
-    assert profile["steps"] == range(3, 5)
-    assert profile["folder"] == changed.folder / "tensorboard" / "profile"
-    report = json.loads((changed.folder.parent / "report.json").read_text())
-    assert report["speed"] == [{"data": "unpacked"}, {"data": "packed"}]
-    assert "build_missing" in changed.calls
-
-
-def test_the_peak_is_measured_in_the_dtype_of_the_run(changed, default):
-    name = "measured_flops_per_second"
-    assert [arguments(seen, name, "dtype") for seen in (default, changed)] == [["float32"], ["bfloat16"]]
-    assert default.hooks.scale.peak_flops == 1e9
+    assert first_tokens(unpacked) in ids["unpacked"] and first_tokens(packed) in ids["b"]
     assert changed.hooks.scale.model_flops(COUNTS) == count_flops(PRETRAINING, WIDE, COUNTS)
-
-
-def test_an_earlier_run_is_kept_unless_it_is_overwritten(files, tmp_path):
-    kept = run_to_loop(other_run(tmp_path / "kept"), **given(files[0]))
-    assert kept.status == 2 and (kept.folder / "checkpoint-77").exists()
+    assert changed.hooks.scale.positions_per_step == 6 * MAX_SEQ_LENGTH
 
 
 def test_the_seed_is_of_weights_dropout_and_order(default, files, tmp_path):
@@ -332,46 +324,35 @@ def test_stable_adamw_and_a_decay_by_the_square_root(files, tmp_path):
         optimizer.iterations.assign(step)
         rates = [seen.hooks.learning_rate(step), float(optimizer.learning_rate)]
         assert rates == pytest.approx([1e-3 * share] * 2, rel=1e-5)
+    config = PretrainingConfig(input_file="x", output_dir="y", max_grad_norm=0.0)
+    assert build_optimizer(config).global_clipnorm is None
 
 
-def test_attention(files, tmp_path):
+def test_other_files_and_flags(files, tmp_path):
+    """The counts of next tokens; attention; an earlier run, which is kept unless it is overwritten."""
+    flags = given(files[0], input_file=files[0] / "next" / "*", bert_config_file=files[0] / "mamba.json")
+    for more, count in (({}, "num_predictions"), ({"lm_loss": "per_sequence"}, "num_sequences")):
+        seen = run_to_loop(tmp_path / count, **flags, objective="causal_lm", **more)
+        assert divided_by(seen, "lm_loss", "label_sequences") == [count]
     seen = run_to_loop(tmp_path / "run", **given(files[0]), attention="flash")
     assert seen.status == 2 and "`attention`" in seen.error
-
-
-def test_next_tokens(files, tmp_path):
-    flags = given(files[0], input_file=files[0] / "next" / "*", bert_config_file=files[0] / "mamba.json")
-    for number, (more, count) in enumerate(
-        (({}, "num_predictions"), ({"lm_loss": "per_sequence"}, "num_sequences"))
-    ):
-        seen = run_to_loop(tmp_path / f"{number}", **flags, objective="causal_lm", **more)
-        assert divided_by(seen, "lm_loss", "label_sequences") == [count]
-
-
-def test_a_step_is_compiled_only(files, tmp_path):
-    flags = {"compile_only": tmp_path / "program", "num_virtual_devices": 2}
-    seen = run_to_loop(tmp_path / "run", **given(files[0]), **flags)
-    assert not seen.folder.exists() and (tmp_path / "program" / "step.json").exists()
-    assert [list(call.values()) for call in seen.calls["make_virtual_devices"]] == [[2]]
+    seen = run_to_loop(other_run(tmp_path / "kept"), **given(files[0]))
+    assert seen.status == 2 and (seen.folder / "checkpoint-77").exists()
 
 
 def test_dynamic_masking(masked, default, files):
     (call,) = masked.calls["DynamicMasking"]
     assert call["rules"] == MaskingRules(True, 0.5, 0.25) and call["seed"] == PretrainingConfig.random_seed
     assert len(call["vocabulary"]) == VOCAB_SIZE
-    assert masked.batch["token_ids"].tolist() != default.batch["token_ids"].tolist()
-    rows = files[1]["a"]
-    assert not all(row in rows for row in masked.batch["token_ids"].tolist())
-
-
-def test_masked_tokens_alone_are_learnt_by_a_model_for_them(masked):
+    assert not all(row in files[1]["a"] for row in masked.batch["token_ids"].tolist())
+    # The model for masked tokens alone
     assert masked.engine.model.head == "masked_lm" and "nsp_labels" not in masked.batch
     config, flops = masked.engine.model.config, masked.hooks.scale.model_flops(COUNTS)
     with_both, width = count_flops(PRETRAINING, config, COUNTS), config.hidden_size
     assert with_both - flops == 6 * (width**2 + 2 * width)
 
 
-def test_a_run_that_continues_has_the_masks_of_one_that_never_stopped(masked, grown):
+def test_a_run_that_continues_draws_the_same_masks(masked, grown):
     for seen in (masked, grown):
         batches = seen.hooks.batches
         whole, rest = list(itertools.islice(batches(0), 8)), list(itertools.islice(batches(5), 3))
@@ -379,7 +360,7 @@ def test_a_run_that_continues_has_the_masks_of_one_that_never_stopped(masked, gr
             np.testing.assert_array_equal(one["token_ids"], other["token_ids"])
 
 
-def test_a_batch_that_grows_has_the_masks_of_one_that_does_not(masked, grown):
+def test_a_batch_that_grows_has_the_same_masks(masked, grown):
     """The same packs in the same order, whatever steps they are in."""
     steps = [
         [[row for row in batch["token_ids"].tolist() if any(row)] for batch in itertools.islice(batches, num)]
@@ -388,8 +369,3 @@ def test_a_batch_that_grows_has_the_masks_of_one_that_does_not(masked, grown):
     assert [len(rows) for rows in steps[0]] == [2, 2, 4, 4, 6, 6]
     assert list(itertools.chain(*steps[0])) == list(itertools.chain(*steps[1]))
     assert grown.engine.objective.skips_empty and not masked.engine.objective.skips_empty
-
-
-def test_a_norm_of_0_clips_nothing():
-    config = PretrainingConfig(input_file="x", output_dir="y", max_grad_norm=0.0)
-    assert build_optimizer(config).global_clipnorm is None

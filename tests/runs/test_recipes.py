@@ -6,6 +6,7 @@ import pytest
 
 from bert_packed.core.command_line import parse
 from bert_packed.runs.pretraining_config import PretrainingConfig
+from bert_packed.training.optimization import build_schedule
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 FACTORS = {128: 1.17, 512: 2.0}  # "Efficient Sequence Packing", Tables 2 and 1
@@ -43,44 +44,31 @@ def test_a_recipe_is_as_published_but_for_its_batch(name):
 MODERN = {"modernbert-base", "modernbert-base-long"}
 
 
-def test_modernberts_phases_read_the_tokens_of_the_paper():
+def test_modernberts_phases_are_those_of_the_paper():
     """Warner et al. 2024: 1,719 billion tokens, then 250 and 50 billion of longer sequences."""
     short, long = (
         parse(PretrainingConfig, ["x", f"--flagfile={CONFIGS / name}.flags"]) for name in sorted(MODERN)
     )
-    for steps, tokens in (
-        (short.num_warmup_steps, 3e9),
-        (short.batch_warmup_steps, 50e9),
-        (short.num_train_steps, 1719e9),
-    ):
-        assert short.growth.packs_before(steps) * 1024 == pytest.approx(tokens, rel=1e-4)
-    extension = long.num_train_steps - long.num_decay_steps
-    for steps, tokens in ((extension, 250e9), (long.num_decay_steps, 50e9)):
-        assert steps * long.train_batch_size * 8192 == pytest.approx(tokens, rel=1e-4)
+    steps = (short.num_warmup_steps, short.batch_warmup_steps, short.num_train_steps)
+    tokens = [short.growth.packs_before(each) * 1024 for each in steps]
+    assert tokens == pytest.approx([3e9, 50e9, 1719e9], rel=1e-4)
+    steps = (long.num_train_steps - long.num_decay_steps, long.num_decay_steps)
+    assert [n * long.train_batch_size * 8192 for n in steps] == pytest.approx([250e9, 50e9], rel=1e-4)
     for config, length, theta in ((short, 1024, 1e4), (long, 8192, 1.6e5)):
         assert (config.max_position_embeddings, config.global_rope_theta) == (length, theta)
         assert config.weight_decay * config.learning_rate == pytest.approx(1e-5, rel=1e-5)
         assert (config.optimizer, config.beta_1, config.beta_2) == ("stable_adamw", 0.9, 0.98)
         assert (config.max_grad_norm, config.mlm_loss) == (0, "per_token")
-
-
-def test_modernberts_rate_is_constant_until_its_cooldown():
-    from bert_packed.training.optimization import build_schedule
-
-    short, long = (
-        parse(PretrainingConfig, ["x", f"--flagfile={CONFIGS / name}.flags"]) for name in sorted(MODERN)
-    )
+    # The rate is constant until the last cool-down, which is that of composer's OneMinusSqrtScheduler
     rate = build_schedule(short)
     assert float(rate(1907)) == pytest.approx(4e-4, rel=1e-3)
-    for step in (4000, 200_000, 374_900):
-        assert float(rate(step)) == pytest.approx(8e-4, rel=1e-6)
+    assert [float(rate(step)) for step in (4000, 374_900)] == pytest.approx([8e-4] * 2, rel=1e-6)
     rate, end = build_schedule(long), long.num_train_steps
     for step in (0, end - long.num_decay_steps):
         assert float(rate(step)) == pytest.approx(3e-4, rel=1e-6)
-    for share in (0.25, 0.5, 1.0):  # of C's OneMinusSqrtScheduler
-        want = 3e-4 * (0.001 + 0.999 * (1 - share**0.5))
+    for share in (0.25, 0.5, 1.0):
         step = end - round(long.num_decay_steps * (1 - share))
-        assert float(rate(step)) == pytest.approx(want, rel=1e-3)
+        assert float(rate(step)) == pytest.approx(3e-4 * (0.001 + 0.999 * (1 - share**0.5)), rel=1e-3)
 
 
 def test_every_flagfile_of_configs_has_a_test_of_its_values():

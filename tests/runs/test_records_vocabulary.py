@@ -64,11 +64,20 @@ def test_the_vocabulary_of_the_records_is_found(packed, folder):
 
 def test_another_one_that_lies_nearer_is_passed_over(packed):
     save_vocab(Vocabulary((*SPECIAL_TOKENS, "other")), "packed/vocab.txt")
+    with pytest.raises(
+        InputError, match=r"`vocab_file` must be given .* Received: nothing, and packed, inst"
+    ):
+        read()
+    with pytest.raises(InputError, match=r"`vocab_file` must be the one .* Received: packed/vocab\.txt, of "):
+        read(vocab_file="packed/vocab.txt")
+    assert len(read(vocab_file="vocab.txt").masking._vocabulary) == 7
+    data = read(masking="static")
+    assert data.masking is data.vocabulary is data.facts["data"]["masking_vocabulary"] is None
     os.rename("vocab.txt", "instances/vocab.txt")
     assert read().masking.vocab_size == 7
 
 
-def test_one_that_the_model_cannot_read_is_passed_over_where_no_checksum_names_it(packed):
+def test_one_that_the_model_cannot_read_is_passed_over(packed):
     without_checksum(packed)
     byte_bpe.save(ours(), packed / "tokenizer.json")
     with pytest.raises(InputError, match=r"`vocab_file` must be given .* where no vocab\.txt is beside"):
@@ -96,32 +105,6 @@ def test_the_model_must_have_a_row_for_what_may_be_drawn(packed):
         check_fits(data, config, settings)
 
 
-def test_it_may_lie_elsewhere(packed):
-    assert len(read(vocab_file="vocab.txt").masking._vocabulary) == 7
-
-
-def test_none_is_found(packed):
-    with pytest.raises(
-        InputError, match=r"`vocab_file` must be given .* Received: nothing, and packed, inst"
-    ):
-        read()
-
-
-def test_another_one_is_refused(packed):
-    save_vocab(Vocabulary((*SPECIAL_TOKENS, "a", "##c")), "other.txt")
-    with pytest.raises(
-        InputError, match=r"`vocab_file` must be the one .* Received: other\.txt, of [0-9a-f]"
-    ):
-        read(vocab_file="other.txt")
-
-
-def test_masks_of_the_records_need_none(packed):
-    data = read(masking="static")
-    assert (
-        data.masking is None and data.vocabulary is None and data.facts["data"]["masking_vocabulary"] is None
-    )
-
-
 def test_without_fresh_masks_it_is_found_by_its_checksum_alone(packed):
     os.rename("vocab.txt", "instances/vocab.txt")
     found = read(masking="static").vocabulary
@@ -134,7 +117,7 @@ def test_without_fresh_masks_it_is_found_by_its_checksum_alone(packed):
 
 
 @pytest.mark.parametrize("folder", ["run", "first/checkpoint-4", "first"])
-def test_it_is_found_in_the_run_that_continues_and_in_the_one_before(packed, folder):
+def test_it_is_found_in_this_run_and_in_the_one_before(packed, folder):
     without_checksum(packed)
     kept = folder.split("/")[0]
     os.makedirs(f"{kept}/checkpoint-4")

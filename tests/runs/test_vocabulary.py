@@ -58,7 +58,7 @@ def test_what_lies_beside_a_whole_model_is_anothers(run):
         (458, None),
     ],
 )
-def test_of_two_vocabularies_the_one_of_the_models_size_is_taken(tmp_path, vocab_size, expected):
+def test_the_vocabulary_of_the_models_size_wins(tmp_path, vocab_size, expected):
     words, bytes_ = tmp_path / "vocab.txt", tmp_path / "tokenizer.json"
     words.write_text("\n".join([*tokenization.SPECIAL_TOKENS, "a"]))
     byte_bpe.save(roberta(), bytes_)
@@ -74,7 +74,7 @@ def test_of_two_vocabularies_the_one_of_the_models_size_is_taken(tmp_path, vocab
     )
 
 
-def test_of_two_files_of_the_same_word_pieces_the_plain_one_is_taken(tmp_path):
+def test_the_plain_file_of_equal_word_pieces_wins(tmp_path):
     """As our exports have them, whatever the model's size is."""
     (tmp_path / "given.txt").write_text("\n".join([*tokenization.SPECIAL_TOKENS, "a"]))
     write_tokenizer(tmp_path, tmp_path / "given.txt", do_lower_case=True)
@@ -94,7 +94,7 @@ def test_texts_are_read_as_in_the_training(run, name):
         vocabulary.check_as_trained(cased, run / "other.txt")
 
 
-def test_texts_are_read_with_the_case_of_a_folder_of_hugging_face(tmp_path, monkeypatch):
+def test_texts_have_the_case_of_a_folder_of_hugging_face(tmp_path, monkeypatch):
     (tmp_path / "vocab.txt").touch()
     uncased, cased = config(init_checkpoint=tmp_path), {"do_lower_case": False}
     vocabulary.check_as_trained(uncased, tmp_path / "vocab.txt")

@@ -74,24 +74,22 @@ def test_hours_choose_steps_and_their_packs_from_the_time_of_one(hours, packs, s
     assert given.train_batch_size == training.train_batch_size
 
 
-def test_what_is_given_is_taken():
-    training, why = choose(
-        train_batch_size=16, learning_rate=0.5, bert_config_file="bert-tiny", random_seed=7
-    )
-    assert (training.train_batch_size, training.learning_rate, training.random_seed) == (16, 0.5, 7)
-    assert training.bert_config_file == "bert-tiny"
-    assert {why[name] for name in ("bert_config_file", "learning_rate")} == {"given"}
-    assert steps_of(training, train_batch_size=16)[1][0].why == "given"
-
-
 @pytest.mark.parametrize(
-    ("platform", "model", "rate"),
-    [("cpu", "bert-mini", 1e-3), ("gpu", "bert-base", 2e-4), ("tpu", "bert-base", 2e-4)],
+    ("platform", "given", "model", "rate"),
+    [
+        ("cpu", {}, "bert-mini", 1e-3),
+        ("gpu", {}, "bert-base", 2e-4),
+        ("tpu", {}, "bert-base", 2e-4),
+        ("cpu", {"bert_config_file": "bert-large"}, "bert-large", 1e-4),
+        ("cpu", {"bert_config_file": "bert-tiny", "learning_rate": 0.5}, "bert-tiny", 0.5),
+    ],
 )
-def test_the_model_is_of_the_machine_and_the_rate_of_the_model(platform, model, rate):
-    training, _ = choose(platform)
+def test_the_model_follows_the_machine_and_the_rate_the_model(platform, given, model, rate):
+    training, why = choose(platform, **given)
     assert (training.bert_config_file, training.learning_rate) == (model, rate)
-    assert choose(platform, bert_config_file="bert-large")[0].learning_rate == 1e-4
+    assert (why.get("learning_rate") == "given") == ("learning_rate" in given)
+    assert [choices.choose_vocab_size(config(), size) for size in (10, 10**9)] == [8192, 30_522]
+    assert choices.choose_vocab_size(config(vocab_size=50), 10**9) == 50
 
 
 def test_a_micro_batch_fits_half_of_the_memory():
@@ -135,11 +133,6 @@ def test_intervals_of_saving_evaluating_and_logging(hours, steps, save_and_eval,
     made, _ = steps_of(training, 1.8, train_hours=hours, train_batch_size=100)
     assert (made.num_train_steps, made.log_steps) == (steps, log)
     assert (made.save_checkpoints_steps, made.eval_steps) == save_and_eval
-
-
-def test_a_vocabulary_grows_with_the_text():
-    assert [choices.choose_vocab_size(config(), size) for size in (10, 10**9)] == [8192, 30_522]
-    assert choices.choose_vocab_size(config(vocab_size=50), 10**9) == 50
 
 
 def test_a_model_that_is_trained_already_goes_on_slowly(monkeypatch, tmp_path):

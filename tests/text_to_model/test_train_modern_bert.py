@@ -86,7 +86,6 @@ def test_the_case_of_a_byte_level_checkpoint_is_its_own(text):
             "must have one WordPiece a line for a BERT",
         ),
         ({"do_lower_case": False, "vocab_size": 300}, "`do_lower_case` must be left out with byte-level BPE"),
-        ({"max_seq_length": LENGTH + 1}, "must be at most max_position_embeddings=64"),
     ],
 )
 def test_mistakes_are_found_before_anything_is_made(text, settings, message):
