@@ -45,7 +45,6 @@ DEAR_FILES = [
     "test_run_pretraining",
     "test_remat",
     "test_other_backend",
-    "test_failures",
     "test_run_pretraining_mistakes",
     "test_crash",
     "test_audit",
