@@ -185,6 +185,6 @@ def test_a_manifest_has_the_settings_that_its_records_depend_on():
     causal, split = (PackConfig("x", "y", **its).resolved("causal_lm") for its in ({}, SPLIT))
     unused = {"max_predictions_per_pack", "masked_lm_weights"}
     assert packs.resolved().keys() - causal.keys() == unused and split.keys() - causal.keys() == SPLIT.keys()
-    assert causal.keys() - split.keys() == {"algorithm", "overlong", "max_sequences_per_pack"}
+    assert causal.keys() - split.keys() == {"algorithm", "features", "overlong", "max_sequences_per_pack"}
     of_features = {"algorithm", "max_seq_length", "max_predictions_per_pack"}
     assert not PackConfig("x", "y", **PAIRS).resolved().keys() & of_features
