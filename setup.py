@@ -26,6 +26,7 @@ TEST_REQUIRES = [
     "hypothesis>=6.100",  # property tests over random histograms
     "setuptools>=70.1",  # builds the wheel that a test installs; the first without the package wheel
     "ruff>=0.8",  # lint and import order, the same in CI and on a laptop
+    "import-linter>=2.7",  # the order of the folders, as contracts in pyproject.toml
 ]
 
 BEAM_REQUIRES = [

@@ -16,16 +16,15 @@ _CONTEXT.set_forkserver_preload(["data_gen.pack_job", "data_gen.text.create_job"
 TIMEOUT = 120  # seconds; no run here takes more than a few
 
 
-def start(function, config, fatal_change=None, fatal_name=None):
+def start(function, config, fatal_change=None):
     """Start `function(config)`, which may kill itself.
 
     Args:
         function: Of one argument.
-        config: It.
-        fatal_change: n, to die before the n-th change of a name.
-        fatal_name: Of a file, to die when it has just got this name.
+        config: That argument.
+        fatal_change: Number n, to die before the n-th change of a name.
     """
-    process = _CONTEXT.Process(target=_run, args=(function, config, fatal_change, fatal_name))
+    process = _CONTEXT.Process(target=_run, args=(function, config, fatal_change))
     process.start()
     return process
 
@@ -73,13 +72,13 @@ def all_bytes(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def _run(function, config, fatal_change, fatal_name):
+def _run(function, config, fatal_change):
     os.setpgrp()  # for those who kill the whole group
-    _die_at(fatal_change, fatal_name)
+    _die_at(fatal_change)
     function(config)
 
 
-def _die_at(fatal_change, fatal_name):
+def _die_at(fatal_change):
     num_changes = 0
 
     def counted(change):
@@ -89,8 +88,6 @@ def _die_at(fatal_change, fatal_name):
             if num_changes == fatal_change:
                 os.kill(os.getpid(), signal.SIGKILL)
             change(*arguments)
-            if os.path.basename(arguments[-1]) == fatal_name:
-                os.kill(os.getpid(), signal.SIGKILL)
 
         return change_or_die
 

@@ -1,4 +1,4 @@
-"""The main job in one piece: text, instances, packs, proof, training; packed and unpacked losses agree."""
+"""The main job in one piece: text, instances, packs, proof, and equal losses of packed and unpacked files."""
 
 import dataclasses
 import json
@@ -7,22 +7,23 @@ import numpy as np
 import pytest
 from tiny import CONFIG, make_engine, to_floats
 
-from bert_packed import cli
-from bert_packed.core.settings import InputError
+from bert_packed.core import command_line
 from bert_packed.data.batches import CheckedBatches
 from bert_packed.data.input_pipeline import eval_batches
 from bert_packed.objectives.objective import add_sums
 from bert_packed.records.first_records import read_pack_spec
 from bert_packed.records.inputs import find_files
-from bert_packed.training.metrics_log import read_rows
+from data_gen import create_pretraining_data, pack_tfrecords, verify_tfrecords
+from data_gen.pack_config import PackConfig
+from data_gen.text.create_config import CreateConfig
 
 MAX_SEQ_LENGTH = 48
 WORDS = [f"{a}{b}{c}" for a in "bdfgk" for b in "aeiou" for c in "lmnrst"]
 
 
-def run(name, **flags):
+def run(module, config_class, **flags):
     arguments = [f"--{name}={value}" for name, value in flags.items()]
-    return cli.run_command(name, [name, *arguments])
+    return command_line.run(module.main, config_class, [module.__name__, *arguments])
 
 
 @pytest.fixture(scope="module")
@@ -38,35 +39,17 @@ def job(tmp_path_factory):
         for number in range(60)
     ]
     (folder / "text.txt").write_text("\n\n".join(documents))
-    status = run(
-        "create",
-        input_file=folder / "text.txt",
-        output_dir=folder / "instances",
-        max_seq_length=MAX_SEQ_LENGTH,
-        vocab_size=160,
-        dupe_factor=2,
-        eval_fraction=0.2,
-        num_workers=1,
-        num_shards=2,
-    )
-    assert status == 0
+    length = {"max_seq_length": MAX_SEQ_LENGTH, "num_workers": 1, "num_shards": 2}
+    files = {"input_file": folder / "text.txt", "output_dir": folder / "instances"}
+    sizes = {"vocab_size": 160, "dupe_factor": 2, "eval_fraction": 0.2}
+    assert run(create_pretraining_data, CreateConfig, **files, **sizes, **length) == 0
     for split in ("train", "eval"):
+        records = f"{folder}/instances/{split}-*.tfrecord"
         for name, depth in (("packed", "max"), ("unpacked", 1)):
-            target = folder / name / split
-            status = run(
-                "pack",
-                input_file=f"{folder}/instances/{split}-*.tfrecord",
-                output_dir=target,
-                max_seq_length=MAX_SEQ_LENGTH,
-                max_sequences_per_pack=depth,
-            )
-            assert status == 0
-            status = run(
-                "verify",
-                input_file=f"{folder}/instances/{split}-*.tfrecord",
-                packed_file=f"{target}/*.tfrecord",
-            )
-            assert status == 0
+            files = {"input_file": records, "output_dir": folder / name / split}
+            assert run(pack_tfrecords, PackConfig, **files, **length, max_sequences_per_pack=depth) == 0
+            files = {"input_file": records, "packed_file": f"{folder}/{name}/{split}/*.tfrecord"}
+            assert run(verify_tfrecords, verify_tfrecords.VerifyConfig, **files) == 0
     return folder
 
 
@@ -93,40 +76,6 @@ def test_packed_and_unpacked_files_give_the_same_figures(job, mlm_loss):
             total = add_sums(total, to_floats(engine.eval_step(batch)))
         figures.append({**total, **engine.objective.means(total)})
     assert figures[0] == pytest.approx(figures[1], rel=1e-5)
-
-
-def test_training_learns(job):
-    folder = job / "run"
-    config = dataclasses.replace(_with_vocabulary(job), num_hidden_layers=1)
-    (job / "bert_config.json").write_text(json.dumps(vars(config)))
-    status = run(
-        "pretrain",
-        input_file=f"{job}/packed/train/*.tfrecord",
-        eval_input_file=f"{job}/packed/eval/*.tfrecord",
-        output_dir=folder,
-        bert_config_file=job / "bert_config.json",
-        train_batch_size=8,
-        num_train_steps=60,
-        num_warmup_steps=5,
-        learning_rate=0.02,
-        packing_correction="betas",
-    )
-    assert status == 0
-    rows = read_rows(folder / "metrics.csv")
-    assert float(rows[-1]["loss"]) < float(rows[0]["loss"]) - 0.2
-    held_out = read_rows(folder / "eval_metrics.csv")[-1]
-    assert float(held_out["loss"]) < float(rows[0]["loss"])
-    manifest = json.loads((job / "packed" / "eval" / "manifest.json").read_text())
-    assert int(held_out["num_sequences"]) == manifest["num_sequences"]
-
-
-def test_unpacked_records_are_refused_with_the_command(job, capsys):
-    flags = {"input_file": f"{job}/instances/train-*.tfrecord", "output_dir": job / "refused"}
-    assert run("pretrain", **flags) == 2
-    message = capsys.readouterr().err
-    assert "python data_gen/pack_tfrecords.py --input_file=" in message and message.count("\n") == 1
-    with pytest.raises(InputError, match="holds unpacked records"):
-        read_pack_spec(find_files(flags["input_file"], "input_file"))
 
 
 def _with_vocabulary(job):

@@ -1,83 +1,23 @@
-"""Imports point one way: the order of the folders, read from the syntax trees."""
+"""Imports point one way, by the contracts of pyproject.toml; and what those cannot say: private names."""
 
 import ast
-import graphlib
+import re
+import runpy
+import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+import setuptools
+
+from bert_packed.__main__ import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
-# From the ground up: a folder imports from itself and from those above it in this list. Beside each: the
-# packages of others that it may use.
-ORDER = {
-    "bert_packed.core": {"absl", "numpy", "tabulate", "tqdm"},
-    "bert_packed.schema": set(),
-    "bert_packed.packing": {"numpy", "scipy", "highspy"},
-    "bert_packed.records": {"google_crc32c", "numpy", "google"},
-    "bert_packed.assembly": {"numpy", "jax", "torch"},  # a mask in the library of its ids
-    "bert_packed.text": {"numpy", "tokenizers"},
-    "bert_packed.layers": {"keras", "numpy", "jax", "tensorflow"},
-    "bert_packed.architectures": {"keras", "numpy"},
-    "bert_packed.kernels": {"keras", "jax"},
-    "bert_packed.parallel": {"keras", "numpy", "jax", "tensorflow"},
-    "bert_packed.objectives": {"keras"},
-    "bert_packed.data": {"numpy", "tqdm"},
-    "bert_packed.training": {
-        "google",
-        "keras",
-        "numpy",
-        "jax",
-        "jaxlib",
-        "tensorflow",
-        "tensorboard",
-        "tqdm",
-    },
-    "bert_packed.checkpoints": {"keras", "numpy", "safetensors", "tensorflow", "tokenizers"},
-    "bert_packed.runs": {"keras", "numpy"},
-    "bert_packed.tasks": {"keras", "numpy", "scipy", "tqdm"},
-    "bert_packed.evaluation": {"keras", "numpy", "torch", "tqdm"},
-    "bert_packed.torch": {"numpy", "torch"},
-    "data_gen.jobs": {"apache_beam", "tqdm"},
-    "data_gen.text": {"numpy", "pyarrow", "sentencex", "tokenizers", "tqdm"},
-    "data_gen": {"numpy", "matplotlib", "tqdm"},
-    "bert_packed.text_to_model": set(),
-    "commands": {"absl", "keras", "numpy"},
-    "benchmarks": {"jax", "keras", "keras_hub", "matplotlib", "numpy", "scipy", "tabulate", "tensorflow"}
-    | {"torch", "transformers"},
-}
-COMMANDS = [
-    "bert_packed.__main__",
-    "bert_packed.cli",
-    "data_gen.create_pretraining_data",
-    "data_gen.pack_tfrecords",
-    "data_gen.verify_tfrecords",
-    "data_gen.find_sources",
-    "run_pretraining",
-    "run_squad",
-]
+SCRIPTS = [script for script, _ in COMMANDS.values()]
+LINES_OF_A_COMMAND = 150
 HALVES = ("data_gen", "bert_packed")
-# Model, losses and optimizer are one code for both backends. Besides `parallel`, whose layouts are JAX's
-# alone, and `benchmarks`, these modules import one
-IMPORTS_A_BACKEND = {
-    "bert_packed.assembly.block_attention_mask": {"jax"},
-    "bert_packed.layers.cpu_gradients": {"jax", "tensorflow"},
-    "bert_packed.kernels.gpu.attention": {"jax"},
-    "bert_packed.kernels.gpu.selective_scan": {"jax"},
-    "bert_packed.kernels.tpu.attention": {"jax"},
-    "bert_packed.layers.loops": {"jax", "tensorflow"},
-    "bert_packed.kernels.tpu.calls": {"jax"},
-    "bert_packed.kernels.tpu.convolution": {"jax"},
-    "bert_packed.kernels.tpu.duality": {"jax"},
-    "bert_packed.kernels.tpu.selective_scan": {"jax"},
-    "bert_packed.training.absent_devices": {"jax"},
-    "bert_packed.training.backend": {"tensorflow", "jax"},
-    "bert_packed.training.engines.jax": {"jax"},
-    "bert_packed.training.profiling": {"tensorflow", "jax"},
-    "bert_packed.training.engines.tensorflow": {"tensorflow"},
-    "bert_packed.checkpoints.export_formats": {"tensorflow"},
-    "bert_packed.checkpoints.pretrained_files": {"tensorflow"},
-}
+OTHER_NAMES = {"absl": "absl-py", "google": "tensorflow"}  # of packages; protobuf comes with TensorFlow
 
 # What its owners promise nothing about, each name with the reason for it
 PRIVATE = {
@@ -115,62 +55,16 @@ LIBRARY = {module_name(path): path for folder in HALVES for path in sorted((ROOT
 MODULES = LIBRARY | {path.stem: path for path in sorted(ROOT.glob("run_*.py"))}
 ALL = MODULES | {module_name(path): path for path in sorted((ROOT / "benchmarks").rglob("*.py"))}
 TREES = {module: ast.parse(path.read_text()) for module, path in ALL.items()}
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
 
 
-def folder_of(module):
-    """The key of `ORDER` that a module belongs to; None where it belongs to none."""
-    if module in COMMANDS:
-        return "commands"
-    return max((name for name in ORDER if f"{module}.".startswith(f"{name}.")), key=len, default=None)
+def names_in(contract):
+    """The folders and files that a contract of layers names, from the ground up."""
+    names = [name for layer in contract["layers"][::-1] for name in re.split("[|:]", layer)]
+    return [name.strip().removeprefix("bert_packed.") for name in names]
 
 
-def imported(module):
-    """Our modules that a module imports, and the packages of others: two sets of names."""
-    names = set()
-    for node in ast.walk(TREES[module]):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module}: relative import"
-            full = {f"{node.module}.{alias.name}" for alias in node.names}
-            names |= {name if name in ALL else node.module for name in full}
-    ours = {name for name in names if name.partition(".")[0] in (*HALVES, "benchmarks") or name in COMMANDS}
-    return ours, {name.partition(".")[0] for name in names - ours} - set(sys.stdlib_module_names)
-
-
-def test_imports_follow_the_order():
-    order, against = list(ORDER), []
-    for module in ALL.keys() - {"bert_packed"}:
-        folder = folder_of(module)
-        ours, others = imported(module)
-        allowed = set(order[: order.index(folder) + 1])
-        if folder == "bert_packed.packing":  # usable alone
-            allowed = {folder}
-        if folder.startswith("data_gen"):  # neither half imports the other's upper layers
-            allowed -= set(order[order.index("bert_packed.layers") : order.index("data_gen.jobs")])
-        against += [f"{module} imports {name}" for name in sorted(ours) if folder_of(name) not in allowed]
-        against += [f"{module} imports {name}" for name in sorted(others - ORDER[folder])]
-        if folder != "commands":
-            against += [f"{module} imports a command" for name in ours if name in COMMANDS]
-    assert not against
-    assert {folder_of(module) for module in ALL} - {None} == set(ORDER)
-    graphlib.TopologicalSorter({module: imported(module)[0] for module in ALL}).prepare()  # no circles
-
-
-def test_few_modules_import_a_backend():
-    named = {
-        module: imported(module)[1] & {"tensorflow", "jax"}
-        for module in MODULES
-        if folder_of(module) != "bert_packed.parallel"
-    }
-    assert {module: found for module, found in named.items() if found} == IMPORTS_A_BACKEND
-    quiet = {name for name, path in LIBRARY.items() if "import_quietly(" in path.read_text()}
-    # URLs; the backend that a command chooses
-    assert quiet == {
-        "bert_packed.core.runtime",
-        "bert_packed.core.storage",
-        "bert_packed.training.engines",
-    }
+ORDER, GENERATORS = map(names_in, CONTRACTS[:2])
 
 
 def is_private(name):
@@ -238,39 +132,70 @@ def test_no_private_doors():
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("line", "is_seen"),
     [
-        "import jax._src.core",
-        "from jax._src import core",
-        "from keras import src",
-        "from jaxlib import xla_client",
-        "from keras import _tf_keras",
-        'importlib.import_module("keras.src")',
-        "layer._flatten_layers()",
-        "self.pool._processes",
-        "self._flatten_layers()",
-        "config._kind = 3",
-        "trace(_r=1)",
-        'getattr(layer, "_layers")',
-        "class Layer(Base):\n    def _hook(self): pass",
+        ("import jax._src.core", True),
+        ("from jax._src import core", True),
+        ("from keras import src", True),
+        ("from jaxlib import xla_client", True),
+        ("from keras import _tf_keras", True),
+        ('importlib.import_module("keras.src")', True),
+        ("layer._flatten_layers()", True),
+        ("self.pool._processes", True),
+        ("self._flatten_layers()", True),
+        ("config._kind = 3", True),
+        ("trace(_r=1)", True),
+        ('getattr(layer, "_layers")', True),
+        ("class Layer(Base):\n    def _hook(self): pass", True),
+        ("os._exit(1)", False),
+        ("self._own + self.__dict__", False),  # a base class of ours has it
+        ("def _own(): pass\nother._own", False),
+        ("class Layer(Base):\n    def _own(self): pass", False),
+        ("from jax import numpy", False),
     ],
 )
-def test_a_private_door_is_seen(line):
-    assert len(list(private_doors(ast.parse(line), {"_own"}, {"_own"}))) == 1
+def test_a_private_door_is_seen(line, is_seen):
+    assert len(list(private_doors(ast.parse(line), {"_own"}, {"_own"}))) == is_seen
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "os._exit(1)",
-        "self._own + self.__dict__",  # of a base class of ours
-        "def _own(): pass\nother._own",
-        "class Layer(Base):\n    def _own(self): pass",
-        "from jax import numpy",
-    ],
-)
-def test_no_other_door_is_private(line):
-    assert not list(private_doors(ast.parse(line), {"_own"}, {"_own"}))
+def test_the_contracts_of_imports_are_kept():
+    program = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([program, "--no-cache"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_folder_has_its_place_in_the_order():
+    """A module that the contract does not name may import anything, and be imported by anyone."""
+    there = {path.stem for path in (ROOT / "bert_packed").iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert there - {"__init__", "__pycache__"} == {*ORDER} - {"data_gen", "benchmarks"}
+
+
+def packages_of_others(tree):
+    """The packages that a module imports, without Python's and ours: set of names."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative import"
+            yield node.module.partition(".")[0]
+
+
+def test_every_package_of_others_is_asked_for(monkeypatch):
+    """One that is installed by chance works here, and for no user."""
+    described = {}
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(setuptools, "setup", described.update)
+    runpy.run_path(str(ROOT / "setup.py"))
+    lists = [described["install_requires"], *described["extras_require"].values()]
+    asked = {re.match(r"[\w-]+", line)[0] for lines in lists for line in lines} | {"jaxlib"}
+    found = {name for module in MODULES for name in packages_of_others(TREES[module])}
+    others = found - set(sys.stdlib_module_names) - {*HALVES, "run_pretraining", "run_squad"}
+    assert {OTHER_NAMES.get(name, name.replace("_", "-")) for name in others} <= asked and len(others) > 15
+
+
+def test_commands_are_short():
+    for script in SCRIPTS:
+        assert len(MODULES[script].read_text().splitlines()) <= LINES_OF_A_COMMAND, script
 
 
 def test_no_module_of_odds_and_ends():

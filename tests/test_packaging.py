@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 import setuptools
-from test_imports import HALVES, MODULES
+from test_imports import HALVES, MODULES, SCRIPTS
 from text_files import write_text
 
-from bert_packed import cli
-from bert_packed.cli import COMMANDS, main
+from bert_packed.__main__ import COMMANDS, main
 from bert_packed.core import command_line
 from bert_packed.packing.histogram import KNOWN_FOLDER
 from bert_packed.runs.pretraining_config import PretrainingConfig
@@ -38,7 +37,7 @@ def described(monkeypatch):
 
 
 def test_one_command_leads_to_every_script(described, monkeypatch, capsys):
-    assert described["entry_points"]["console_scripts"] == ["bert-packed = bert_packed.cli:main"]
+    assert described["entry_points"]["console_scripts"] == ["bert-packed = bert_packed.__main__:main"]
     monkeypatch.setattr(sys, "argv", ["/bin/bert-packed"])
     assert main() == 0
     shown = capsys.readouterr().out
@@ -53,30 +52,27 @@ def test_one_command_leads_to_every_script(described, monkeypatch, capsys):
     assert capsys.readouterr().err.startswith("bert-packed pack: error: `num_shards` must be at least 1")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_runs_its_row(name, monkeypatch, capsys):
-    """Help comes from the settings alone; the function of the row gets what the flags say."""
-    command = COMMANDS[name]
-    assert cli.run_command(name, ["bert-packed-x", "--help"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith(inspect.getdoc(command.load_config())[:60])
-    assert re.search(r"usage: bert-packed-x (INPUT_FILE \.\.\. )?\[--flagfile=FILE\]", shown)
-    module, _, function = command.function.partition(":")
-    monkeypatch.setattr(importlib.import_module(module), function, lambda config: config)
-    monkeypatch.setattr(command_line, "parse", lambda config_class, argv: 7)
-    assert cli.run_command(name, ["x"]) == 7
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_command_runs_the_main_of_its_script(script, monkeypatch, capsys):
+    module = importlib.import_module(script)
+    assert not inspect.signature(module.command).parameters
+    calls = []
 
+    def run(main, config_class):
+        calls.append((main, config_class, description))
+        return 7
 
-@pytest.mark.parametrize("script", sorted(ROOT.glob("run_*.py")) + sorted((ROOT / "data_gen").glob("*_*.py")))
-def test_a_script_runs_its_row(script, monkeypatch):
-    """The entry points that google-research/bert has run as files, too."""
-    if "run_command(" not in (text := script.read_text()):
-        return
-    called = []
-    monkeypatch.setattr(cli, "run_command", lambda name: called.append(name) or 5)
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(script), run_name="__main__")
-    assert ended.value.code == 5 and f'run_command("{called[0]}")' in text and called[0] in COMMANDS
+    monkeypatch.setattr(module, "run", run)
+    assert module.command() == 7
+    ((main, config_class, description),) = calls
+    assert (main, description) == (module.main, module.DESCRIPTION)
+    assert config_class.__name__.endswith("Config")
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "argv", ["bert-packed-x", "--help"])
+    assert module.command() == 0
+    assert re.search(
+        r"usage: bert-packed-x (INPUT_FILE \.\.\. )?\[--flagfile=FILE\]", capsys.readouterr().out
+    )
 
 
 def test_every_file_that_is_no_code_is_packaged(described):
@@ -118,8 +114,8 @@ def test_extras_that_are_named_exist(described):
 def test_the_page_on_installing_names_every_command_and_extra(described):
     page = (ROOT / "docs/start/installing.md").read_text()
     assert set(re.findall(r"^\| `([a-z]+)` \|", page, re.MULTILINE)) == set(described["extras_require"])
-    for name, command in COMMANDS.items():
-        assert f"| `bert-packed {name}` | {command.about} |" in page
+    for name, (script, about) in COMMANDS.items():
+        assert f"| `bert-packed {name}` | `{script.replace('.', '/')}.py` | {about} |" in page
 
 
 def test_the_package_describes_itself(described):
@@ -180,37 +176,16 @@ def test_the_wheel_works_in_an_empty_folder(site, tmp_path):
 
     code = "import bert_packed as b, data_gen as d, run_squad as r; print(b.__file__, d.__file__, r.__file__)"
     assert all(path.startswith(f"{site}/") for path in call(sys.executable, "-c", code).split())
-    bert_packed(
-        "create",
-        input_file=text,
-        vocab_file=vocab,
-        output_dir="unpacked",
-        max_seq_length=32,
-        dupe_factor=2,
-        num_shards=1,
-    )
-    records, packs = "unpacked/train-*.tfrecord", "packed/*.tfrecord"
-    bert_packed("pack", input_file=records, output_dir="packed", max_seq_length=32, provenance=True)
-    assert "equal" in bert_packed("verify", input_file=records, packed_file=packs)
-    (first, *_) = sorted((empty / "packed").glob("*.tfrecord"))
+    sizes = {"max_seq_length": 32, "num_shards": 1}
+    bert_packed("create", input_file=text, vocab_file=vocab, output_dir="unpacked", dupe_factor=2, **sizes)
+    records = "unpacked/train-*.tfrecord"
+    bert_packed("pack", input_file=records, output_dir="packed", provenance=True, **sizes)
+    (first,) = (empty / "packed").glob("*.tfrecord")
     assert "unpacked/train-00000-of-00001.tfrecord" in bert_packed("find", packed_file=first)
-    # what the flags leave open is the flagfile's: the model is a BERT-tiny
-    bert_packed(
-        "pretrain",
-        flagfile="demo.flags",
-        sample_data=False,
-        input_file=packs,
-        eval_input_file="",
-        unpacked_input_file="",
-        max_eval_steps=0,
-        output_dir="run",
-        num_train_steps=2,
-        num_warmup_steps=1,
-        train_batch_size=2,
-    )
+    assert "2,490" in bert_packed("pack", dry_run=True, histogram="glue_rte", algorithm="lpfhp")
+    # What the flags leave open is the flagfile's: the model is a BERT-tiny
+    files = {"input_file": first, "eval_input_file": "", "unpacked_input_file": "", "max_eval_steps": 0}
+    steps = {"num_train_steps": 2, "num_warmup_steps": 1, "train_batch_size": 2, "sample_data": False}
+    bert_packed("pretrain", flagfile="demo.flags", output_dir="run", **files, **steps)
     assert "--bert_config_file=bert-tiny" in (empty / "run/resolved.flags").read_text().splitlines()
     assert (empty / "run/checkpoint-2").is_dir()
-    assert "2,490" in bert_packed("pack", dry_run=True, histogram="glue_rte", algorithm="lpfhp")
-    sizes = {"bert_config_file": "bert-tiny", "max_seq_length": 64, "vocab_size": 100, "num_train_epochs": 1}
-    bert_packed("train", input_file=text, output_dir="my", **sizes)
-    assert (empty / "my/model/model.safetensors").exists()

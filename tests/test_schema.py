@@ -16,19 +16,7 @@ def test_every_packed_feature_has_a_shape_and_a_dtype():
     assert schema.dtype("masked_lm_weights") == schema.dtype("next_sentence_weights") == "float32"
 
 
-def test_unpacked_features_are_those_of_google_research_bert():
-    assert sorted(schema.UNPACKED_LENGTHS) == [
-        "input_ids",
-        "input_mask",
-        "masked_lm_ids",
-        "masked_lm_positions",
-        "masked_lm_weights",
-        "next_sentence_labels",
-        "segment_ids",
-    ]
-
-
-def test_packs_for_causal_language_modelling_are_told_by_their_room_for_predictions():
+def test_packs_without_room_for_predictions_are_causal():
     spec = schema.PackSpec(max_seq_length=8, max_sequences_per_pack=3, max_predictions_per_pack=0)
     assert spec.objective == "causal_lm" and set(spec.lengths) == set(schema.CAUSAL_LENGTHS)
     assert {name: spec.shape(name) for name in spec.lengths} == {

@@ -93,7 +93,7 @@ def test_packs_over_the_spec_are_refused(tmp_path):
             assemble_packs(sequences, packs, schema.PackSpec(*smaller))
 
 
-def test_room_for_predictions_is_that_of_the_fullest_pack_or_of_the_setting():
+def test_room_for_predictions_is_measured_or_set():
     for setting, measured, found in ((0, 5, 5), (0, 0, 1), (5, 5, 5), (7, 5, 7), (1, 0, 1)):
         kind = BertKind(16, max_predictions_per_pack=setting)
         assert kind.make_spec(3, measured) == schema.PackSpec(16, 3, found)

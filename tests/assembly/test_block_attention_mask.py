@@ -7,72 +7,44 @@ import bert_packed
 from bert_packed.core.settings import InputError
 
 IDS = np.array([[1, 1, 2, 0, 0], [1, 2, 2, 3, 3]])
+PLAIN = np.array([[[[one == other for other in row] for one in row]] for row in IDS.tolist()])
 
 
-def plain():
-    found = np.zeros((2, 1, 5, 5), bool)
-    for pack, row in enumerate(IDS):
-        for query, one in enumerate(row):
-            for key, other in enumerate(row):
-                found[pack, 0, query, key] = one == other
-    return found
+@pytest.fixture(params=["numpy", "torch", "jax", "keras"])
+def case(request):
+    """Ids in a library, and that library's module of types; None where Keras chooses."""
+    if request.param == "keras":
+        return pytest.importorskip("keras").ops.convert_to_tensor(IDS), None
+    module = pytest.importorskip(request.param)
+    types = module.numpy if request.param == "jax" else module
+    return (module.as_tensor if request.param == "torch" else types.asarray)(IDS), types
 
 
-def arrays(library):
-    if library == "numpy":
-        return IDS
-    if library == "keras":
-        return pytest.importorskip("keras").ops.convert_to_tensor(IDS)
-    module = pytest.importorskip(library)
-    return module.as_tensor(IDS) if library == "torch" else module.numpy.asarray(IDS)
-
-
-@pytest.mark.parametrize("library", ["numpy", "torch", "jax", "keras"])
-def test_each_token_sees_its_own_sequence(library):
-    ids = arrays(library)
+def test_each_token_sees_its_own_sequence(case):
+    ids, types = case
     mask = bert_packed.attention_mask(ids)
     assert type(mask).__module__ == type(ids).__module__
-    assert np.array_equal(np.asarray(mask), plain()) and np.asarray(mask).dtype == bool
-    assert np.array_equal(np.asarray(bert_packed.attention_mask(ids[0])), plain()[0])
-
-
-@pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_mask_to_be_added(library, dtype):
-    ids = arrays(library)
-    module = pytest.importorskip(library)
-    dtype = getattr(module.numpy if library == "jax" else module, dtype)
-    mask = np.asarray(bert_packed.attention_mask(ids, dtype))
-    lowest = np.finfo(mask.dtype).min
-    assert np.array_equal(mask, np.where(plain(), 0, lowest).astype(mask.dtype))
-    assert str(mask.dtype) in str(dtype) or mask.dtype == dtype
-
-
-@pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
-@pytest.mark.parametrize("dtype", ["int32", "bool", "text", 1.5])
-def test_a_type_that_is_not_floating(library, dtype):
-    ids = arrays(library)
-    module = pytest.importorskip(library)
-    given = getattr(module.numpy if library == "jax" else module, str(dtype), dtype)
-    with pytest.raises(InputError, match=r"`dtype` must be a floating type of .*\. Received: "):
-        bert_packed.attention_mask(ids, given)
-
-
-@pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
-def test_a_number_is_no_pack(library):
-    number = arrays(library)[0, 0]
+    assert np.array_equal(np.asarray(mask), PLAIN) and np.asarray(mask).dtype == bool
+    assert np.array_equal(np.asarray(bert_packed.attention_mask(ids[0])), PLAIN[0])
+    for name in ("float32", "float16") if types else ():
+        mask = np.asarray(bert_packed.attention_mask(ids, getattr(types, name)))
+        assert mask.dtype == name
+        assert np.array_equal(mask, np.where(PLAIN, 0, np.finfo(name).min).astype(name))
+    for wrong in ("int32", "bool", "text", 1.5) if types else ():
+        with pytest.raises(InputError, match=r"`dtype` must be a floating type of .*\. Received: "):
+            bert_packed.attention_mask(ids, getattr(types, str(wrong), wrong))
     with pytest.raises(ValueError, match=r"`sequence_ids` must be whole numbers \[\.\.\., S\]\. Received: "):
-        bert_packed.attention_mask(number)
+        bert_packed.attention_mask(ids[0, 0])
 
 
 def test_float64_is_finite_where_jax_has_none():
-    pytest.importorskip("jax")
-    mask = np.asarray(bert_packed.attention_mask(arrays("jax"), "float64"))
+    ids = pytest.importorskip("jax").numpy.asarray(IDS)
+    mask = np.asarray(bert_packed.attention_mask(ids, "float64"))
     assert np.isfinite(mask).all() and mask.min() == np.finfo(mask.dtype).min
 
 
 def test_lists_and_other_libraries():
-    assert np.array_equal(bert_packed.attention_mask(IDS.tolist()), plain())
+    assert np.array_equal(bert_packed.attention_mask(IDS.tolist()), PLAIN)
     tf = pytest.importorskip("tensorflow")
     with pytest.raises(InputError, match="`dtype` must be left out for arrays of tensorflow"):
         bert_packed.attention_mask(tf.constant(IDS), "float32")
@@ -83,4 +55,4 @@ def test_in_a_keras_model():
     ids = keras.Input((5,), dtype="int32")
     mask = keras.layers.Lambda(bert_packed.attention_mask)(ids)
     found = keras.Model(ids, mask)(keras.ops.convert_to_tensor(IDS.astype("int32")))
-    assert np.array_equal(np.asarray(found), plain())
+    assert np.array_equal(np.asarray(found), PLAIN)

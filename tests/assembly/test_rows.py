@@ -45,12 +45,6 @@ def test_rows_and_places_are_each_taken_once(histogram, num_rows, seed):
     assert np.ptp(plan.row_tokens) <= lengths.max()
 
 
-def test_many_sequences_make_rows_of_equal_length():
-    lengths = np.random.default_rng(0).integers(1, 4097, 5000)
-    plan = plan_rows(*np.unique(lengths, return_counts=True), 8)
-    assert np.ptp(plan.row_tokens) <= 8 and plan.row_tokens.sum() == lengths.sum()
-
-
 def test_the_order_is_drawn_by_the_seed():
     lengths = np.arange(1, 41)
     plan = plan_rows(lengths, np.full(40, 5), 4)
@@ -153,14 +147,6 @@ def test_rows_hold_every_sequence_once_without_padding_between(tmp_path, monkeyp
                 assert sequences[source - 1][schema.INPUT_IDS][first : last + 1] == part[schema.INPUT_IDS]
             number += 1
     assert number == len(packs)
-
-
-def test_rows_of_equal_tokens_are_full_to_their_last_pack(tmp_path):
-    path = write_sequences(tmp_path / "in.tfrecord", make_sequences([10] * 64))
-    manifest, packs = pack_rows(tmp_path, path, 16, 4)
-    assert manifest["efficiency"] == 1 and manifest["num_packs"] == len(packs) == 40
-    row = pack_job.metrics_row(manifest)
-    assert list(row.values()) == [4, 64, manifest["num_parts"], 40, manifest["depth"], 640, 0, 100, 64 / 40]
 
 
 def test_bytes_are_shared_out_where_records_do_not_say(tmp_path):

@@ -2,14 +2,10 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 from interrupts import interruptible
@@ -21,15 +17,12 @@ from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.tasks.glue.config import GlueConfig
 from bert_packed.tasks.ner.config import NerConfig
 from bert_packed.tasks.squad.config import SquadConfig
-from data_gen import pack_tfrecords
 from data_gen.pack_config import PackConfig
 from data_gen.text.create_config import CreateConfig
 
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """What it does."""
-
     input_file: str = setting("", "where from", changeable=True)
     num_shards: int = setting(8, "number of output files", minimum=1)
     rate: float = setting(0.5, "share", minimum=0)
@@ -42,7 +35,7 @@ class Example:
 
 
 def run(capsys, *arguments, main=lambda config: None):
-    status = command_line.run(main, Example, ["program.py", *arguments])
+    status = command_line.run(main, Example, "What it does.", ["program.py", *arguments])
     return status, capsys.readouterr()
 
 
@@ -119,7 +112,7 @@ def test_help_groups_settings_and_hides_the_advanced(capsys):
         fifth: int = setting(5, "five")
 
     def help_of(flag):
-        assert command_line.run(None, Grouped, ["program.py", flag]) == 0
+        assert command_line.run(None, Grouped, "About.", ["program.py", flag]) == 0
         return [
             line.strip()
             for line in capsys.readouterr().out.split("[--name=value ...]")[1].splitlines()
@@ -136,36 +129,15 @@ def test_help_groups_settings_and_hides_the_advanced(capsys):
     assert help_of("--help") == ["Data:", *fourth, "Model:", *first, hidden]
 
 
-def test_help_says_what_must_be_given_and_keeps_names_whole(capsys):
-    @dataclasses.dataclass(frozen=True)
-    class Sizes:
-        size: str = setting("", " ".join(["bert-tiny"] * 30), required=True)
-
-    assert command_line.run(None, Sizes, ["program.py", "--help"]) == 0
-    *_, name, first, second, third, fourth = capsys.readouterr().out.splitlines()
-    assert name == "  --size (required)"
-    assert {word for line in (first, second, third, fourth) for word in line.split()} == {"bert-tiny"}
-
-
 @pytest.mark.parametrize(
     "config_class", [PretrainingConfig, SquadConfig, GlueConfig, NerConfig, CreateConfig, PackConfig]
 )
 def test_help_fits_a_reader_and_ends_with_the_call(config_class):
-    text = command_line.help_text("x", config_class, is_full=False)
+    text = command_line.help_text("x", config_class, "About.", is_full=False)
     headings = [line for line in text.splitlines() if re.fullmatch(r"\w[\w ]+:", line)]
     assert 4 <= len(headings) <= 10 and headings[-1] == "This call:"
     assert max(map(len, text.splitlines())) <= 100
     assert text.endswith(" advanced flags are hidden; --helpfull shows them.")
-
-
-def test_help_whose_reader_has_stopped_is_no_mistake():
-    """Like `--help | head -1`."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    command = [sys.executable, Path(pack_tfrecords.__file__), "--help"]
-    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
-    os.close(writing)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_flagfiles(capsys, tmp_path, monkeypatch):
@@ -186,13 +158,6 @@ def test_flagfile_round_trip(tmp_path):
     path = tmp_path / "resolved.flags"
     path.write_text(command_line.to_flagfile(config))
     assert command_line.parse(Example, ["program", f"--flagfile={path}"]) == config
-
-
-def test_table_is_printed_and_written(capsys, tmp_path):
-    rows = [{"name": "a", "packs": 1234567, "efficiency": 0.5}]
-    command_line.print_table(rows, str(tmp_path / "new" / "table.json"))
-    assert "1,234,567" in capsys.readouterr().out
-    assert json.loads((tmp_path / "new" / "table.json").read_text()) == rows
 
 
 def test_an_interrupt_that_python_drops_comes_again(capfd):
@@ -248,7 +213,7 @@ def report(path, flag="json"):
     ],
 )
 @pytest.mark.parametrize("flag", ["json", "picture", "markdown"])
-def test_a_file_that_cannot_be_written_is_told_before_the_work(tmp_path, capsys, flag, path, rule):
+def test_a_file_that_cannot_be_written_is_named_before_the_work(tmp_path, capsys, flag, path, rule):
     (tmp_path / "file").write_text("content")
     assert report(path.format(tmp_path), flag) == (2, False)
     error = capsys.readouterr().err
@@ -257,19 +222,8 @@ def test_a_file_that_cannot_be_written_is_told_before_the_work(tmp_path, capsys,
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_asking_whether_json_can_be_written_changes_nothing(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "old.json").write_text("content")
-    for path in ("old.json", f"{tmp_path}/new.json", "missing/folder/x.json", ""):
-        assert report(path) == (0, True)
-    assert [path.name for path in tmp_path.iterdir()] == ["old.json"]
-    assert (tmp_path / "old.json").read_text() == "content"
-
-
 @pytest.mark.parametrize(("end", "shown"), [("", ""), ("raise ImportError", "chatter")])
-def test_what_compiled_code_prints_on_import_is_shown_only_if_it_fails(
-    tmp_path, monkeypatch, capfd, end, shown
-):
+def test_output_of_an_import_is_shown_only_if_it_fails(tmp_path, monkeypatch, capfd, end, shown):
     monkeypatch.syspath_prepend(tmp_path)
     name = f"noisy{len(end)}"
     (tmp_path / f"{name}.py").write_text(f"import os\nos.write(2, b'chatter')\n{end}\n")

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from bert_packed.core import runtime
+from bert_packed.core import runtime as freed_memory
 from data_gen.jobs.runners import start_workers
 
 NUM_BYTES = 48 << 20  # more than the C library keeps by itself, 32 MiB
@@ -55,34 +55,10 @@ def output_of(program, **more):
 def test_a_program_gets_its_memory_from_the_system_once(backend):
     pytest.importorskip(backend)
     if not is_glibc:
-        assert runtime.keep_freed_memory() is False
+        assert freed_memory.keep_freed_memory() is False
         return
     # Not 0: other threads of the libraries allocate as well
     assert least_faults(backend) < NUM_BYTES / resource.getpagesize() / 20
-
-
-LARGE_BLOCK = """
-import ctypes, resource
-from bert_packed.core.runtime import ALL_BLOCKS, keep_freed_memory
-keep_freed_memory(ALL_BLOCKS)
-library = ctypes.CDLL(None)
-library.malloc.restype = ctypes.c_void_p
-library.malloc.argtypes, library.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
-block = library.malloc(3 << 30)  # not touched: the system gives addresses alone
-after = library.malloc(1 << 20)  # the heap ends with it, and is freed last
-library.free(block)
-library.free(after)
-print(bool(block), int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize())
-"""
-
-
-@pytest.mark.skipif(not is_glibc, reason="another C library")
-def test_more_than_two_gigabytes_are_kept():
-    """As a step of bert-base frees them: the library has its sizes as numbers of 32 bits."""
-    was_given, num_bytes = output_of(LARGE_BLOCK).split()
-    if was_given != "True":
-        pytest.skip("no 3 GiB of addresses to be had")
-    assert int(num_bytes) > 3 << 30
 
 
 def faults_of_large_arrays():
@@ -109,28 +85,4 @@ def test_workers_keep_what_they_free():
 @pytest.mark.parametrize("name", ["GLIBC_TUNABLES", "MALLOC_ARENA_MAX"])
 def test_settings_of_the_users_own_stay(monkeypatch, name):
     monkeypatch.setenv(name, "")
-    assert runtime.keep_freed_memory() is False
-
-
-@pytest.mark.parametrize("settings", [runtime.LARGE_ARRAYS, runtime.ALL_BLOCKS])
-def test_the_library_is_told_every_setting(monkeypatch, settings):
-    told, answers = [], [1, 1, 1]
-
-    class Library:
-        def mallopt(self, number, value):
-            told.append((number, value))
-            return answers.pop()
-
-    monkeypatch.setattr(runtime.ctypes, "CDLL", lambda _: Library())
-    monkeypatch.setattr(runtime.os, "environ", {})
-    monkeypatch.setattr(runtime.platform, "libc_ver", lambda: ("glibc", "2.36"))
-    assert runtime.keep_freed_memory(settings) is True
-    assert dict(told) == settings
-    answers[:] = [0]  # refused
-    assert runtime.keep_freed_memory(settings) is False
-
-
-def test_another_c_library_is_left_alone(monkeypatch):
-    monkeypatch.setattr(runtime.platform, "libc_ver", lambda: ("", ""))
-    monkeypatch.setattr(runtime.ctypes, "CDLL", lambda _: pytest.fail("must not be asked"))
-    assert runtime.keep_freed_memory() is False
+    assert freed_memory.keep_freed_memory() is False

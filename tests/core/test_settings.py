@@ -5,21 +5,7 @@ import math
 
 import pytest
 
-from bert_packed.core.settings import (
-    InputError,
-    check_depth_fits,
-    check_divides,
-    check_settings,
-    parse_depth,
-    result_settings,
-    setting,
-    variant,
-)
-from data_gen.pack_config import PackConfig
-from data_gen.text.create_config import CreateConfig
-
-# How a command is called; the result depends on none of it
-CALLS = {"output_dir", "num_workers", "runner", "overwrite", "json"}
+from bert_packed.core.settings import InputError, check_divides, check_settings, parse_depth, setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,15 +18,6 @@ class Example:
 
     def __post_init__(self):
         check_settings(self)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [{}, {"num_shards": 1}, {"num_shards": 99}, {"eval_fraction": 1}, {"depth": 3}, {"overwrite": True}],
-)
-def test_good_values_pass(values):
-    example = Example(**values)
-    assert all(getattr(example, name) == value for name, value in values.items())
 
 
 @pytest.mark.parametrize(
@@ -114,46 +91,6 @@ def test_a_default_counts_where_it_was_given():
         check_settings(config, {"rate"})
 
 
-def test_a_variant_of_a_setting_keeps_its_rules():
-    @dataclasses.dataclass(frozen=True)
-    class More(Example):
-        num_shards: int = variant(Example, "num_shards", 2, help="fewer files")
-
-    assert More().num_shards == 2
-    assert next(field.metadata["help"] for field in dataclasses.fields(More)) == "fewer files"
-    with pytest.raises(InputError, match="`num_shards` must be at most 99"):
-        More(100)
-
-
-RATES = {"mask_replace_prob", "random_replace_prob"}
-
-
-@pytest.mark.parametrize(
-    ("config", "others", "unsaid"),
-    [
-        (PackConfig(), CALLS | {"dry_run", "histogram"}, {"split_sequences", "num_rows"}),
-        (CreateConfig(output_dir="out"), CALLS, {"objective", "tokenizer", *RATES}),
-        (
-            CreateConfig(output_dir="out", vocab_file="vocab.txt"),
-            CALLS | {"vocab_size"},
-            {"objective", "tokenizer", *RATES},
-        ),
-    ],
-)
-def test_manifests_keep_the_settings_that_the_result_depends_on(config, others, unsaid):
-    """All but what says that these are BERT's records, masked as usual: older manifests lack it."""
-    names = {field.name for field in dataclasses.fields(config)}
-    assert set(config.resolved()) == names - others - unsaid
-    assert others - {"vocab_size"} == names - set(result_settings(config))
-
-
-def test_a_pack_has_room_for_as_many_sequences_as_tokens():
-    check_depth_fits(8, 8)
-    check_depth_fits("max", 8)
-    with pytest.raises(InputError, match=r"`max_sequences_per_pack`.* at most size.*per_pack=9, size=8"):
-        check_depth_fits(9, 8, "size")
-
-
 @dataclasses.dataclass(frozen=True)
 class Batches:
     micro_batch_size: int = setting(0, "part")
@@ -187,11 +124,3 @@ def test_parts_divide_wholes_and_text_is_utf8(values, message):
     with pytest.raises(InputError) as caught:
         Batches(**values)
     assert str(caught.value).endswith(message)
-
-
-@pytest.mark.parametrize("config", [CreateConfig, PackConfig])
-def test_a_seed_that_no_generator_takes_is_a_mistake(config, tmp_path):
-    assert config(output_dir=str(tmp_path), random_seed=2**32 - 1).random_seed == 2**32 - 1
-    for seed in (2**32, 2**64):
-        with pytest.raises(InputError, match=rf"`random_seed` must be .*Received: {seed}"):
-            config(output_dir=str(tmp_path), random_seed=seed)

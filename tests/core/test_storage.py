@@ -1,12 +1,10 @@
 """Files and folders that appear whole or not at all, locks, and one line for damaged text and JSON."""
 
 import errno
-import hashlib
 import os
 import stat
 import subprocess
 import sys
-import types
 
 import pytest
 from full_disk import largest_file
@@ -18,23 +16,23 @@ from bert_packed.core.settings import InputError
 @pytest.fixture
 def calls(monkeypatch):
     """Calls to the disk, in order: sizes of files that are flushed, and new names."""
-    told, fsync, replace = [], os.fsync, os.replace
+    noted, fsync, replace = [], os.fsync, os.replace
 
     def note_fsync(descriptor):
         is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
-        told.append("folder" if is_folder else f"{os.fstat(descriptor).st_size} bytes")
+        noted.append("folder" if is_folder else f"{os.fstat(descriptor).st_size} bytes")
         fsync(descriptor)
 
     def note_replace(source, target):
-        told.append("named")
+        noted.append("named")
         replace(source, target)
 
     monkeypatch.setattr(os, "fsync", note_fsync)
     monkeypatch.setattr(os, "replace", note_replace)
-    return told
+    return noted
 
 
-def test_content_is_on_the_disk_before_the_name_and_the_name_at_the_end(tmp_path, calls):
+def test_content_is_on_the_disk_before_its_name(tmp_path, calls):
     (tmp_path / "a").write_text("old")
     with storage.write_whole(tmp_path / "a") as partial:
         with open(partial, "wb") as file:
@@ -56,7 +54,7 @@ def test_of_a_failure_nothing_is_left(tmp_path, calls, error):
     assert (tmp_path / "a").read_text() == "old"
 
 
-def test_a_folder_is_on_the_disk_before_its_name_and_replaces_another(tmp_path, calls):
+def test_a_folder_is_on_the_disk_before_its_name(tmp_path, calls):
     for content in ("old", "newer"):
         calls.clear()
         with storage.write_folder(tmp_path / "a") as partial:
@@ -68,28 +66,6 @@ def test_a_folder_is_on_the_disk_before_its_name_and_replaces_another(tmp_path, 
         assert sorted(calls) == [f"{len(content)} bytes", "folder", "folder", "folder"]
         assert storage.list_names(tmp_path) == ["a"]
     assert (tmp_path / "a" / "inner" / "b").read_text() == "newer"
-
-
-def test_of_a_folder_that_fails_nothing_is_left_and_what_a_kill_left_goes(tmp_path):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a.partial").mkdir()
-    (tmp_path / "a.partial" / "left").touch()
-    with pytest.raises(KeyboardInterrupt), storage.write_folder(tmp_path / "a") as partial:
-        assert storage.list_names(partial) == []
-        (partial / "b").touch()
-        raise KeyboardInterrupt
-    assert storage.list_names(tmp_path) == ["a"] and storage.list_names(tmp_path / "a") == []
-
-
-def test_a_folder_is_never_half_removed_under_its_name(tmp_path, monkeypatch):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "old").touch()
-    seen = []
-    monkeypatch.setattr(storage.shutil, "rmtree", lambda path, **_: seen.append(path.name))
-    with storage.write_folder(tmp_path / "a") as partial:
-        (partial / "new").touch()
-    assert storage.list_names(tmp_path / "a") == ["new"] and seen == ["a.partial", "a.replaced.partial"]
-    assert storage.list_names(tmp_path / "a.replaced.partial") == ["old"]
 
 
 HOLD = "from bert_packed.core import storage\nwith storage.lock({!r}, 'in use'): print('held')"
@@ -200,21 +176,6 @@ def test_a_disk_that_takes_no_more_names_what_was_to_be_written(tmp_path, write)
         raise OSError("bad disk")
 
 
-@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO, errno.ENOSPC])
-def test_a_folder_that_cannot_be_flushed(tmp_path, monkeypatch, number):
-    """Some network file systems have no such call; a bad disk is another matter."""
-
-    def fail(_):
-        raise OSError(number, "no")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    if number in (errno.EINVAL, errno.ENOTSUP):
-        storage.flush_folder(tmp_path)
-    else:
-        with pytest.raises(OSError, match="no"):
-            storage.flush_folder(tmp_path)
-
-
 def test_what_a_path_is(tmp_path):
     for name in ("b", "a", "c"):
         (tmp_path / name).write_bytes(b"x" * 3)
@@ -225,19 +186,6 @@ def test_what_a_path_is(tmp_path):
     os.utime(tmp_path / "a", ns=(5, 1_700_000_000_123_456_789))
     assert storage.size_and_time(tmp_path / "a") == (3, 1_700_000_000_123_456_789)
     assert storage.inode(tmp_path / "a") == (tmp_path / "a").stat().st_ino != storage.inode(tmp_path / "b")
-
-
-def test_a_checksum_is_of_every_byte(tmp_path):
-    content = b"a" * storage.HASH_BYTES + b"b" * 7
-    (tmp_path / "a").write_bytes(content)
-    assert storage.file_sha256(tmp_path / "a") == hashlib.sha256(content).hexdigest()
-
-
-def test_globs_cross_folders_and_odd_names_can_be_printed(tmp_path):
-    (tmp_path / "one" / "two").mkdir(parents=True)
-    (tmp_path / "one" / "two" / "x.txt").touch()
-    assert storage.match(f"{tmp_path}/**/*.txt") == [f"{tmp_path}/one/two/x.txt"]
-    assert storage.printable(os.fsdecode(b"a\xffb")) == r"a\xffb"
 
 
 def test_behind_a_url_mistakes_are_those_of_local_files(tmp_path):
@@ -266,9 +214,3 @@ def test_behind_a_url_a_file_appears_when_complete_or_not_at_all():
     storage.remove_folder("ram://files")
     with pytest.raises(OSError):
         storage.read_text("ram://files/a")
-
-
-def test_names_of_folders_of_an_object_store_end_as_others_do(monkeypatch):
-    store = types.SimpleNamespace(listdir=lambda _: ["b/", "c", "a/"])
-    monkeypatch.setattr(storage, "_gfile", lambda: store)
-    assert storage.list_names("gs://bucket/data") == ["a", "b", "c"]

@@ -12,7 +12,6 @@ from bert_packed.assembly.causal_packs import CausalKind
 from bert_packed.core.settings import InputError
 from bert_packed.packing.algorithms import ALGORITHM_NAMES
 from bert_packed.records import first_records
-from bert_packed.records.provenance import find_sources
 from bert_packed.records.read_causal import read_causal
 from data_gen import pack_job
 from data_gen.pack_config import PackConfig
@@ -74,20 +73,8 @@ def test_a_pack_looks_like_the_picture(tmp_path):
     }
 
 
-@pytest.mark.parametrize("length", [1024, 5000])
-def test_long_packs_and_where_they_come_from(tmp_path, length):
-    sequences = make_sequences(np.random.default_rng(2).integers(1, length + 1, 30).tolist())
-    path = write_sequences(tmp_path / "in.tfrecord", sequences)
-    _, packs = pack(tmp_path / "out", path, max_seq_length=length, provenance=True)
-    assert content([sequence for packed in packs for sequence in sequences_of(packed)]) == content(sequences)
-    for shard in sorted((tmp_path / "out").glob("packed-*.tfrecord")):
-        for number, packed in enumerate(read_examples([shard]), 1):
-            wanted = [sequences[record - 1] for _, record in find_sources(str(shard), number)]
-            assert [content([one]) for one in sequences_of(packed)] == [content([one]) for one in wanted]
-
-
-def test_overlong_sequences_are_dropped_or_refused_and_never_truncated(tmp_path):
-    """Bytes of lost labels cannot be told from those that are left."""
+def test_overlong_sequences_are_never_truncated(tmp_path):
+    """Bytes of lost labels cannot be distinguished from the others."""
     sequences = make_sequences([5, S + 1, 7])
     path = write_sequences(tmp_path / "in.tfrecord", sequences)
     message = rf"in\.tfrecord, record 2: .* at most max_seq_length={S} .* Received: {S + 1} tokens"
@@ -104,52 +91,6 @@ def test_overlong_sequences_are_dropped_or_refused_and_never_truncated(tmp_path)
     files = [str(path) for path in sorted((tmp_path / "out").glob("*.tfrecord"))]
     assert compare_files([path], files, "drop").is_good
     assert not compare_files([path], files, "error").is_good
-
-
-def left_out(name, what="--split_sequences"):
-    return f"`{name}` must be left out with {what}"
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"overlong": "truncate"}, "`overlong` must be error or drop with records for causal_lm"),
-        ({"masked_lm_weights": "binary"}, left_out("masked_lm_weights", "records for causal_lm")),
-        (
-            {"max_predictions_per_pack": 7},
-            left_out("max_predictions_per_pack", "records for causal_lm"),
-        ),
-        ({"num_rows": 2}, "`num_rows` must be given with --split_sequences only"),
-        ({"split_sequences": True}, "`num_rows` must be at least 1"),
-        ({"split_sequences": True, "num_rows": 81}, "`num_rows` must be at most the number of sequences, 80"),
-        ({**SPLIT, "overlong": "drop"}, left_out("overlong")),
-        (
-            {**SPLIT, "max_sequences_per_pack": 2},
-            left_out("max_sequences_per_pack"),
-        ),
-        ({**SPLIT, "algorithm": "lpfhp"}, left_out("algorithm")),
-        ({**SPLIT, "features": "a:int:9"}, left_out("features")),
-        ({**SPLIT, "dry_run": True}, left_out("dry_run")),
-    ],
-)
-def test_settings_that_such_records_cannot_follow(tmp_path, changed, message):
-    path = write_causal(tmp_path / "in.tfrecord", LENGTHS)
-    with pytest.raises(InputError, match=message):
-        pack(tmp_path / "out", path, **changed)
-    assert not (tmp_path / "out").exists()
-
-
-def test_settings_without_a_meaning_are_not_recorded_and_not_to_be_given():
-    given = {"input_file": "x", "output_dir": "y"}
-    resolved = PackConfig(**given).resolved(schema.CAUSAL_LM)
-    nothing = {"max_predictions_per_pack", "masked_lm_weights", "split_sequences", "num_rows"}
-    assert not resolved.keys() & nothing and resolved["algorithm"] == "cghp"
-    split = PackConfig(**given, **SPLIT)
-    assert split.resolved(schema.CAUSAL_LM).keys() - resolved.keys() == SPLIT.keys()
-    assert not split.resolved(schema.CAUSAL_LM).keys() & {"algorithm", "overlong", "max_sequences_per_pack"}
-    split.check_given({"num_rows", "max_seq_length"})
-    with pytest.raises(InputError, match=left_out("algorithm")):
-        split.check_given({"algorithm"})
 
 
 def test_records_that_are_not_those_of_one_objective(tmp_path):

@@ -20,7 +20,7 @@ from bert_packed.packing.histogram import to_json
 from bert_packed.records.first_records import read_pack_spec
 from bert_packed.records.read_bert import read_packed, read_unpacked
 from bert_packed.schema import PackSpec
-from data_gen.manifest_claims import FileFacts, count_strategies, find_false_claims, planned_strategies
+from data_gen.manifest_claims import FileFacts, find_false_claims
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
 from data_gen.verify_tfrecords import VerifyConfig, main
@@ -253,37 +253,6 @@ def test_dual_values_prove_their_bound_where_another_is_as_good(tmp_path, claime
     assert (find_false_bounds(tmp_path, plan, plan, 30, {"LP": claimed}) == []) == is_true
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        lambda manifest: manifest.pop("files"),
-        lambda manifest: manifest.pop("lower_bound"),
-        lambda manifest: manifest["plan"].pop("certificate"),
-        put("files", value=7),
-        put("plan", "strategies", value="many"),
-        put(
-            "plan",
-            value=lambda plan: [plan["certificate"]["bounds"].update(LP=1), plan][1] | {"dual_values": [-1]},
-        ),
-        put("num_records", value="60"),
-        put("num_overlong", value=[]),
-        put("num_overlong", "truncated", value="x"),
-        put("histogram", value=None),
-    ],
-)
-def test_what_is_missing_or_of_another_form_is_told(packs, find, edit):
-    change(packs, edit)
-    assert find()
-
-
-def test_a_folder_under_two_spellings_is_one(packs, facts):
-    packed, inputs, spec = facts
-    change(packs, put("num_packs", value=add(1)))
-    odd = {f"{packs}{'/.' * (i % 2)}/{name}": its for i, (name, its) in enumerate(packed.items())}
-    (sentence, *_) = find_false_claims(odd, inputs, spec)
-    assert "`num_packs` must be" in sentence
-
-
 def test_inputs_are_checked_from_any_folder(packs, facts, monkeypatch):
     packed, inputs, spec = facts
     (path,) = inputs
@@ -295,24 +264,6 @@ def test_inputs_are_checked_from_any_folder(packs, facts, monkeypatch):
     assert f"sha256 of {path}" in sentence
 
 
-def test_strategies_that_no_plan_of_ours_has_are_one_number(packs, facts, find):
-    packed, inputs, spec = facts
-    assert planned_strategies(str(packs.parent)) == frozenset()
-    planned = planned_strategies(str(packs))
-    assert planned == set().union(*(its.strategies for its in packed.values()))
-    few = FileFacts(planned=frozenset())
-    for path in sorted(packs.glob("*.tfrecord")):
-        for part in read_packed(str(path)):
-            few.add_packs(part, len(set(part["record_numbers"].tolist())))
-    assert (few.num_records, few.num_others) == (sum(its.num_records for its in packed.values()),) * 2
-    assert not few.strategies
-    others = {f"{packs}/{name}": dataclasses.replace(its, num_others=2) for name, its in packed.items()}
-    (sentence,) = find_false_claims(others, inputs, spec)
-    assert f"must be those of all packs. Received: {2 * len(others)} of others." in sentence
-    change(packs, lambda manifest: manifest["plan"]["strategies"].pop())
-    assert find()
-
-
 def test_some_of_the_files_are_held_to_their_own_entries_only(packs, verify):
     change(packs, put("num_packs", value=add(5)))
     change(packs, put("files", 1, "num_records", value=add(5)))
@@ -320,22 +271,3 @@ def test_some_of_the_files_are_held_to_their_own_entries_only(packs, verify):
     assert (status, verdict) == (1, "different")  # the other packs were not read
     (sentence,) = [sentence for sentence in sentences if "manifest.json" in sentence]
     assert "num_records of packed-00001-of-00003" in sentence
-
-
-def test_a_file_that_is_listed_and_missing(packs, verify):
-    (packs / "packed-00002-of-00003.tfrecord").unlink()
-    status, _, sentences = verify(f"{packs}/*.tfrecord")
-    assert status == 1 and sentences[-1].endswith(
-        "Received: packed-00002-of-00003.tfrecord, which is missing."
-    )
-
-
-def test_strategies_are_those_of_a_plain_loop():
-    rng = np.random.default_rng(1)
-    lengths, packs = rng.integers(1, 4, 300), np.sort(rng.integers(1, 120, 300))
-    expected = {}
-    for pack_number in set(packs.tolist()):
-        strategy = tuple(sorted(lengths[packs == pack_number].tolist()))
-        expected[strategy] = expected.get(strategy, 0) + 1
-    assert count_strategies(lengths, packs) == expected
-    assert len({len(strategy) for strategy in expected}) > 3

@@ -1,10 +1,7 @@
 """The sizes of runs and parts, which bound the memory, leave no trace in the packs."""
 
-import dataclasses
 import json
 import os
-import pickle
-import types
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +10,11 @@ from causal_files import write_causal
 from crash import all_bytes
 from unpacked_records import make_features, write_features
 
-from bert_packed.assembly.bert_packs import BertKind
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.records import tfrecords
 from bert_packed.records.inputs import stamp_files
-from bert_packed.records.sequences import ORIGINS, make_sequences
-from data_gen import assignments, pack_job, pack_steps
+from data_gen import pack_job, pack_steps
 from data_gen.assignments import read_array, read_run
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
@@ -99,51 +94,6 @@ def test_small_runs_and_parts_give_the_same_bytes(tmp_path, groups, write, chang
     assert all_bytes(tmp_path / "small") == all_bytes(tmp_path / "whole")
 
 
-def test_runs_and_parts_grow_with_the_input_so_that_their_product_does_not(tmp_path, monkeypatch):
-    mebibyte = 2**20
-    sizes = {num_bytes: pack_steps.choose_run_bytes(num_bytes * mebibyte) for num_bytes in (1, 2**15, 2**16)}
-    assert sizes == {1: 32 * mebibyte, 2**15: 32 * mebibyte, 2**16: 64 * mebibyte}
-    assert pack_steps.choose_run_bytes(2**50) == 128 * mebibyte  # what a process may hold
-    for name in "ab":
-        write_features(tmp_path / f"{name}.tfrecord", make_features([S] * 64, S))
-    size = sum((tmp_path / f"{name}.tfrecord").stat().st_size for name in "ab")
-    monkeypatch.setattr(pack_steps, "RUN_BYTES", 1)
-    monkeypatch.setattr(pack_steps, "NUM_RUNS", 8)
-    calls = spy(monkeypatch, pack_job, "read_file")
-    settings = {"input_file": f"{tmp_path}/?.tfrecord", "output_dir": str(tmp_path / "out")}
-    pack(PackConfig(max_seq_length=S, num_workers=1, **settings))
-    assert [work.run_bytes for (work,) in calls] == [size // 8] * 2  # of all files together
-
-
-def test_a_run_ends_once_it_is_full_and_counts_add_up_over_batches(tmp_path):
-    """Five batches of five records each, of which one is too long; four take 48 bytes, and a run takes 90."""
-    path = write_features(tmp_path / "in.tfrecord", make_features([5], S))
-
-    def read(_):
-        for first in range(1, 26, 5):
-            numbers = np.arange(first, first + 4)
-            yield make_sequences(ORIGINS, path, record_numbers=numbers), {"dropped": 1}, 5
-
-    kind = types.SimpleNamespace(
-        layout=ORIGINS,
-        lengths=lambda columns: np.ones(len(columns), np.int64),
-        read=read,
-    )
-    result = pack_steps.read_file(pack_steps.ReadWork(kind, stamp_files([path])[0], 3, {}, str(tmp_path), 90))
-    assert [num_sequences for _, num_sequences in result["runs"]] == [8, 8, 4]
-    assert result["entry"]["num_records"] == 25 and result["num_overlong"] == {"dropped": 5}
-    runs = [read_run(run, kind.layout) for run, _ in result["runs"]]
-    numbers = np.concatenate([run["record_numbers"] for run in runs])
-    assert numbers.tolist() == [number for number in range(1, 26) if number % 5]
-    assert all((run["file_indices"] == 3).all() for run in runs)
-
-
-def test_what_a_part_is_sent_does_not_grow_with_the_number_of_runs():
-    works = [pack_steps.PackWork(None, "work", num_runs) for num_runs in (2, 1000)]
-    small, large = (len(pickle.dumps(work)) for work in works)
-    assert large - small < 10
-
-
 @pytest.fixture
 def packing(tmp_path):
     path = write_features(tmp_path / "in.tfrecord", make_features([5, 6, 7, 5, 5, 9], S))
@@ -151,34 +101,7 @@ def packing(tmp_path):
     return PackConfig(input_file=path, output_dir=str(tmp_path / "out"), **flags)
 
 
-def test_slots_and_packs_are_drawn_by_the_seed(packing, monkeypatch):
-    calls = [spy(monkeypatch, pack_steps, "choose_slots"), spy(monkeypatch, assignments, "PackOrder")]
-    pack(packing)
-    assert [{arguments[-1] for arguments in some} for some in calls] == [{77}, {77}]
-
-
-@pytest.mark.parametrize(("assembled_bytes", "expected"), [(2999, [2, 1]), (999, [1, 1, 1])])
-def test_packs_are_assembled_no_more_at_a_time_than_fit(packing, monkeypatch, assembled_bytes, expected):
-    """Packs in memory together are bounded by bytes, or are a single one: records may be large."""
-    monkeypatch.setattr(pack_steps, "pack_bytes", lambda kind, depth: 1000)
-    calls = spy(monkeypatch, BertKind, "assemble")
-    monkeypatch.setattr(pack_steps, "ASSEMBLED_BYTES", assembled_bytes)
-    pack(dataclasses.replace(packing, max_sequences_per_pack=2, num_shards=1))
-    assert [len(packs) for _, _, packs, _ in calls] == expected
-
-
-def test_measuring_reads_no_tokens(packing, monkeypatch):
-    calls = spy(monkeypatch, pack_steps, "read_run")
-    pack(dataclasses.replace(packing, num_shards=1))
-    # all to sort, little to measure, all to write
-    assert [names for *_, names in (call[3:] or (None,) for call in calls)] == [
-        None,
-        {"slots", "lengths", "num_predictions"},
-        None,
-    ]
-
-
-def test_a_file_that_changes_until_its_checksum_is_taken_is_refused(packing, monkeypatch):
+def test_a_file_that_changes_before_its_checksum_is_refused(packing, monkeypatch):
     """The manifest would vouch for what was not read."""
     file_sha256 = storage.file_sha256
 

@@ -39,33 +39,22 @@ def test_planning_prints_nothing(before, printed):
     assert "HiGHS" not in done.stderr
 
 
-def test_plans_do_not_depend_on_other_models_of_the_process_nor_they_on_plans():
+def test_plans_do_not_depend_on_other_models_of_the_process():
     """HiGHS refuses a number of threads other than that of the first model that was run."""
     done = subprocess.run([sys.executable, "-c", BESIDE_ANOTHER], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_options_arrive_beside_the_common_ones():
-    model = make_model(mip_max_nodes=7, threads=1)
-    names = ("mip_max_nodes", "threads", "random_seed", "output_flag")
-    assert [model.getOptionValue(name)[1] for name in names] == [7, 1, 0, False]
-    with pytest.raises(ValueError, match=r"HiGHS must know its options\. Received: mip_nodes=7"):
-        make_model(mip_nodes=7)
-
-
-@pytest.mark.parametrize("least", [2.0, 1.0])
-def test_an_end_that_nobody_expects_is_an_error(least):
-    model = make_model()
-    model.addVar(0.0, 1.0)
-    model.addRow(least, highspy.kHighsInf, 1, [0], [1.0])
-    expected = Status.kInfeasible if least > 1 else Status.kOptimal
-    assert solve(model, Status.kOptimal, Status.kInfeasible) == expected
-    with pytest.raises(RuntimeError, match=f"must solve a packing program.*{expected.name}"):
-        solve(model, Status.kIterationLimit)
-
-
-def test_a_run_that_highs_refuses_is_an_error(monkeypatch):
-    model = make_model()
+def test_an_end_that_nobody_expects_is_an_error(monkeypatch):
+    for least, expected in ((2.0, Status.kInfeasible), (1.0, Status.kOptimal)):
+        model = make_model()
+        model.addVar(0.0, 1.0)
+        model.addRow(least, highspy.kHighsInf, 1, [0], [1.0])
+        assert solve(model, Status.kOptimal, Status.kInfeasible) == expected
+        with pytest.raises(RuntimeError, match=f"must solve a packing program.*{expected.name}"):
+            solve(model, Status.kIterationLimit)
     monkeypatch.setattr(model, "run", lambda: highspy.HighsStatus.kError)
     with pytest.raises(RuntimeError, match=r"must solve a packing program.*kError"):
         solve(model, Status.kNotset)
+    with pytest.raises(ValueError, match=r"HiGHS must know its options\. Received: mip_nodes=7"):
+        make_model(mip_nodes=7)

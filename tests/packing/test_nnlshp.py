@@ -27,19 +27,6 @@ def test_wikipedia_has_the_published_packs_and_strategies():
     assert round(100 * plan.efficiency, 6) == 99.746274  # as printed in Section F.5
 
 
-def test_squad_weights():
-    # Print: 96.94 without weights, 97.38 with offset 8 (97.315 by its own table), 98.767 tuned.
-    histogram = load_known_histogram("squad_1.1_384", 384)
-    tokens = histogram @ np.arange(1, 385)
-    *plain, tuned = [
-        100 * tokens / (384 * num_packs(mix_nnlshp(histogram, 384, 3, offset=offset, weight=weight)[0]))
-        for offset, weight in [(0, 1.0), (8, 0.09), (64, 0.002)]
-    ]
-    assert [round(efficiency, 2) for efficiency in plain] == [96.94, 97.37]
-    # Its solution is not unique: 40,213 packs by OpenBLAS's kernels with AVX-512, 40,211 by those with AVX2
-    assert tuned == pytest.approx(98.757, abs=0.005)
-
-
 def test_extended_least_squares_wastes_less():
     # "only a little bit better" (Section G.1): SQuAD 97.37 % by NNLSHP.
     histogram = load_known_histogram("squad_1.1_384", 384)
@@ -84,10 +71,7 @@ def test_the_equations_of_extended_least_squares(solved):
     ((matrix, target, _),) = solved
     lengths = np.arange(1, 7)
     expected = np.block(
-        [
-            [lengths[:, None] * SMALL_MATRIX, np.zeros((6, 6))],
-            [3e4 * SMALL_MATRIX, -3e4 * np.eye(6)],
-        ]
+        [[lengths[:, None] * SMALL_MATRIX, np.zeros((6, 6))], [3e4 * SMALL_MATRIX, -3e4 * np.eye(6)]]
     )
     np.testing.assert_array_equal(matrix, expected)
     np.testing.assert_array_equal(target, np.concatenate([lengths * SMALL_COUNTS, 3e4 * SMALL_COUNTS]))
@@ -101,10 +85,7 @@ def test_what_is_left_over_gets_packs_with_room_for_a_complement():
     assert alone == [((2,), 2), ((6,), 1)]
 
 
-@given(
-    seed=st.integers(0, 10**6),
-    shape=st.tuples(st.integers(1, 8), st.integers(1, 20)),
-)
+@given(seed=st.integers(0, 10**6), shape=st.tuples(st.integers(1, 8), st.integers(1, 20)))
 @settings(max_examples=100, deadline=None)
 def test_least_squares_is_as_near_as_the_dense_method(seed, shape):
     rng = np.random.default_rng(seed)
@@ -128,26 +109,3 @@ def test_a_solver_that_stops_early_is_repaired_and_noted(max_iterations):
     assert plan.notes == (
         f"Least squares stopped after {max_iterations} iterations; its best mix so far was repaired.",
     )
-
-
-@pytest.mark.parametrize(
-    "setting, message",
-    [
-        ({"offset": -1}, "`offset` must be a whole number from 0. Received: -1"),
-        ({"weight": 1.5}, r"`weight` must be in 0..1. Received: 1.5"),
-    ],
-)
-def test_wrong_settings_are_named(setting, message):
-    with pytest.raises(ValueError, match=message):
-        pack_nnlshp([1, 2, 3], 3, 2, **setting)
-
-
-def test_too_many_strategies_are_refused_before_they_are_listed(monkeypatch):
-    monkeypatch.setattr(nnlshp, "MAX_STRATEGIES", len(SMALL))
-    assert pack_nnlshp(SMALL_COUNTS, 6, 2).num_packs > 0
-    monkeypatch.setattr(nnlshp, "MAX_STRATEGIES", len(SMALL) - 1)
-    with pytest.raises(ValueError, match="which must be at most 3; use cghp"):
-        pack_nnlshp(SMALL_COUNTS, 6, 2)
-    monkeypatch.undo()
-    with pytest.raises(ValueError, match=r"use cghp for such depths\. Received: max_seq_length=512, depth=8"):
-        pack_nnlshp(np.ones(512, np.int64), 512, 8)

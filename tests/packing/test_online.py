@@ -1,16 +1,13 @@
 """Online packing loses nothing, keeps its age limit, and goes on exactly where it stopped."""
 
 import json
-import math
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_packed.packing import online
 from bert_packed.packing.baselines import shuffled_lengths
-from bert_packed.packing.descending import packs_of_three
 from bert_packed.packing.histogram import load_known_histogram
 from bert_packed.packing.online import POLICIES, OnlinePacker
 
@@ -30,9 +27,7 @@ def packs_of(ready):
     step=st.integers(1, 50),
 )
 @settings(max_examples=60, deadline=None)
-def test_each_sequence_leaves_once_in_time_and_in_a_pack_that_holds_it(
-    policy, lengths, depth, buffer_size, share, step
-):
+def test_each_sequence_leaves_once_and_in_time(policy, lengths, depth, buffer_size, share, step):
     packer = OnlinePacker(
         16, depth, buffer_size=buffer_size, max_age=2 * buffer_size, policy=policy, leaving_share=share
     )
@@ -55,17 +50,6 @@ def test_each_sequence_leaves_once_in_time_and_in_a_pack_that_holds_it(
         p for at in range(0, len(lengths), step) for p in packs_of(again.add(lengths[at : at + step]))
     ]
     assert in_steps + packs_of(again.flush()) == packs
-
-
-def test_a_sequence_that_nothing_suits_leaves_by_its_age():
-    # Each 16 fills a pack, so that the 9 is never in one of the fullest: only its age makes it leave.
-    packer = OnlinePacker(16, "max", buffer_size=4, max_age=8, leaving_share=0.25)
-    ages = []
-    for arrived, length in enumerate([9] + [16] * 40):
-        ages += [arrived - min(pack) for pack in packs_of(packer.add([length]))]
-    ages += [40 - min(pack) for pack in packs_of(packer.flush())]
-    assert max(ages) <= 8
-    assert max(ages) == 4
 
 
 @pytest.mark.parametrize(
@@ -96,11 +80,6 @@ def test_the_policy_chooses_the_pack(policy, expected):
     )  # the 1 fits beside the 12 and beside the 10 and 9
 
 
-def test_packs_stand_by_their_oldest_sequence():
-    packer = OnlinePacker(8, "max", buffer_size=4, leaving_share=1.0)
-    assert packs_of(packer.add([5, 8, 4, 3])) == [[0, 3], [1], [2]]  # by fullness the 8 would be first
-
-
 def test_state_goes_on_bit_for_bit():
     lengths = np.random.default_rng(1).integers(1, 33, 500)
     whole = OnlinePacker(32, 4, buffer_size=50)
@@ -126,103 +105,3 @@ def test_wikipedia_stream_is_packed_to_the_efficiency_asked():
     packer = OnlinePacker(512, "max", buffer_size=10_000)
     num_packs = len(packer.add(lengths)[1]) + len(packer.flush()[1])
     assert lengths.sum() / (512 * num_packs) >= 0.995
-
-
-@pytest.mark.parametrize("depth", [3, 4])
-def test_a_small_depth_and_buffer_pack_nearly_as_well(depth):
-    """LPFHP alone gives 0.898 and 0.941."""
-    lengths = shuffled_lengths(load_known_histogram("wikipedia_512", 512) // 1000, seed=0)
-    packer = OnlinePacker(512, depth, buffer_size=1_000)
-    num_packs = len(packer.add(lengths)[1]) + len(packer.flush()[1])
-    assert lengths.sum() / (512 * num_packs) >= 0.99
-
-
-@pytest.mark.parametrize(
-    ("lengths", "depth", "tries"),
-    [
-        ([4, 4, 3, 2, 2, 1], 3, True),
-        ([5, 5, 5], 5, True),
-        ([5, 5, 5], 6, False),
-        ([5, 5, 5], "max", False),
-        ([2, 2, 2, 2, 2, 2, 1, 1], 4, False),  # LPFHP has fewer packs than a third of the sequences
-    ],
-)
-def test_packs_of_three_are_tried_where_they_can_be_fewer(monkeypatch, lengths, depth, tries):
-    tried = []
-    monkeypatch.setattr(
-        online, "packs_of_three", lambda counts: tried.append(counts) or packs_of_three(counts)
-    )
-    packer = OnlinePacker(8, depth)
-    packer.add(lengths)
-    packer.flush()
-    assert len(tried) == tries
-
-
-@pytest.mark.parametrize(
-    ("lengths", "expected"),
-    [
-        ([4, 4, 3, 2, 2, 1], [(4, 2, 2), (4, 3, 1)]),
-        ([8, 7], [(8,), (7,)]),
-        ([4, 4], [(4, 4)]),
-        ([5, 2], [(5, 2)]),  # a second 2 is not there
-        ([4, 3, 1, 4], [(4, 3, 1), (4,)]),  # two others before one
-        ([5, 2, 1, 1], [(5, 2, 1), (1,)]),
-        ([2, 2, 2, 2], [(2, 2, 2), (2,)]),
-    ],
-)
-def test_packs_of_three_by_hand(lengths, expected):
-    packs = packs_of_three(np.bincount(lengths, minlength=9)[1:])
-    assert [tuple(sorted(pack, reverse=True)) for pack, _ in packs] == expected
-    assert {count for _, count in packs} == {1}
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"lengths": [3, 9]}, r"every length must be in 1..max_seq_length=8\. Received: 9"),
-        ({"lengths": [3, 2.5]}, r"every length must be a whole number\. Received: 2.5"),
-        ({"numbers": [0]}, r"as many `numbers` as `lengths`, below buffer_size=4\. Received: 1, 2"),
-        ({"lengths": [1] * 4, "numbers": [0, 1, 2, 3]}, r"below buffer_size=4\. Received: 4, 4"),
-        ({"numbers": [1, 1]}, r"ascend from 0 and be below num_arrived\. .* numbers=\[1, 1\]"),
-        ({"numbers": [-1, 1]}, r"ascend from 0 .* numbers=\[-1, 1\]"),
-        ({"numbers": [0, 1.5]}, r"must be whole, ascend"),
-        ({"num_arrived": 1}, r"below num_arrived\. Received: num_arrived=1"),
-    ],
-)
-def test_a_state_that_none_gives_is_refused(change, message):
-    packer = OnlinePacker(8, 2, buffer_size=4)
-    packer.add([3, 4])
-    with pytest.raises(ValueError, match=message):
-        OnlinePacker.from_state(packer.state() | change)
-
-
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        ({"buffer_size": 0}, "`buffer_size` must be a whole number from 1. Received: 0"),
-        ({"buffer_size": 4.5}, "`buffer_size` must be a whole number from 1. Received: 4.5"),
-        ({"buffer_size": 9, "max_age": 8}, "`max_age` must be at least buffer_size=9. Received: 8"),
-        ({"max_age": math.nan}, "`max_age` must be at least buffer_size=10000. Received: nan"),
-        ({"policy": "worst_fit"}, "`policy` must be one of best_fit, first_fit. Received: 'worst_fit'"),
-        ({"leaving_share": 0}, "`leaving_share` must be over 0 and at most 1. Received: 0"),
-    ],
-)
-def test_wrong_settings_are_named(settings, message):
-    with pytest.raises(ValueError, match=message):
-        OnlinePacker(8, 2, **settings)
-
-
-def test_a_fractional_pack_length_is_named():
-    with pytest.raises(
-        ValueError, match=r"`max_seq_length` must be a whole number from 1 to 1,048,576. Received: 8.0"
-    ):
-        OnlinePacker(8.0, 2)
-
-
-def test_a_wrong_length_is_named_and_nothing_taken():
-    packer = OnlinePacker(8, 2)
-    with pytest.raises(ValueError, match=r"every length must be in 1..max_seq_length=8. Received: 9"):
-        packer.add([3, 9])
-    with pytest.raises(ValueError, match=r"every length must be a whole number. Received: 2.7"):
-        packer.add([3, 2.7])
-    assert packer.state()["lengths"] == []

@@ -1,12 +1,20 @@
 """Figures of plans, and the rules that a plan may break."""
 
+import itertools
 import json
 
 import numpy as np
 import pytest
 
 from bert_packed.packing.column_generation import pack_cghp
-from bert_packed.packing.plan import PackingPlan, from_json, make_plan, validate_plan
+from bert_packed.packing.plan import (
+    PackingPlan,
+    count_strategies,
+    from_json,
+    list_strategies,
+    make_plan,
+    validate_plan,
+)
 
 HISTOGRAM = np.array([0, 2, 2, 1, 2, 0, 0, 0])
 
@@ -52,36 +60,25 @@ def test_values_that_prove_nothing_more_are_not_kept():
     assert (priced.certificate.lower_bound, priced.certificate.gap, priced.dual_values) == (15, 1 / 15, ())
 
 
-@pytest.mark.parametrize(
-    "strategies, message",
-    [
-        ({(3, 5): 2, (2, 2): 1}, "length 4 placed -1 times too often"),
-        ({(3, 5): 2, (2, 2, 4): 2}, r"length 2 placed \+2 times too often"),
-        ({(4, 5): 1}, r"at most 8 tokens\. Received: \(4, 5\)"),
-        ({(1, 1, 1, 1): 1}, r"at most 3 sequences\. Received: \(1, 1, 1, 1\)"),
-        ({(3, 5): 0}, r"count from 1\. Received: \(3, 5\): 0"),
-        ({(3, 5): 1.5}, r"count from 1\. Received: \(3, 5\): 1.5"),
-        ({(3, 5): True}, r"count from 1\. Received: \(3, 5\): True"),
-        # An index of -1 or less is that of a long length, and a fraction would be cut off.
-        ({(0,): 1}, r"in 1..max_seq_length=8\. Received: 0 in \(0,\)"),
-        ({(-1,): 1}, r"in 1..max_seq_length=8\. Received: -1 in \(-1,\)"),
-        ({(4, -3, 3): 1}, r"in 1..max_seq_length=8\. Received: -3 in \(4, -3, 3\)"),
-        ({(2.5, 5): 1}, r"in 1..max_seq_length=8\. Received: 2.5 in \(2.5, 5\)"),
-    ],
-)
-def test_a_broken_plan_is_told(strategies, message):
-    with pytest.raises(ValueError, match=message):
-        validate_plan(PackingPlan("any", 8, 3, strategies), HISTOGRAM)
+@pytest.mark.parametrize(("size", "depth"), [(1, 1), (1, 3), (7, 1), (8, 3), (9, 4), (10, 10), (6, 50)])
+def test_strategies_are_those_of_trying(size, depth):
+    """Every ascending tuple of at most `depth` slots that adds up to `size`, in order, 0 to the right."""
+    slots = range(1, size + 1)
+    packs = [
+        pack
+        for number in range(1, min(depth, size) + 1)
+        for pack in itertools.combinations_with_replacement(slots, number)
+        if sum(pack) == size
+    ]
+    wanted = [[*pack, *[0] * (min(size, depth) - len(pack))] for pack in sorted(packs)]
+    assert list_strategies(size, depth).tolist() == wanted
+    assert count_strategies(size, depth) == len(wanted)
 
 
-@pytest.mark.parametrize(
-    "strategies, message",
-    [
-        ([[[5, 3], 1]], r"the lengths of a strategy must ascend\. Received: \(5, 3\)"),
-        ([[[3, 5], 1], [[3, 5], 1]], r"must list each strategy once\. Received twice: \(3, 5\)"),
-    ],
-)
-def test_json_that_would_lose_packs_is_refused(strategies, message):
-    content = PackingPlan("any", 8, 3, {}).to_json() | {"strategies": strategies}
-    with pytest.raises(ValueError, match=message):
-        from_json(content)
+def test_strategies_are_counted_without_being_listed():
+    assert [count_strategies(512, depth) for depth in (1, 2, 3)] == [1, 257, 22_102]  # as the paper says
+    exact = count_strategies(60, 60)
+    assert exact == 966_467  # partitions of 60
+    assert 1000 < count_strategies(60, 60, limit=1000) < exact == count_strategies(60, 60, limit=exact)
+    assert count_strategies(8, 3, limit=5) == 10  # at depth 2 there are 5, no more than the limit
+    assert 10**6 < count_strategies(8192, 8192, limit=10**6) < 10**8

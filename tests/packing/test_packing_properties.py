@@ -14,7 +14,7 @@ from bert_packed.packing.plan import from_json, validate_plan
 
 PRIMES = [2, 3, 5, 7, 11, 13, 17, 19, 23]
 IN_ARRIVAL_ORDER = "greedy", "local_greedy"  # they need every single sequence
-ON_HISTOGRAM = [name for name in ALGORITHM_NAMES if name not in IN_ARRIVAL_ORDER]
+MOST_TRIED = 7  # sequences of which every packing is tried
 DEPTHS = st.one_of(st.integers(1, 12), st.just("max"))
 
 
@@ -28,8 +28,13 @@ def histograms(draw):
 @st.composite
 def tiny_histograms(draw):
     size = draw(st.integers(1, 10))
-    lengths = draw(st.lists(st.integers(1, size), max_size=7))
+    lengths = draw(st.lists(st.integers(1, size), max_size=MOST_TRIED))
     return count_lengths(lengths, size).tolist()
+
+
+def huge_histograms():
+    """Counts at the edge of what floats hold exactly."""
+    return st.lists(st.one_of(st.just(0), st.integers(2**53 - 9, 2**53)), min_size=1, max_size=24)
 
 
 def fewest_packs_by_trying(histogram, depth):
@@ -55,7 +60,7 @@ def fewest_packs_by_trying(histogram, depth):
 
 
 @pytest.mark.parametrize("name", ALGORITHM_NAMES)
-@given(histogram=histograms(), depth=DEPTHS)
+@given(histogram=st.one_of(histograms(), tiny_histograms(), huge_histograms()), depth=DEPTHS)
 @example(histogram=[0] * 9, depth=3)  # empty
 @example(histogram=[0, 0, 0, 17, 0, 0, 0, 0, 0], depth=3)  # one length
 @example(histogram=[0, 0, 0, 0, 9], depth="max")  # all maximal
@@ -64,59 +69,33 @@ def fewest_packs_by_trying(histogram, depth):
 @example(histogram=[4], depth=2)  # S = 1
 @example(histogram=[3, 1, 4, 1, 5, 9, 2, 6], depth=1)
 @example(histogram=[31 * (length in PRIMES) for length in range(1, 24)], depth="max")
-@settings(max_examples=40, deadline=None)
-def test_plan_is_whole_and_above_its_bound(name, histogram, depth):
-    plan = ALGORITHMS[name](np.array(histogram), len(histogram), depth)
-    validate_plan(plan, np.array(histogram))
-    assert plan.algorithm == name
-    assert plan.num_packs >= plan.certificate.lower_bound
-    assert plan.certificate.gap >= 0
-    assert from_json(plan.to_json()) == plan
+@settings(max_examples=60, deadline=None)
+def test_every_plan_keeps_every_promise(name, histogram, depth):
+    """It is whole, survives JSON, and is neither below its bound nor below the fewest packs there can be."""
+    counts = np.array(histogram, np.int64)
+    if name in IN_ARRIVAL_ORDER and counts.max() > 3000:
+        return
+    plan = ALGORITHMS[name](counts, len(histogram), depth)
+    validate_plan(plan, counts)
+    assert plan.algorithm == name and from_json(plan.to_json()) == plan
+    assert plan.num_packs >= plan.certificate.lower_bound and plan.certificate.gap >= 0
+    if sum(histogram) <= MOST_TRIED and len(histogram) <= 10:
+        fewest = fewest_packs_by_trying(tuple(histogram), depth)
+        assert plan.certificate.lower_bound <= fewest <= plan.num_packs
+        if name == "cghp":
+            assert pack_cghp(counts, len(histogram), depth, gap=0).num_packs == fewest
 
 
 @pytest.mark.parametrize("name", ALGORITHM_NAMES)
-@given(histogram=tiny_histograms(), depth=DEPTHS)
-@settings(max_examples=25, deadline=None)
-def test_no_plan_and_no_bound_pass_the_fewest_packs(name, histogram, depth):
-    fewest = fewest_packs_by_trying(tuple(histogram), depth)
-    plan = ALGORITHMS[name](np.array(histogram), len(histogram), depth)
-    assert plan.certificate.lower_bound <= fewest <= plan.num_packs
-
-
-@given(histogram=tiny_histograms(), depth=DEPTHS)
-@settings(max_examples=100, deadline=None)
-def test_cghp_finds_the_fewest_packs_of_tiny_cases(histogram, depth):
-    plan = pack_cghp(np.array(histogram), len(histogram), depth, gap=0)
-    assert plan.num_packs == fewest_packs_by_trying(tuple(histogram), depth)
-
-
-@pytest.mark.parametrize("name", ON_HISTOGRAM)
-@given(
-    histogram=st.lists(st.one_of(st.just(0), st.integers(2**53 - 9, 2**53)), min_size=1, max_size=24),
-    depth=DEPTHS,
-)
-@settings(max_examples=20, deadline=None)
-def test_huge_counts_are_counted_exactly(name, histogram, depth):
-    plan = ALGORITHMS[name](np.array(histogram, np.int64), len(histogram), depth)
-    validate_plan(plan, np.array(histogram, np.int64))
-    assert plan.num_packs >= plan.certificate.lower_bound
-
-
-@pytest.mark.parametrize("name", ALGORITHM_NAMES)
-@pytest.mark.parametrize(
-    "histogram, size, depth, message",
-    [
+def test_wrong_histograms_and_limits_are_named(name):
+    for histogram, size, depth, message in [
         ([1, -2, 0], 3, 2, "must not be negative. Received: -2 sequences of length 2"),
         ([1, 2, 0, 5], 3, 2, "must have max_seq_length=3 entries, one per length. Received: 4"),
-        ([1, 2.5, 0], 3, 2, "must hold whole numbers. Received: 2.5"),
         ([1, float("nan"), 0], 3, 2, "must hold whole numbers. Received: nan"),
         ([1, 2, 2**53 + 1], 3, 2, "must not count more than 2.*53 sequences of a length"),
         ([1, 2, 0], 3, 0, "`max_sequences_per_pack` must be a whole number of at least 1.*Received: 0"),
-        ([1, 2, 0], 3, True, "`max_sequences_per_pack` must be a whole number of at least 1"),
         ([1, 2, 0], 0, 2, "`max_seq_length` must be a whole number from 1 to 1,048,576. Received: 0"),
         ([[1, 2, 0]], 3, 2, "must have one dimension"),
-    ],
-)
-def test_wrong_arguments_are_named(name, histogram, size, depth, message):
-    with pytest.raises(ValueError, match=message):
-        ALGORITHMS[name](np.array(histogram), size, depth)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            ALGORITHMS[name](np.array(histogram), size, depth)

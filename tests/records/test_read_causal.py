@@ -9,13 +9,8 @@ from packed_records import CAUSAL_PACK as PACK
 from bert_packed import schema
 from bert_packed.core.settings import InputError
 from bert_packed.records import tfrecords
-from bert_packed.records.read_causal import (
-    read_causal,
-    read_packed_causal,
-    read_parts,
-)
+from bert_packed.records.read_causal import read_causal, read_packed_causal, read_parts
 from bert_packed.records.record_rules import LayoutError
-from data_gen.dry_run import read_histogram
 
 UNPACKED = {
     schema.INPUT_IDS: [0, 7, 4, 8],
@@ -24,11 +19,6 @@ UNPACKED = {
     schema.LABEL_BYTES: [4, 3, 3, 0],
     schema.NUM_BYTES: [10],
 }
-
-
-def write(path, features, **changed):
-    """A good record, then one with changes."""
-    return write_sequences(path, [features, {**features, **changed}])
 
 
 def test_unpacked_records_are_read_as_written(tmp_path):
@@ -52,46 +42,12 @@ def test_label_bytes_may_be_left_out(tmp_path):
     assert "label_bytes" not in found.layout and found["num_bytes"].tolist() == [10]
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({schema.INPUT_IDS: []}, "input_ids must have a token"),
-        ({schema.LABEL_IDS: [7, 4, 8]}, r"label_ids must be as long as input_ids\. Received: 3"),
-        ({schema.LABEL_MASK: [1, 1]}, "label_mask must be as long as input_ids"),
-        ({schema.LABEL_BYTES: [10]}, "label_bytes must be as long as input_ids"),
-        ({schema.NUM_BYTES: []}, "num_bytes must have one value"),
-        ({schema.NUM_BYTES: [-10]}, "num_bytes must not be negative"),
-        ({schema.NUM_BYTES: [11]}, "num_bytes must be the sum of label_bytes"),
-        ({schema.LABEL_BYTES: [4, 7, -1, 0]}, "label_bytes must be in 0"),
-        ({schema.LABEL_BYTES: [4, 3, 0, 3]}, "label_bytes must be 0 where nothing is predicted"),
-        ({schema.LABEL_MASK: [1, 2, 1, 0]}, r"label_mask must be 0 or 1\. Received: 2 at index 1"),
-        ({schema.LABEL_IDS: [7, 4, 8, 9]}, r"label_ids must be 0 where nothing .* Received: 9 at index 3"),
-        ({schema.LABEL_IDS: [0, 7, 4, 0]}, "label_ids must be the next token"),
-        ({schema.INPUT_IDS: [-1, 7, 4, 8]}, "input_ids must be in 0"),
-        ({schema.INPUT_IDS: [2**31, 7, 4, 8]}, "input_ids must be in 0"),
-        (
-            {schema.LABEL_MASK: [0] * 4, schema.LABEL_IDS: [0] * 4, schema.LABEL_BYTES: [0] * 4},
-            "num_bytes must be 0 where nothing is predicted",
-        ),
-    ],
-)
-def test_broken_unpacked_records_are_named(tmp_path, changed, message):
-    path = write(tmp_path / "a.tfrecord", UNPACKED, **changed)
-    with pytest.raises(InputError, match=rf"a\.tfrecord, record 2: {message}"):
-        list(read_causal(path))
-
-
 def test_what_is_no_unpacked_record(tmp_path):
     lacking = {name: values for name, values in UNPACKED.items() if name != schema.NUM_BYTES}
     with pytest.raises(InputError, match="features num_bytes are missing"):
         list(read_causal(write_sequences(tmp_path / "a.tfrecord", [lacking])))
     with pytest.raises(InputError, match="packed already"):
         list(read_causal(write_sequences(tmp_path / "b.tfrecord", [PACK])))
-
-
-def test_lengths_of_records_are_counted(tmp_path):
-    path = write_sequences(tmp_path / "a.tfrecord", make_sequences([5, 1, 9, 5]))
-    assert read_histogram("", path).tolist() == [1, 0, 0, 0, 2, 0, 0, 0, 1]
 
 
 def test_a_pack_is_read_as_its_sequences(tmp_path):
@@ -128,37 +84,61 @@ FOUR_SEQUENCES = {
 }
 
 
+BROKEN = [
+    ({schema.INPUT_IDS: []}, "input_ids must have a token"),
+    ({schema.LABEL_IDS: [7, 4, 8]}, r"label_ids must be as long as input_ids\. Received: 3"),
+    ({schema.LABEL_MASK: [1, 1]}, "label_mask must be as long as input_ids"),
+    ({schema.LABEL_BYTES: [10]}, "label_bytes must be as long as input_ids"),
+    ({schema.NUM_BYTES: []}, "num_bytes must have one value"),
+    ({schema.NUM_BYTES: [-10]}, "num_bytes must not be negative"),
+    ({schema.NUM_BYTES: [11]}, "num_bytes must be the sum of label_bytes"),
+    ({schema.LABEL_BYTES: [4, 7, -1, 0]}, "label_bytes must be in 0"),
+    ({schema.LABEL_BYTES: [4, 3, 0, 3]}, "label_bytes must be 0 where nothing is predicted"),
+    ({schema.LABEL_MASK: [1, 2, 1, 0]}, r"label_mask must be 0 or 1\. Received: 2 at index 1"),
+    ({schema.LABEL_IDS: [7, 4, 8, 9]}, r"label_ids must be 0 where nothing .* Received: 9 at index 3"),
+    ({schema.LABEL_IDS: [0, 7, 4, 0]}, "label_ids must be the next token"),
+    ({schema.INPUT_IDS: [-1, 7, 4, 8]}, "input_ids must be in 0"),
+    ({schema.INPUT_IDS: [2**31, 7, 4, 8]}, "input_ids must be in 0"),
+    (
+        {schema.LABEL_MASK: [0] * 4, schema.LABEL_IDS: [0] * 4, schema.LABEL_BYTES: [0] * 4},
+        "num_bytes must be 0 where nothing is predicted",
+    ),
+]
+BROKEN_PACKS = [
+    (change(schema.INPUT_MASK, 0, 2), "input_mask must begin with sequence 1"),
+    (change(schema.INPUT_MASK, 2, 3), "input_mask must count sequences"),
+    (change(schema.INPUT_MASK, 7, 1), "input_mask must count sequences"),
+    (PADDED_WITHIN, "input_mask must count sequences 1, 2, .* Received: 2 at index 4"),
+    (FOUR_SEQUENCES, "input_mask must be at most K=3. Received: 4 at index 5"),
+    (change(schema.POSITION_IDS, 4, 4), "position_ids must restart at 0"),
+    (change(schema.POSITION_IDS, 0, 1), "position_ids must restart at 0"),
+    (change(schema.POSITION_IDS, 7, 1), "position_ids must restart at 0"),
+    (change(schema.INPUT_IDS, 7, 1), "input_ids must be 0 in padding"),
+    (change(schema.INPUT_IDS, 0, -1), "input_ids must be in 0"),
+    (change(schema.LABEL_MASK, 3, 2), "label_mask must be the sequence of its token, or 0"),
+    (change(schema.LABEL_MASK, 7, 1), "label_mask must be the sequence of its token, or 0"),
+    (change(schema.LABEL_MASK, 0, -1), "label_mask must be the sequence of its token, or 0"),
+    (change(schema.LABEL_IDS, 1, 5), "label_ids must be the next token"),
+    (change(schema.LABEL_IDS, 6, 5), "label_ids must be 0 where nothing is predicted"),
+    (change(schema.SEQUENCE_WEIGHTS, 2, 1), "sequence_weights must be 1 per sequence"),
+    (change(schema.SEQUENCE_BYTES, 2, 1), "sequence_bytes must be 0 in an unused slot"),
+    (change(schema.SEQUENCE_BYTES, 1, -1), "sequence_bytes must not be negative"),
+    (
+        {schema.LABEL_MASK: [1, 1, 1, 1, 0, 0, 0, 0], schema.LABEL_IDS: [7, 4, 8, 9, 0, 0, 0, 0]},
+        "sequence_bytes must be 0 where nothing is predicted",
+    ),
+]
+
+
 @pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        (change(schema.INPUT_MASK, 0, 2), "input_mask must begin with sequence 1"),
-        (change(schema.INPUT_MASK, 2, 3), "input_mask must count sequences"),
-        (change(schema.INPUT_MASK, 7, 1), "input_mask must count sequences"),
-        (PADDED_WITHIN, "input_mask must count sequences 1, 2, .* Received: 2 at index 4"),
-        (FOUR_SEQUENCES, "input_mask must be at most K=3. Received: 4 at index 5"),
-        (change(schema.POSITION_IDS, 4, 4), "position_ids must restart at 0"),
-        (change(schema.POSITION_IDS, 0, 1), "position_ids must restart at 0"),
-        (change(schema.POSITION_IDS, 7, 1), "position_ids must restart at 0"),
-        (change(schema.INPUT_IDS, 7, 1), "input_ids must be 0 in padding"),
-        (change(schema.INPUT_IDS, 0, -1), "input_ids must be in 0"),
-        (change(schema.LABEL_MASK, 3, 2), "label_mask must be the sequence of its token, or 0"),
-        (change(schema.LABEL_MASK, 7, 1), "label_mask must be the sequence of its token, or 0"),
-        (change(schema.LABEL_MASK, 0, -1), "label_mask must be the sequence of its token, or 0"),
-        (change(schema.LABEL_IDS, 1, 5), "label_ids must be the next token"),
-        (change(schema.LABEL_IDS, 6, 5), "label_ids must be 0 where nothing is predicted"),
-        (change(schema.SEQUENCE_WEIGHTS, 2, 1), "sequence_weights must be 1 per sequence"),
-        (change(schema.SEQUENCE_BYTES, 2, 1), "sequence_bytes must be 0 in an unused slot"),
-        (change(schema.SEQUENCE_BYTES, 1, -1), "sequence_bytes must not be negative"),
-        (
-            {schema.LABEL_MASK: [1, 1, 1, 1, 0, 0, 0, 0], schema.LABEL_IDS: [7, 4, 8, 9, 0, 0, 0, 0]},
-            "sequence_bytes must be 0 where nothing is predicted",
-        ),
-    ],
+    ("features", "readers", "changed", "message"),
+    [(UNPACKED, [read_causal], *row) for row in BROKEN]
+    + [(PACK, [read_packed_causal, read_parts], *row) for row in BROKEN_PACKS],
 )
-def test_broken_packs_are_named(tmp_path, changed, message):
-    path = write(tmp_path / "p.tfrecord", PACK, **changed)
-    for read in (read_packed_causal, read_parts):
-        with pytest.raises(LayoutError, match=rf"p\.tfrecord, record 2: {message}"):
+def test_a_broken_rule_is_named(tmp_path, features, readers, changed, message):
+    path = write_sequences(tmp_path / "a.tfrecord", [features, {**features, **changed}])
+    for read in readers:
+        with pytest.raises(InputError, match=rf"a\.tfrecord, record 2: {message}"):
             list(read(path))
 
 

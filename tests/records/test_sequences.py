@@ -1,4 +1,4 @@
-"""Sequences in columns: made, taken by number, joined, and told apart by their content."""
+"""Sequences in columns: made, taken by number, joined, and compared by their content."""
 
 import numpy as np
 import pytest
@@ -16,8 +16,6 @@ from bert_packed.records.sequences import (
     concatenate,
     content_digests,
     make_sequences,
-    range_indices,
-    rank_in_groups,
     take,
 )
 
@@ -60,24 +58,6 @@ def test_sequences_are_taken_by_number(monkeypatch, taken_at_once):
     assert len(taken) == 6 and taken.offsets("frames").tolist() == [0, *np.cumsum(list(map(len, expected)))]
 
 
-def test_left_out_columns_are_zeros_of_the_sizes_and_types_of_the_layout():
-    sequences = make_sequences(BERT_LAYOUT, "a", tokens=range(5), lengths=[2, 3], record_numbers=[1, 2])
-    assert {name: values.tolist() for name, values in sequences.columns.items()} == {
-        "file_indices": [0, 0],
-        "record_numbers": [1, 2],
-        "lengths": [2, 3],
-        "num_predictions": [0, 0],
-        "next_sentence_labels": [0, 0],
-        "tokens": [0, 1, 2, 3, 4],
-        "token_type_ids": [0] * 5,
-        "prediction_positions": [],
-        "prediction_ids": [],
-    }
-    assert all(values.dtype == BERT_LAYOUT[name].dtype for name, values in sequences.columns.items())
-    with pytest.raises(ValueError, match=r"must be of the layout\. Received: labels, token"):
-        make_sequences(BERT_LAYOUT, "a", token=[], labels=[], record_numbers=[])
-
-
 def test_joined_sequences_keep_their_files():
     batches = [make_bert("a"), make_bert("b", record_numbers=[7, 8]), make_bert("a", record_numbers=[3, 4])]
     joined = concatenate(batches)
@@ -106,13 +86,6 @@ def test_digests_are_of_the_content_alone():
     part = make_sequences(CAUSAL_LAYOUT | FIRST_POSITIONS, "a", lengths=[1], tokens=[5], record_numbers=[1])
     whole = make_sequences(CAUSAL_LAYOUT, "a", lengths=[1], tokens=[5], record_numbers=[1])
     assert np.array_equal(*(content_digests(one, CAUSAL_LAYOUT) for one in (part, whole)))
-
-
-def test_ranges():
-    assert range_indices([5, 0], [3, 2]).tolist() == [5, 6, 7, 0, 1]
-    groups = np.random.default_rng(0).integers(0, 5, 300).tolist()
-    expected = [groups[:place].count(group) for place, group in enumerate(groups)]
-    assert rank_in_groups(np.array(groups)).tolist() == expected
 
 
 @pytest.mark.parametrize("name", ["tokens", "prediction_ids", "labels"])

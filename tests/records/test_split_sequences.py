@@ -93,13 +93,6 @@ def test_sequences_are_whole_again(tmp_path, monkeypatch, num_files, batch):
     assert {one[4] for one in found} == origins
 
 
-def test_folders_are_each_their_own(tmp_path):
-    paths = [path for name in "ab" for path in write_rows(tmp_path / name)]
-    found, _ = list_joined(paths)
-    once, _ = list_joined(paths[:2])
-    assert [one[:4] for one in found] == sorted(2 * [one[:4] for one in once])
-
-
 def skip_a_position(packs):
     packs[4][schema.POSITION_IDS] = [place + 1 for place in packs[4][schema.POSITION_IDS]]
 

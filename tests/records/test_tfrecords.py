@@ -80,12 +80,6 @@ def test_files_are_those_that_tensorflow_writes(tmp_path, path, sizes):
     assert tfrecords.first_record(path) == records[0]
 
 
-def test_a_file_written_whole_has_its_own_name(tmp_path, path):
-    entry = tfrecords.write_file(path, [b"one", b"two"])
-    assert entry == tfrecords.FileEntry("x.tfrecord", 2, storage.file_sha256(path))
-    assert [path.name for path in tmp_path.iterdir()] == ["x.tfrecord"]
-
-
 def has_full_device():
     return os.path.exists("/dev/full") and stat.S_ISCHR(os.stat("/dev/full").st_mode)
 
@@ -150,19 +144,6 @@ def test_empty_and_missing_files(path):
     assert scan_file(path).offsets.tolist() == [0] and scan_file(path).num_records == 0
 
 
-def test_an_error_of_the_disk_names_the_file(path, monkeypatch):
-    class Failing(io.BytesIO):
-        def read(self, size):
-            raise OSError(5, "Input/output error")
-
-    tfrecords.write_records(path, [b"x"])
-    monkeypatch.setattr(storage, "open_file", lambda path, **_: Failing())
-    for read in (list_batches, scan_file):
-        with pytest.raises(OSError, match=r"x\.tfrecord: .*Input/output error") as found:
-            read(path)
-        assert not isinstance(found.value, InputError)
-
-
 # Damage
 
 
@@ -223,7 +204,7 @@ def test_a_damaged_length_is_not_followed(path, monkeypatch, length):
             return super().read(size)
 
     damaged = length.to_bytes(8, "little") + content[8:]
-    monkeypatch.setattr(storage, "open_file", lambda path, **_: Counting(damaged))
+    monkeypatch.setattr(storage, "open_file", lambda path: Counting(damaged))
     with pytest.raises(InputError, match="is not a TFRecord file"):
         list_batches(path, 64)
     assert num_read == 64

@@ -35,25 +35,6 @@ def test_labels_restore_the_sequence(whole_words):
         assert types.tolist() == [0] * (seps[0] + 1) + [1] * (len(tokens) - seps[0] - 1)
 
 
-def test_80_10_10():
-    corpus, vocabulary = make_corpus([[20] * 20 for _ in range(40)])
-    sequences = make(corpus, vocabulary, InstanceRules(128, 20), num_duplicates=3)
-    places = np.repeat(sequences.offsets("tokens")[:-1], sequences["num_predictions"])
-    places += sequences["prediction_positions"]
-    written = sequences["tokens"][places]
-    num = len(written)
-    assert num > 5000
-    assert abs(np.mean(written == vocabulary.mask_id) - 0.8) < 0.02
-    assert abs(np.mean(written == sequences["prediction_ids"]) - 0.1) < 0.02
-    random_ids = written[(written != vocabulary.mask_id) & (written != sequences["prediction_ids"])]
-    assert abs(len(random_ids) / num - 0.1) < 0.02
-    assert random_ids.min() >= NUM_SPECIAL_TOKENS
-    assert random_ids.max() > len(vocabulary) * 0.95  # the whole vocabulary
-    # positions are uniform over the sequence
-    share = sequences["prediction_positions"] / np.repeat(sequences["lengths"], sequences["num_predictions"])
-    assert abs(share.mean() - 0.5) < 0.02
-
-
 def test_whole_words_are_masked_whole():
     corpus, vocabulary = make_corpus(random_documents(2))
     rules = InstanceRules(64, 10, masking=MaskingRules(True))
@@ -110,15 +91,6 @@ def test_no_word_crosses_a_border_of_segments():
         assert len(positions) == 1
 
 
-def test_more_predictions_wanted_than_there_are_tokens():
-    vocabulary = Vocabulary((*SPECIAL_TOKENS, "a"))
-    token_ids = np.array([2, 5, 3, 5, 3], np.int32)
-    _, positions, _ = masking.mask_tokens(
-        token_ids, vocabulary, 4, 20, MaskingRules(), np.random.default_rng(0)
-    )
-    assert positions.tolist() == [1, 3]
-
-
 @pytest.mark.parametrize("prob", [0.15, 0.3, 0.07])
 @pytest.mark.parametrize("max_seq_length", [64, 128, 384, 512])
 def test_the_share_of_predictions_is_the_one_asked_for(max_seq_length, prob):
@@ -135,9 +107,20 @@ def test_the_share_of_predictions_is_the_one_asked_for(max_seq_length, prob):
     assert sequences["num_predictions"].max() >= config.num_prediction_slots - 1
 
 
-def test_an_explicit_limit_of_predictions_is_kept():
-    config = CreateConfig(output_dir="x", max_seq_length=128, max_predictions_per_seq=7, masked_lm_prob=0.3)
-    assert config.num_prediction_slots == config.resolved()["max_predictions_per_seq"] == 7
-    corpus, vocabulary = make_corpus([[7] * 200 for _ in range(4)])
-    sequences = make(corpus, vocabulary, InstanceRules(128, config.num_prediction_slots, 0.3))
-    assert sequences["num_predictions"].max() == 7
+def test_80_10_10():
+    corpus, vocabulary = make_corpus([[20] * 20 for _ in range(40)])
+    sequences = make(corpus, vocabulary, InstanceRules(128, 20), num_duplicates=3)
+    places = np.repeat(sequences.offsets("tokens")[:-1], sequences["num_predictions"])
+    places += sequences["prediction_positions"]
+    written = sequences["tokens"][places]
+    num = len(written)
+    assert num > 5000
+    assert abs(np.mean(written == vocabulary.mask_id) - 0.8) < 0.02
+    assert abs(np.mean(written == sequences["prediction_ids"]) - 0.1) < 0.02
+    random_ids = written[(written != vocabulary.mask_id) & (written != sequences["prediction_ids"])]
+    assert abs(len(random_ids) / num - 0.1) < 0.02
+    assert random_ids.min() >= NUM_SPECIAL_TOKENS
+    assert random_ids.max() > len(vocabulary) * 0.95  # the whole vocabulary
+    # positions are uniform over the sequence
+    share = sequences["prediction_positions"] / np.repeat(sequences["lengths"], sequences["num_predictions"])
+    assert abs(share.mean() - 0.5) < 0.02

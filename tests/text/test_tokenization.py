@@ -1,7 +1,5 @@
 """Vocabularies train reproducibly and apply as BERT's do."""
 
-from collections import Counter
-
 import numpy as np
 import pytest
 
@@ -27,11 +25,7 @@ def test_longest_piece_first_lower_case_without_accents():
     assert tokens == ["[UNK]", ",", "runn", "##ing", "un", "##aff", "##able", "cafe"]
 
 
-def test_case_stays_where_wanted():
-    assert to_tokens(VOCABULARY, "Cafe cafe", do_lower_case=False) == ["[UNK]", "cafe"]
-
-
-def test_chinese_characters_stand_apart_and_words_may_be_long():
+def test_chinese_characters_are_words_and_words_may_be_long():
     vocabulary = tokenization.Vocabulary((*SPECIAL, "\u4e2d", "\u56fd", "a", "##a"))
     assert to_tokens(vocabulary, "\u4e2d\u56fda") == ["\u4e2d", "\u56fd", "a"]
     assert to_tokens(vocabulary, "a" * 100) == ["a", *["##a"] * 99]
@@ -129,42 +123,6 @@ def test_a_vocabulary_spells_the_text_it_was_trained_on(tmp_path, make, do_lower
         assert {*"".join(tokenization.load_vocab(path).tokens[5:])} - {"#"} == {*spelt}
 
 
-def test_training_uses_whole_words_where_the_text_repeats_them():
-    vocabulary = tokenization.train_vocab([["The cat sat on the mat with the cat."]] * 5, 100, True)
-    assert to_tokens(vocabulary, "The cat") == ["the", "cat"]
-    assert len(vocabulary) < 100  # so short a text has no more to merge
-
-
 def test_too_small_a_vocabulary():
     with pytest.raises(InputError, match=r"`vocab_size` must be at least \d+.*Received: 20\."):
         tokenization.train_vocab([make_sentences()], 20, True)
-
-
-@pytest.mark.parametrize(
-    ("batch", "characters", "sizes"),
-    [(3, 100, [3, 3, 1]), (9, 5, [1, 2, 1, 2, 1]), (9, 1, [1] * 7), (9, 100, [7])],
-)
-def test_batches_are_small_in_sentences_and_characters(monkeypatch, batch, characters, sizes):
-    monkeypatch.setattr(tokenization, "ENCODE_BATCH", batch)
-    monkeypatch.setattr(tokenization, "ENCODE_CHARACTERS", characters)
-    sentences = list(enumerate(["aaaaaa", "bb", "ccc", "ddddd", "e", "ffff", "gg"], 1))
-    found = list(tokenization.batches(iter(sentences)))
-    assert [len(held) for held in found] == sizes
-    assert [pair for held in found for pair in held] == sentences
-
-
-def test_a_vocabulary_of_words_that_were_counted_in_parts(monkeypatch):
-    whole = tokenization.train_vocab([make_sentences()], 300, True)
-    monkeypatch.setattr(tokenization, "MAX_WORDS_HELD", 10)
-    held = []
-
-    class Watched(Counter):
-        def clear(self):
-            held.append(len(self))
-            super().clear()
-
-    monkeypatch.setattr(tokenization, "Counter", Watched)
-    sentences = make_sentences()
-    assert tokenization.train_vocab([[sentence] for sentence in sentences], 300, True) == whole
-    # Words are dropped as soon as one sentence brought more than may be held
-    assert len(held) > 2 and max(held) <= 10 + max(len(sentence.split()) for sentence in sentences)

@@ -38,39 +38,31 @@ def mistake(runner, options, tmp_path, capsys, monkeypatch):
     return line
 
 
+OPTIONS = "--project=p --temp_location=gs://b/tmp --staging_location=gs://b/tmp"
+
+
 @needs_beam
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("runner", "options", "message"),
     [
-        ("--direct_num_workers=few", "argument --direct_num_workers: invalid int value: 'few'"),
-        ("--direct_running_mode=well", "invalid choice: 'well'"),
-        ("--setup_file", "argument --setup_file: expected one argument"),
-        ("'--setup_file=x", "No closing quotation"),
-        ("--nosuch_flag=1", "--nosuch_flag is none"),
-        ("stray", "stray is none"),
+        ("DirectRunner", "--direct_num_workers=few", "invalid int value: 'few'"),
+        ("DirectRunner", "--direct_running_mode=well", "invalid choice: 'well'"),
+        ("DirectRunner", "--setup_file", "argument --setup_file: expected one argument"),
+        ("DirectRunner", "'--setup_file=x", "No closing quotation"),
+        ("DirectRunner", "--nosuch_flag=1", "--nosuch_flag is none"),
+        ("DirectRunner", "stray", "stray is none"),
+        ("FlinkRunner", "--parallelism=2 --flink_masterr=host:1", "--flink_masterr is none"),
+        ("SparkRunner", "--parallelism=2 --flink_masterr=host:1", "--flink_masterr is none"),
+        ("DataflowRunner", OPTIONS, "Missing required option: region"),
     ],
 )
-def test_options_that_are_none(tmp_path, capsys, monkeypatch, options, message):
-    line = mistake("DirectRunner", options, tmp_path, capsys, monkeypatch)
-    assert line.startswith("p.py: error: `BEAM_OPTIONS` must be flags of DirectRunner: ") and message in line
-    assert line.endswith(f"Received: {options!r}.")
-
-
-@needs_beam
-@pytest.mark.parametrize("runner", ["FlinkRunner", "SparkRunner"])
-def test_a_misspelt_option_of_a_cluster_is_an_error(tmp_path, capsys, monkeypatch, runner):
-    line = mistake(runner, "--parallelism=2 --flink_masterr=host:1", tmp_path, capsys, monkeypatch)
-    assert f"must be flags of {runner}: --flink_masterr is none. Received: " in line
-
-
-@needs_beam
-def test_what_a_runner_cannot_do_without_is_a_mistake_in_its_options(tmp_path, capsys, monkeypatch):
+def test_options_that_are_none(tmp_path, capsys, monkeypatch, runner, options, message):
     from data_gen.jobs import beam_runner
 
     monkeypatch.setattr(beam_runner, "_check_dataflow", lambda: None)
-    options = "--project=p --temp_location=gs://b/tmp --staging_location=gs://b/tmp"
-    line = mistake("DataflowRunner", options, tmp_path, capsys, monkeypatch)
-    assert "must be flags of DataflowRunner: Missing required option: region. Received: " in line
+    line = mistake(runner, options, tmp_path, capsys, monkeypatch)
+    assert line.startswith(f"p.py: error: `BEAM_OPTIONS` must be flags of {runner}: ") and message in line
+    assert line.endswith(f"Received: {options!r}.")
 
 
 @needs_beam
@@ -107,7 +99,7 @@ def test_a_runner_that_fails_is_named(tmp_path, monkeypatch):
 
 
 @needs_beam
-def test_mistakes_of_users_and_ours_are_told_apart(tmp_path, caplog):
+def test_mistakes_of_users_and_ours_are_distinguished(tmp_path, caplog):
     from data_gen.jobs import beam_runner
 
     with pytest.raises(InputError, match=r"^a mistake of the user's$"):

@@ -1,87 +1,149 @@
-"""A killed run is continued by the same command and ends in the same bytes, wherever it was killed.
+"""A job that is killed or fails, wherever that is, goes on by the same command and ends in the same bytes."""
 
-Of the random moments among the slow tests there are as many as it takes to kill everybody once;
-`KILL_MOMENTS=50` tries as many as that.
-"""
-
+import errno
+import hashlib
+import logging
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
-from causal_files import write_causal
-from crash import all_bytes, finish, kill_after, start
-from unpacked_records import make_features, write_features
+from crash import all_bytes, find_workers, finish, kill_after, start
 
+from bert_packed.assembly.bert_packs import BertKind
+from bert_packed.core import command_line, storage
+from bert_packed.core import runtime as versions
+from bert_packed.core.settings import InputError
 from bert_packed.records.manifests import read_manifest
-from bert_packed.text.tokenization import SPECIAL_TOKENS
-from data_gen import pack_job, pack_steps
 from data_gen.jobs.output import INCOMPLETE_NAME
-from data_gen.pack_config import PackConfig
-from data_gen.pack_job import pack
-from data_gen.text.create_config import CreateConfig
-from data_gen.text.create_job import create
+from data_gen.text.corpus import TextDocuments
 
-S = 64
-NUM_KILLS = 3
-# Whom some of every 16 kills are for in a run with two workers, see `kill_after`; the others are of runs
-# without workers, which start in a tenth of the time
-VICTIMS = {1: "group", 6: "process", 11: "worker"}
-CYCLE = 16
-NUM_SLOW_KILLS = int(os.environ.get("KILL_MOMENTS", CYCLE))
+BOTH = pytest.mark.parametrize("name", ["pack", "create"])
+INPUTS = {"pack": "b.tfrecord", "create": "b.txt"}
 
 
-@pytest.fixture
-def jobs(tmp_path):
-    """Dict from name to a function and its settings, for inputs of a few files."""
-    rng = np.random.default_rng(0)
-    for name in ("a", "b"):
-        write_features(tmp_path / f"{name}.tfrecord", make_features(rng.integers(3, S + 1, 3000), S, 7))
-    words = [f"word{i}" for i in range(50)]
-    (tmp_path / "words.txt").write_text("\n".join([*SPECIAL_TOKENS, *words]))
-    for name in ("a", "b"):
-        documents = [[" ".join(rng.choice(words, 9)) for _ in range(8)] for _ in range(40)]
-        (tmp_path / f"{name}.txt").write_text("\n\n".join("\n".join(document) for document in documents))
-    packing = {"input_file": f"{tmp_path}/*.tfrecord", "max_seq_length": S, "num_workers": 1}
-    creating = {
-        "input_file": f"{tmp_path}/a.txt,{tmp_path}/b.txt",
-        "vocab_file": f"{tmp_path}/words.txt",
-        "max_seq_length": S,
-        "num_workers": 1,
-        "eval_fraction": 0.1,
-    }
-    write_causal(tmp_path / "c.causal", rng.integers(2, S + 1, 500))
-    causal = {
-        **creating,
-        "vocab_file": "",
-        "vocab_size": 300,
-        "objective": "causal_lm",
-        "tokenizer": "byte_bpe",
-    }
-    rows = {**packing, "input_file": f"{tmp_path}/c.causal", "split_sequences": True, "num_rows": 4}
-    return {
-        "create causal": (create, CreateConfig, {**causal, "num_shards": 2, "provenance": True}),
-        "pack rows": (pack, PackConfig, {**rows, "num_shards": 2, "provenance": True}),
-        "pack": (pack, PackConfig, {**packing, "num_shards": 3, "provenance": True}),
-        "create": (create, CreateConfig, {**creating, "num_shards": 3, "provenance": True}),
-    }
+def notes(folder):
+    """The notes of finished steps, but for that of the plan, which is no step that is counted."""
+    return [path for path in folder.glob(f"{INCOMPLETE_NAME}/work/*.done") if path.stem != "plan"]
 
 
-def complete(job, folder):
-    """Run a job without a kill; returns the bytes."""
-    function, config_class, settings = job
-    assert finish(start(function, config_class(output_dir=str(folder), **settings))) == 0
-    return all_bytes(folder)
+# How a job ends before its time. Each leaves an unfinished run in the folder
 
 
-def continue_and_compare(job, folder, expected):
-    """The same command again, in this process, ends in the expected bytes, unless it was complete already."""
-    function, config_class, settings = job
+def fail_at(step, error, message=None):
+    """An error in one kind of step; of a command it is one line that says how to go on."""
+
+    def stop(job, folder, monkeypatch, capsys):
+        def fail(work):
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(job.module, step, fail)
+            if message is None:
+                with pytest.raises(type(error)):
+                    job.run(folder)
+            else:
+                check_command(job, folder, patch, capsys, message)
+
+    return stop
+
+
+def fill_the_disk(num_good):
+    """A disk that takes this number of files."""
+
+    def stop(job, folder, monkeypatch, capsys):
+        flush, num_flushed = storage.flush_to_disk, 0
+
+        def fail(path):
+            nonlocal num_flushed
+            num_flushed += path.endswith(storage.PARTIAL_SUFFIX)
+            if num_flushed > num_good:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+            flush(path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(storage, "flush_to_disk", fail)
+            check_command(job, folder, patch, capsys, "No space left on device")
+        assert not list(folder.rglob(f"*{storage.PARTIAL_SUFFIX}"))
+
+    return stop
+
+
+def check_command(job, folder, patch, capsys, message):
+    patch.setattr(command_line, "_show_log", lambda: None)  # it would stay for other tests
+    status = command_line.run(job.function, job.config_class, job.argv(folder))
+    error = capsys.readouterr().err
+    assert status == (130 if message == "interrupted" else 2)
+    assert message in error and error.count("\n") == 1
+    assert f"the same command continues with what is in {folder / INCOMPLETE_NAME}" in error
+
+
+def kill_a_worker(job, folder, monkeypatch, capsys):
+    command = [sys.executable, *job.argv(folder, num_workers=2)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not notes(folder):
+        time.sleep(0.001)
+    os.kill(find_workers(process.pid)[0], signal.SIGKILL)
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 2 and error.count("\n") == 1
+    assert "a worker process ended" in error and "the same command continues" in error
+
+
+EVENTS = {
+    "the first files on a full disk": fill_the_disk(8),  # create notes its first step at the eighth
+    "later files on a full disk": fill_the_disk(11),
+    "an interrupt": fail_at("write_shard", KeyboardInterrupt(), "interrupted"),
+    "no memory": fail_at("write_shard", MemoryError()),
+    "a killed worker": kill_a_worker,
+}
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "event",
+    [pytest.param(event, marks=pytest.mark.slow if event == "a killed worker" else ()) for event in EVENTS],
+)
+def test_no_finished_step_is_done_again(tmp_path, jobs, name, event, monkeypatch, capsys):
+    job, out = jobs[name], tmp_path / "out"
+    EVENTS[event](job, out, monkeypatch, capsys)
+    assert [path.name for path in out.iterdir()] == [INCOMPLETE_NAME]
+    num_done, calls = len(notes(out)), job.count_steps(monkeypatch)
+    assert job.run(out) == job.bytes
+    assert job.num_steps - len(calls) == num_done > 0
+
+
+def test_room_that_killed_steps_take_is_given_back(tmp_path, jobs, monkeypatch, capsys):
+    out, stop = tmp_path / "out", EVENTS["no memory"]
+    stop(jobs["pack"], out, monkeypatch, capsys)
+    left = [out / INCOMPLETE_NAME / "packed.x.partial", out / INCOMPLETE_NAME / "work" / "run.x.partial"]
+    for path in left:
+        path.write_text("half")
+    stop(jobs["pack"], out, monkeypatch, capsys)
+    assert not any(path.exists() for path in left)
+
+
+def test_a_full_disk_before_the_first_note_leaves_nothing(tmp_path, jobs, monkeypatch):
+    def fail(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    monkeypatch.setattr(storage, "flush_to_disk", fail)
+    with pytest.raises(OSError, match="No space left"):
+        jobs["pack"].run(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# Kills of the process itself
+
+
+def continue_and_compare(job, folder, expected, **changes):
+    """The same command ends in the expected bytes, unless the run was complete already."""
     is_to_continue = (folder / INCOMPLETE_NAME / "work" / "identity.json").exists()
-    if settings.get("overwrite") or read_manifest(folder) is None or is_to_continue:
-        function(config_class(output_dir=str(folder), **settings))
-        assert all_bytes(folder) == expected
+    if changes.get("overwrite") or read_manifest(folder) is None or is_to_continue:
+        assert job.run(folder, **changes) == expected
     else:
         found = {name: data for name, data in all_bytes(folder).items() if INCOMPLETE_NAME not in name}
         assert found == expected
@@ -90,116 +152,207 @@ def continue_and_compare(job, folder, expected):
 @pytest.mark.parametrize(
     ("name", "overwrite", "stride"),
     [
-        ("pack", True, 12),
-        ("create", False, 20),
-        ("create causal", False, 40),
-        ("pack rows", False, 40),
-        *(
-            pytest.param(name, overwrite, 1, marks=pytest.mark.slow)
-            for name in ("pack", "create")
-            for overwrite in (False, True)
-        ),
-        # They change names in the same places, by the same code
-        *(pytest.param(name, True, 5, marks=pytest.mark.slow) for name in ("create causal", "pack rows")),
+        ("pack", True, 15),
+        ("create", False, 25),
+        ("create causal", False, 45),
+        ("pack rows", False, 45),
+        # At every state that a kill can leave
+        *(pytest.param(name, True, 1, marks=pytest.mark.slow) for name in ("pack", "create")),
     ],
 )
 def test_killed_at_changes_of_names(tmp_path, jobs, name, overwrite, stride):
-    """Files appear, move and vanish at these changes: with stride 1, at every state that a kill can leave."""
-    function, config_class, settings = jobs[name]
-    expected = complete(jobs[name], tmp_path / "whole")
-    job = (function, config_class, {**settings, "overwrite": overwrite})
-    fatal_change, num_incomplete = 2, 0
+    """Files appear, move and vanish at these changes."""
+    job, fatal_change, num_incomplete = jobs[name], 2, 0
     if overwrite:  # with one shard more, all the names are others
-        complete((function, config_class, {**settings, "num_shards": 4}), tmp_path / "earlier")
+        job.run(tmp_path / "earlier", num_shards=4)
     while True:
         folder = tmp_path / f"out-{fatal_change}"
         if overwrite:
             shutil.copytree(tmp_path / "earlier", folder)
-        process = start(function, config_class(output_dir=str(folder), **job[2]), fatal_change)
+        process = start(job.function, job.config(folder, overwrite=overwrite), fatal_change)
         if finish(process) == 0:
             break
         num_incomplete += read_manifest(folder) is None
-        continue_and_compare(job, folder, expected)
+        continue_and_compare(job, folder, job.bytes, overwrite=overwrite)
         fatal_change += stride
     assert fatal_change > 20 and num_incomplete > 0
 
 
-@pytest.mark.parametrize("name", ["pack", pytest.param("create", marks=pytest.mark.slow)])
-def test_killed_at_random_moments(tmp_path, jobs, name):
-    kill_at_random_moments(tmp_path, jobs[name], NUM_KILLS, seed=0, victims={})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["pack", "create"])
-def test_killed_at_many_random_moments(tmp_path, jobs, name):
-    kill_at_random_moments(tmp_path, jobs[name], NUM_SLOW_KILLS, seed=1, victims=VICTIMS)
-
-
-def kill_at_random_moments(tmp_path, job, num_kills, seed, victims):
-    function, config_class, settings = job
-    durations = {}
-    for num_workers in (1, 2) if victims else (1,):
+@pytest.mark.parametrize(
+    ("name", "victims"),
+    [
+        ("pack", ["process"] * 2),
+        *(
+            pytest.param(name, ["process", "group", "worker", "process"], marks=pytest.mark.slow)
+            for name in ("pack", "create")
+        ),
+    ],
+)
+def test_killed_at_random_moments(tmp_path, jobs, name, victims):
+    job, durations, num_tries = jobs[name], {}, 0
+    for num_workers in {2 if "worker" in victims else 1, 1}:
         began = time.monotonic()
-        folder = tmp_path / f"whole-{num_workers}"
-        expected = complete((function, config_class, {**settings, "num_workers": num_workers}), folder)
+        config = job.config(tmp_path / f"whole-{num_workers}", num_workers=num_workers)
+        assert finish(start(job.function, config)) == 0
         durations[num_workers] = time.monotonic() - began
-    rng = np.random.default_rng(seed)
-    num_killed = number = 0
-    while num_killed < num_kills:
-        folder = tmp_path / f"out-{number}"
-        number += 1
-        victim = victims.get(num_killed % CYCLE)
-        num_workers = 2 if victim else 1
-        config = config_class(output_dir=str(folder), **{**settings, "num_workers": num_workers})
-        process = start(function, config)
-        num_killed += kill_after(process, rng.uniform(0, durations[num_workers]), victim or "process")
+    rng = np.random.default_rng(0)
+    while victims:
+        folder, num_workers = tmp_path / f"out-{num_tries}", 1 if victims[0] == "process" else 2
+        process = start(job.function, job.config(folder, num_workers=num_workers))
+        if kill_after(process, rng.uniform(0, durations[num_workers]), victims[0]):
+            victims = victims[1:]
         if folder.exists():
-            continue_and_compare(job, folder, expected)
-        assert number < 20 * num_kills  # else the moments are past the end, and nothing is tested
-
-
-def test_finished_steps_are_not_done_again(tmp_path, jobs, monkeypatch):
-    function, config_class, settings = jobs["pack"]
-    expected = complete(jobs["pack"], tmp_path / "whole")
-    config = config_class(output_dir=str(tmp_path / "out"), **settings)
-    assert finish(start(function, config, fatal_name="write-000001.done")) != 0
-    assert list((tmp_path / "out").glob(f"{INCOMPLETE_NAME}/work/write-000001.done"))
-    calls = []
-
-    def counted(step):
-        def count(work):
-            calls.append(step.__name__)
-            return step(work)
-
-        return count
-
-    for name in ("read_file", "sort_run", "measure_part", "write_shard"):
-        monkeypatch.setattr(pack_job, name, counted(getattr(pack_steps, name)))
-    pack(config)
-    assert calls == ["write_shard"]
-    assert all_bytes(tmp_path / "out") == expected
-
-
-def test_other_settings_or_inputs_begin_anew(tmp_path, jobs):
-    function, config_class, settings = jobs["pack"]
-    folder = tmp_path / "out"
-    assert finish(start(function, config_class(output_dir=str(folder), **settings), fatal_change=25)) != 0
-    assert (folder / INCOMPLETE_NAME).exists()
-    other = (function, config_class, {**settings, "random_seed": 99})
-    assert complete(other, folder) == complete(other, tmp_path / "fresh")
-
-    folder = tmp_path / "out2"
-    assert finish(start(function, config_class(output_dir=str(folder), **settings), fatal_change=25)) != 0
-    write_features(tmp_path / "b.tfrecord", make_features(np.full(3000, 5), S, 8))
-    assert complete(jobs["pack"], folder) == complete(jobs["pack"], tmp_path / "fresh2")
+            continue_and_compare(job, folder, job.bytes)
+        num_tries += 1
+        assert num_tries < 80  # else the moments are past the end, and nothing is tested
 
 
 def test_a_second_run_is_refused_while_the_first_lives(tmp_path, jobs):
-    function, config_class, settings = jobs["pack"]
-    config = config_class(output_dir=str(tmp_path / "out"), **settings)
-    process = start(function, config)
+    config = jobs["pack"].config(tmp_path / "out")
+    process = start(jobs["pack"].function, config)
     while process.is_alive() and not (tmp_path / "out" / INCOMPLETE_NAME).exists():
         time.sleep(0.001)
     with pytest.raises(ValueError, match="being written by another run"):
-        pack(config)
+        jobs["pack"].function(config)
     assert finish(process) == 0
+
+
+# Other inputs, settings or code
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("pack", what) for what in ("settings", "inputs", "input manifests", "code")]
+    + [("create", what) for what in ("inputs", "vocabulary")],
+)
+def test_a_run_of_other_things_starts_over_and_says_so(
+    tmp_path, own_jobs, name, what, monkeypatch, caplog, capsys
+):
+    job, out, changes = own_jobs[name], tmp_path / "out", {}
+    EVENTS["no memory"](job, out, monkeypatch, capsys)
+    if what == "settings":
+        changes = {"random_seed": 5}
+    elif what == "inputs":
+        path = tmp_path / INPUTS[name]
+        path.write_bytes(path.with_stem("a").read_bytes())
+    elif what == "input manifests":
+        (tmp_path / "manifest.json").write_text('{"vocab_size": 400}')
+    elif what == "vocabulary":
+        (tmp_path / "words").write_text((tmp_path / "words").read_text() + "\nmore")
+    else:
+        monkeypatch.setattr(job.module, "code_sha256", lambda: "other")
+    calls = job.count_steps(monkeypatch)
+    caplog.set_level(logging.WARNING, "data_gen")
+    monkeypatch.setattr(logging.getLogger("data_gen"), "propagate", True)
+    found = job.run(out, **changes)
+    assert f"{out / INCOMPLETE_NAME} is of a run with other {what}: starting over" in caplog.messages
+    num_calls = len(calls)
+    assert found == job.run(tmp_path / "fresh", **changes)
+    assert len(calls) == 2 * num_calls
+
+
+def test_the_checksum_of_the_code_is_of_every_file(tmp_path, monkeypatch):
+    library, generators = tmp_path / "bert_packed", tmp_path / "data_gen"
+    for path in (library / "core/runtime.py", library / "packing/plan.py", generators / "pack_job.py"):
+        path.parent.mkdir(parents=True)
+        path.write_text("one = 1\n")
+    own = versions.code_sha256()
+    monkeypatch.setattr(versions, "__file__", str(library / "core/runtime.py"))
+    found = {own, versions.code_sha256()}
+    for path in (library / "packing/plan.py", generators / "pack_job.py"):
+        path.write_text("one = 2\n")
+        found.add(versions.code_sha256())
+    (library / "packing/plan.py").rename(library / "packing/other.py")
+    found.add(versions.code_sha256())
+    assert len(found) == 5
+
+
+def replace(path):
+    """Put another file of equal size and time in its place."""
+    before = path.stat()
+    path.with_name("other").write_bytes(path.read_bytes()[::-1])
+    os.utime(path.with_name("other"), ns=(before.st_atime_ns, before.st_mtime_ns))
+    os.replace(path.with_name("other"), path)
+
+
+@BOTH
+@pytest.mark.parametrize("moment", ["before", "while"])
+def test_an_input_that_changes_until_it_is_read_is_named(tmp_path, own_jobs, name, moment, monkeypatch):
+    """What the note of the run says of it is then not what was read."""
+    job, path = own_jobs[name], tmp_path / INPUTS[name]
+    reader, method = (BertKind, "read") if name == "pack" else (TextDocuments, "__iter__")
+    read, step = getattr(reader, method), job.steps[0] if name == "pack" else "tokenize"
+
+    def reading(self, *arguments):
+        yield from read(self, *arguments)
+        if str(path) in (*arguments, *getattr(self, "paths", ())):
+            replace(path)
+
+    def working(work):
+        if moment == "before":
+            path.write_bytes(path.read_bytes()[:-9])
+        return getattr(job.home, step)(work)
+
+    monkeypatch.setattr(job.module, step, working)
+    if moment == "while":
+        monkeypatch.setattr(reader, method, reading)
+    with pytest.raises(InputError, match=rf"/{path.name} must stay as it is while it is read"):
+        job.run(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@BOTH
+def test_the_checksum_of_an_input_is_of_what_was_read(tmp_path, own_jobs, name, monkeypatch, capsys):
+    """Even where it changes later, by stealth, and the run continues."""
+    job, path = own_jobs[name], tmp_path / INPUTS[name]
+    before, content = path.stat(), path.read_bytes()
+    EVENTS["no memory"](job, tmp_path / "out", monkeypatch, capsys)
+    half = len(content) // 2  # every start finds the kind of the records in the first one
+    path.write_bytes(content[:half] + content[half:][::-1])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    manifest = job.function(job.config(tmp_path / "out"))
+    assert manifest["inputs"][1]["path"] == str(path)
+    assert manifest["inputs"][1]["sha256"] == hashlib.sha256(content).hexdigest()
+
+
+# What is on the disk when
+
+
+@BOTH
+def test_a_note_is_written_after_its_files_are_on_the_disk(tmp_path, jobs, name, monkeypatch):
+    """Files before their names, names before the note, and all names before that of the manifest."""
+    events = []
+    flush, rename = os.fsync, os.replace
+
+    def fsync(descriptor):
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        events.append(("folder" if os.path.isdir(path) else "file", path))
+        flush(descriptor)
+
+    def record_rename(source, target):
+        events.append(("rename", os.path.realpath(source), os.path.realpath(target)))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", record_rename)
+    out = tmp_path / "out"
+    found = jobs[name].run(out)
+    on_disk, named, waiting = set(), set(), set()
+    for kind, path, *target in events:
+        if kind == "file":
+            on_disk.add(path)
+        elif kind == "folder":
+            waiting = {name for name in waiting if os.path.dirname(name) != path}
+        else:
+            (target,) = target
+            if path.endswith(storage.PARTIAL_SUFFIX):
+                assert path in on_disk
+            if target.endswith((".done", "manifest.json")):
+                assert not waiting, target
+            waiting.add(target)
+            named.add(target)
+    assert not waiting
+    work = out / INCOMPLETE_NAME / "work"
+    columns = ("token_ids", "sentence_offsets", "document_offsets", "train_documents.npy")
+    files = {"create": [f"corpus/{column}" for column in columns], "pack": ["run-00000-00000.run"]}[name]
+    assert {str(out / path) for path in found} | {str(work / path) for path in files} <= named

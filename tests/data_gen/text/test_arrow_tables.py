@@ -101,14 +101,6 @@ def test_a_missing_text_is_the_paragraphs_or_none(tmp_path):
         assert [list(corpus.read_sentences([each])) for each in (path, lines)] == [[(2, "One.")]] * 2
 
 
-def test_a_table_behind_a_url(tmp_path):
-    tf = pytest.importorskip("tensorflow")
-    for name, write in WRITERS.items():
-        local = write(tmp_path / name, pa.table({"text": DOCUMENTS}))
-        tf.io.gfile.copy(str(local), f"ram://tables/{name}", overwrite=True)
-        assert list(corpus.read_texts([f"ram://tables/{name}"], 9)) == list(corpus.read_texts([local], 9))
-
-
 def test_a_saved_data_set_is_read_by_the_name_of_its_folder(tmp_path):
     """Its files, and not the JSON beside them."""
     text, vocab = write_text(tmp_path)
@@ -173,22 +165,6 @@ def test_damaged_tables_are_named(tmp_path, name, change, message):
     assert "\n" not in str(found.value)
 
 
-def readable_rows(content):
-    try:
-        return pa.ipc.open_stream(content).read_all().num_rows
-    except (pa.ArrowInvalid, OSError):
-        return None
-
-
-def test_a_stream_that_was_cut_between_its_batches_is_not_read_as_a_shorter_one(tmp_path):
-    whole = write_stream(tmp_path / "a.arrow", pa.table({"text": DOCUMENTS}))
-    content = whole.read_bytes()
-    lengths = [length for length in range(len(content)) if readable_rows(content[:length]) == 2]
-    whole.write_bytes(content[: lengths[0]])  # which pyarrow does not mind
-    with pytest.raises(InputError, match="must be a complete Arrow stream"):
-        list(corpus.read_sentences([whole]))
-
-
 @pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.parametrize(
     ("columns", "message"),
@@ -206,17 +182,6 @@ def test_a_stream_that_was_cut_between_its_batches_is_not_read_as_a_shorter_one(
 def test_errors_name_the_file_and_its_columns(tmp_path, name, columns, message):
     path = WRITERS[name](tmp_path / name, pa.table(columns))
     with pytest.raises(InputError, match=rf"/{name}.*{message}"):
-        list(corpus.read_sentences([path]))
-
-
-@pytest.mark.parametrize("name", WRITERS)
-def test_a_column_of_text_that_is_there_twice_is_refused(tmp_path, name):
-    """As a join of two tables leaves it; columns that are not read may be there twice."""
-    columns = [pa.array(DOCUMENTS), pa.array(DOCUMENTS), pa.array(range(4)), pa.array(range(4))]
-    path = WRITERS[name](tmp_path / name, pa.Table.from_arrays(columns[1:], ["text", "id", "id"]))
-    assert {number for number, _ in corpus.read_sentences([path])} == {1, 3, 4}
-    WRITERS[name](path, pa.Table.from_arrays(columns[:3], ["text", "text", "id"]))
-    with pytest.raises(InputError, match=rf"/{name}: .*neither twice\. Received: text \(string\), text \(s"):
         list(corpus.read_sentences([path]))
 
 

@@ -8,7 +8,6 @@ import json
 import numpy as np
 import pytest
 from causal_files import read_examples
-from crash import all_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_files import write_text
@@ -20,7 +19,7 @@ from bert_packed.records.provenance import find_documents
 from bert_packed.text import byte_bpe, tokenization
 from bert_packed.text.vocabularies import ByteBpe, WordPieces
 from data_gen.text import corpus, create_job
-from data_gen.text.causal_records import CausalRecords, count_bytes, encode_texts
+from data_gen.text.causal_records import count_bytes, encode_texts
 from data_gen.text.create_config import CreateConfig
 from data_gen.text.token_corpus import STREAMS, open_corpus, write_corpus
 
@@ -73,13 +72,6 @@ def test_every_byte_is_counted_once(tokenizer, text):
     assert num_bytes.sum() + rest == len(text.encode())
 
 
-def test_bytes_of_each_token_by_hand():
-    text = "a €b  "
-    assert [len(character.encode()) for character in text] == [1, 1, 3, 1, 1, 1]
-    num_bytes, rest = count_bytes(text, [1, 3, 3, 3, 4])  # the sign takes three tokens
-    assert (num_bytes.tolist(), rest) == ([1, 4, 0, 0, 1], 2)
-
-
 @pytest.mark.parametrize("tokenizer", [BPE, WORDPIECE], ids=["byte_bpe", "wordpiece"])
 @pytest.mark.parametrize("most_characters", [1, 40, 10**6])
 def test_documents_in_pieces_keep_all_bytes(tmp_path, tokenizer, most_characters):
@@ -95,37 +87,7 @@ def test_documents_in_pieces_keep_all_bytes(tmp_path, tokenizer, most_characters
         assert [ids[1:-1] for ids, _ in found] == whole
 
 
-def test_byte_level_bpe_loses_nothing(tmp_path):
-    streams = encode([(1, DOCUMENTS[0]), (1, "\nand more"), (2, DOCUMENTS[2])], BPE, tmp_path)
-    texts = [TRAINED.decode(ids[1:-1], skip_special_tokens=False) for ids, _ in documents_of(streams)]
-    assert texts == [f"{DOCUMENTS[0]}\nand more", DOCUMENTS[2]]
-    assert BPE.tokenizer.token_to_id("<|endoftext|>") not in documents_of(streams)[0][0][1:-1]
-
-
-def test_text_without_a_token_counts_with_what_follows_or_ends(tmp_path):
-    blank = "\u200b"  # cleaned away by BERT
-    assert not WORDPIECE.tokenizer.encode(blank).ids
-    texts = [(1, blank), (1, "ab"), (1, blank), (2, blank), (3, blank), (3, "c"), (3, blank), (3, "d")]
-    streams = encode(texts, WORDPIECE, tmp_path)
-    assert [num_bytes for _, num_bytes in documents_of(streams)] == [[0, 3 + 1, 1, 3], [0, 3 + 1, 3 + 1, 0]]
-
-
 # Training, and tokenizers of others
-
-
-def test_equal_text_trains_an_equal_vocabulary(tmp_path):
-    again = byte_bpe.train([DOCUMENTS * 3, ["and then some more text and so on"]], 300)
-    assert again.to_str() == TRAINED.to_str()
-    byte_bpe.save(again, tmp_path / "tokenizer.json")
-    loaded = byte_bpe.load(tmp_path / "tokenizer.json")
-    assert (loaded.start_id, loaded.end_id, loaded.vocab_size) == (0, 0, TRAINED.get_vocab_size())
-    assert loaded.tokenizer.encode(DOCUMENTS[3]).ids == TRAINED.encode(DOCUMENTS[3]).ids
-
-
-def test_too_small_a_vocabulary():
-    with pytest.raises(InputError, match=r"`vocab_size` must be at least 257, .* Received: 256\."):
-        byte_bpe.train([["text"]], 256)
-    assert byte_bpe.train([["text"]], 257).get_vocab_size() == 257
 
 
 def test_a_tokenizer_of_others(tmp_path):
@@ -188,12 +150,6 @@ def test_text_arrives_as_it_stands(tmp_path, name, line_end):
     for number, piece in corpus.read_texts([str(tmp_path / name)], 10):
         pieces.setdefault(number, []).append(piece)
     assert ["".join(some) for some in pieces.values()] == DOCUMENTS
-
-
-def test_a_file_without_text(tmp_path):
-    (tmp_path / "empty.jsonl").write_text('{"text": " "}\n')
-    with pytest.raises(InputError, match="must hold at least one sentence"):
-        make(tmp_path / "out", tmp_path / "empty.jsonl")
 
 
 # Records
@@ -270,44 +226,7 @@ def test_manifest_splits_and_text_agree(tmp_path, tokenizer):
         )
 
 
-def test_the_seed_draws_the_order(tmp_path):
-    text, _ = write_text(tmp_path)
-    for name, seed in (("one", 1), ("seeded", 2)):
-        make(tmp_path / name, text, tokenizer="byte_bpe", vocab_size=280, random_seed=seed)
-    one, seeded = (read_examples((tmp_path / name).glob("*.tfrecord")) for name in ("one", "seeded"))
-    assert one != seeded
-    assert sorted(map(str, one)) == sorted(map(str, seeded))  # nothing is drawn but the order
-
-
-def test_the_vocabulary_of_a_run_makes_the_next(tmp_path):
-    text, _ = write_text(tmp_path)
-    make(tmp_path / "first", text, tokenizer="byte_bpe", vocab_size=280)
-    vocab_file = str(tmp_path / "first/tokenizer.json")
-    make(tmp_path / "next", text, tokenizer="byte_bpe", vocab_file=vocab_file)
-    first, following = (all_bytes(tmp_path / name) for name in ("first", "next"))
-    assert first.pop("manifest.json") != following.pop("manifest.json")  # `vocab_size` and `vocab_file`
-    assert first == following
-
-
-def test_overwriting_leaves_nothing_of_the_other_vocabulary(tmp_path):
-    text, _ = write_text(tmp_path)
-    make(tmp_path / "out", text, tokenizer="byte_bpe", vocab_size=280)
-    make(tmp_path / "out", text, overwrite=True)
-    assert not (tmp_path / "out/tokenizer.json").exists() and (tmp_path / "out/vocab.txt").exists()
-
-
 def test_a_tokenizer_where_word_pieces_are_wanted(tmp_path):
     byte_bpe.save(TRAINED, tmp_path / "tokenizer.json")
     with pytest.raises(InputError, match=r"a tokenizer\.json is for --tokenizer=byte_bpe"):
         make(tmp_path / "out", "", vocab_file=str(tmp_path / "tokenizer.json"))
-
-
-def test_memory_of_a_document_as_large_as_the_corpus(tmp_path):
-    """Pieces are drawn one by one, from the disk: nothing of the document is held but the batch."""
-    folder = tmp_path / "large"
-    encode([(1, "a b c d e f g h " * 5000)], WORDPIECE, folder)
-    records = CausalRecords(WordPieces(10, True), 16)
-    drawn = records.draw(open_corpus(folder, STREAMS), [(np.array([[0, 0]]), None)], None, 0, 0, {})
-    (origin, (tokens, *_)) = next(drawn)
-    assert origin == (0, 0) and tokens.tolist()[:3] == [2, 5, 6] and len(tokens) == 16
-    assert sum(1 for _ in drawn) == -(-(40000 + 2) // 16) - 1

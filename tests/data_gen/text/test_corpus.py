@@ -1,14 +1,17 @@
 """Readers return every sentence in its document, and name file and line of what they cannot read."""
 
 import gzip
+import itertools
 import json
 import random
+import sys
 import tracemalloc
 
 import pytest
 
 from bert_packed.core.settings import InputError
 from data_gen.text import corpus
+from data_gen.text import corpus as sample_corpus
 
 DOCUMENTS = [["One fish.", "Two fish."], ["Red fish."], ["Blue fish.", "Old fish.", "New fish."]]
 
@@ -43,21 +46,6 @@ def test_json_lines(tmp_path, name, key):
     values = [" ".join(document) if key == "text" else document for document in DOCUMENTS]
     lines = [json.dumps({"title": "x", key: value}) for value in values]
     assert read_documents([write(tmp_path / name, "\n\n".join(lines))]) == DOCUMENTS
-
-
-def test_lines_of_a_json_text_are_paragraphs(tmp_path):
-    path = write(tmp_path / "a.json", json.dumps({"text": "A heading\nOne fish. Two fish.\n\n"}))
-    assert read_documents([path]) == [["A heading", "One fish.", "Two fish."]]
-
-
-def test_half_a_character_is_replaced(tmp_path):
-    path = write(tmp_path / "a.json", '{"text": "One \\ud800fish."}')
-    assert read_documents([path]) == [["One \ufffdfish."]]
-
-
-def test_a_document_ends_with_its_file(tmp_path):
-    paths = [write(tmp_path / f"{i}.txt", "\n".join(document)) for i, document in enumerate(DOCUMENTS)]
-    assert read_documents(paths) == DOCUMENTS
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
@@ -102,10 +90,6 @@ def test_a_document_of_any_length_is_not_held(tmp_path, name):
     assert peak < 1_000_000  # 3.7 MB where the sentences were held
 
 
-def test_byte_order_mark_is_no_text(tmp_path):
-    assert read_documents([write(tmp_path / "a.txt", "\ufeffOne.")]) == [["One."]]
-
-
 def test_splitting_loses_no_character():
     alphabet = "aB é.!?()\"'1∯文\n"
     generator = random.Random(0)
@@ -114,14 +98,6 @@ def test_splitting_loses_no_character():
         sentences = corpus.split_sentences(text)
         assert "".join("".join(sentences).split()) == "".join(text.split())
         assert all(sentence == sentence.strip() != "" for sentence in sentences)
-
-
-def test_abbreviations_names_and_list_markers_do_not_end_sentences():
-    text = "1. Dr. Smith paid 3.5 dollars, e.g. in cash for tf.Tensor. 2. He left at once."
-    assert corpus.split_sentences(text) == [
-        "1. Dr. Smith paid 3.5 dollars, e.g. in cash for tf.Tensor.",
-        "2. He left at once.",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -154,15 +130,55 @@ def test_errors_name_file_and_line(tmp_path, name, content, message):
         read_documents([tmp_path / name])
 
 
-@pytest.mark.parametrize("is_verbatim", [False, True])
-@pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz"])
-def test_what_does_not_fit_into_memory_is_named(tmp_path, monkeypatch, name, is_verbatim):
-    """A small .gz of one endless line ended in a `MemoryError` without a word."""
+# The sample corpus: prose, the same in every reading, and what any Python of this version has
 
-    def grow(pieces):
-        raise MemoryError
+DOCSTRING = """Return the number of items that are in the table.
 
-    monkeypatch.setattr(corpus, "_split_lines", grow)
-    path = write(tmp_path / name, '{"text": "One."}\n')
-    with pytest.raises(MemoryError, match=rf"/{name} must have lines and documents that fit into memory\."):
-        list(corpus.TextDocuments((str(path),), is_verbatim))
+Too short.
+
+    indented = code(that, nobody, wants, to, read)
+
+this does not begin with a capital letter, as a listing does.
+
+The first of two lines is a sentence,
+and so is the second, which ends it.
+
+Args of this function
+  are indented unevenly, so this is no prose.
+
+>>> Nothing that shows a session of Python is prose, though it ends so.
+
+Nor does a heading end with a full stop or anything like it
+"""
+
+
+def test_paragraphs_of_prose_are_kept_and_nothing_else():
+    assert sample_corpus.prose_paragraphs(DOCSTRING) == [
+        "Return the number of items that are in the table.",
+        "The first of two lines is a sentence, and so is the second, which ends it.",
+    ]
+
+
+def test_documents_are_the_same_again_and_all_differ(monkeypatch):
+    documents = list(itertools.islice(sample_corpus.read_sample_documents(), 300))
+    assert documents == list(itertools.islice(sample_corpus.read_sample_documents(), 300))
+    assert all(len(document) >= sample_corpus.MIN_DOCUMENT_SENTENCES for document in documents)
+    text = "One sentence of five words.\n\nTwo sentences of five words."
+    monkeypatch.setattr(
+        sample_corpus, "_texts", lambda: iter([text, text, "Three sentences, and a\nlittle more."])
+    )
+    assert list(sample_corpus.read_sample_documents()) == [
+        ["One sentence of five words.", "Two sentences of five words."]
+    ]
+
+
+def test_installed_packages_are_not_read(monkeypatch, tmp_path):
+    kept, left = ("email/__init__.py", "json.py"), ("site.py", "tkinter/__init__.py", "email/sub/__init__.py")
+    for name in (*kept, *left, "numpy.py", "numpy/a.py", "site-packages/numpy/a.py", "site-packages/json.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f'"""{name}"""\n\n\nclass A:\n    """Of a class."""\n')
+    monkeypatch.setattr(sample_corpus.sysconfig, "get_path", lambda _: str(tmp_path))
+    texts = list(sample_corpus._texts())
+    assert texts[-4:] == [kept[0], "Of a class.", kept[1], "Of a class."]
+    assert len(texts) > 50 and {"site", "tkinter"} <= sys.stdlib_module_names  # topics before them
+    assert texts.count("Of a class.") == 2

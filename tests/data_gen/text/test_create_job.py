@@ -1,6 +1,5 @@
 """From text to records: every record follows from the seed, splits never mix, what is cut is counted."""
 
-import gzip
 import hashlib
 import json
 import logging
@@ -15,12 +14,6 @@ from bert_packed.packing.histogram import to_json
 from bert_packed.records.provenance import find_documents, provenance_path
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from data_gen.text import create_job, create_steps
-from data_gen.text.create_config import CreateConfig
-from data_gen.text.document_sampling import Passes, shuffled_pairs
-from data_gen.text.token_corpus import TokenCorpus
-
-REAL_TEXT = Path(__file__).parents[3] / "shared/data/wikipedia/enwik8_sentences.txt.gz"
-REAL_VOCAB = Path(__file__).parents[3] / "shared/data/vocab/bert-base-uncased-vocab.txt"
 
 
 @pytest.fixture
@@ -78,11 +71,7 @@ def test_eval_documents_never_enter_train(text, tmp_path):
 
 def test_bytes_depend_on_the_seed_and_not_on_the_workers(text, tmp_path):
     text = (f"{text[0]}:1.25", text[1])  # a part of the documents is drawn once more
-    for name, settings in {
-        "one": {},
-        "two": {"num_workers": 2},
-        "other seed": {"random_seed": 7},
-    }.items():
+    for name, settings in {"one": {}, "two": {"num_workers": 2}, "other seed": {"random_seed": 7}}.items():
         create_job.create(make_config(text, tmp_path / name, eval_fraction=0.2, **settings))
     one, two, other = (read_all_bytes(tmp_path / name) for name in ("one", "two", "other seed"))
     assert one == two
@@ -139,40 +128,6 @@ def test_each_document_is_drawn_dupe_factor_times_and_traced(text, tmp_path, mon
         assert drawn == {(i, d) for i in np.flatnonzero(found[split]).tolist() for d in range(num_passes)}
 
 
-def draw_pairs(first, last, passes, seed, split_index):
-    return np.concatenate([pairs for pairs, _ in shuffled_pairs(first, last, passes, seed, split_index)])
-
-
-def test_pairs_are_shuffled_by_seed_and_split():
-    documents = np.array([2, 3, 5, 7, 11])
-    drawn = {of: draw_pairs(0, 15, [Passes(0, 3, documents)], *of) for of in ((1, 0), (2, 0), (1, 1))}
-    for pairs in drawn.values():
-        assert sorted(map(tuple, pairs.tolist())) == [(d, n) for d in range(3) for n in documents.tolist()]
-    orders = {str(pairs.tolist()) for pairs in drawn.values()}
-    assert len(orders) == 3 and str(sorted(drawn[1, 0].tolist())) not in orders
-    parts = [draw_pairs(first, first + 5, [Passes(0, 3, documents)], 1, 0) for first in (0, 5, 10)]
-    assert np.array_equal(np.concatenate(parts), drawn[1, 0])
-
-
-def test_every_batch_of_every_shard_is_shuffled_by_a_key_of_its_own(text, tmp_path, monkeypatch):
-    keys, default_rng = [], np.random.default_rng
-    monkeypatch.setattr(create_steps, "SHUFFLE_TOKENS", 250)
-    monkeypatch.setattr(np.random, "default_rng", lambda key: keys.append(key) or default_rng(key))
-    create_job.create(make_config(text, tmp_path / "out", eval_fraction=0.3, random_seed=77))
-    shuffles = [key for key in keys if len(key) == 5 and key[4] == create_steps.SHUFFLE_SHARD]
-    assert len(shuffles) == len(set(shuffles)) > 8
-    assert {key[0] for key in keys} == {77}
-
-
-def test_a_document_as_large_as_the_corpus_gives_its_pages_back(text, tmp_path, monkeypatch):
-    releases = []
-    monkeypatch.setattr(create_steps, "SEQUENCES_PER_RELEASE", 4)
-    monkeypatch.setattr(TokenCorpus, "release", lambda corpus: releases.append(1))
-    text[0].write_text("doc0 doc1\ndoc2\n" * 200)  # one document
-    manifest = create_job.create(make_config(text, tmp_path / "out", dupe_factor=1))
-    assert len(releases) == manifest["splits"]["train"]["num_sequences"] // 4 > 4
-
-
 def test_tokens_that_were_cut_are_counted(text, tmp_path, caplog, monkeypatch):
     caplog.set_level("INFO", "data_gen")
     monkeypatch.setattr(logging.getLogger("data_gen"), "propagate", True)
@@ -198,22 +153,6 @@ def test_case_arrives_at_the_tokenizer(text, tmp_path, do_lower_case):
     assert (SPECIAL_TOKENS.index("[UNK]") in ids) != do_lower_case
 
 
-def test_good_text_is_no_warning(text, tmp_path):
-    text[0].write_text("\n\n".join("\n".join([f"doc{i} doc{i}"] * 30) for i in range(NUM_DOCUMENTS)))
-    config = make_config(text, tmp_path / "out", eval_fraction=0.2)
-    assert create_job.make_records(config).warnings_about(create_job.create(config)) == []
-
-
-@pytest.mark.parametrize(
-    "num_sequences, warned", [(1, False), (2, False), (19, False), (20, True), (40, True)]
-)
-def test_equal_labels_of_a_few_sequences_are_chance(num_sequences, warned):
-    split = {"num_tokens_cut": 0, "num_tokens_read": 9, "num_random_nexts": 0, "num_documents": 1}
-    records = create_job.make_records(CreateConfig(output_dir="out"))
-    lines = records.warnings_about({"splits": {"eval": {**split, "num_sequences": num_sequences}}})
-    assert bool(lines) == warned and (not warned or "split eval" in lines[0])
-
-
 def test_a_vocabulary_is_trained_where_none_is_given(text, tmp_path):
     config = make_config(text, tmp_path / "out", vocab_file="", vocab_size=60)
     manifest = create_job.create(config)
@@ -237,25 +176,3 @@ def test_the_sample_corpus_is_the_input_where_none_is_given(tmp_path, monkeypatc
         assert train["num_bytes"] == sum(len("\n".join(document)) for document in documents)
     else:
         assert train["num_sequences"] >= 20  # two documents, ten passes
-
-
-def test_files_and_formats_mix(text, tmp_path):
-    (tmp_path / "more.jsonl.gz").write_bytes(
-        gzip.compress(b'{"paragraphs": ["doc1 doc1. Doc2 doc2."]}\n{"text": "doc3"}\n')
-    )
-    pattern = f"{text[0]},{tmp_path}/more.*"
-    manifest = create_job.create(make_config(text, tmp_path / "out", input_file=pattern))
-    assert [entry["path"] for entry in manifest["inputs"]] == [str(tmp_path / "more.jsonl.gz"), str(text[0])]
-    assert manifest["splits"]["train"]["num_documents"] == NUM_DOCUMENTS + 2
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not REAL_TEXT.exists(), reason=f"needs {REAL_TEXT}")
-def test_real_text_has_berts_mean_length(tmp_path):
-    with gzip.open(REAL_TEXT, "rt") as file:
-        (tmp_path / "text.txt").write_text(file.read(3_000_000))
-    settings = {"max_seq_length": 512, "dupe_factor": 1, "short_seq_prob": 0.0}
-    config = make_config((tmp_path / "text.txt", REAL_VOCAB), tmp_path / "out", **settings)
-    (row,) = create_job.summarize(create_job.create(config))
-    # google-research/bert's rules in a plain loop give 423 for the whole text
-    assert 400 < row["mean length"] < 460

@@ -57,61 +57,6 @@ def test_every_sentence_is_used_once(short_seq_prob):
     assert (uses == 1).all()
 
 
-def test_a_random_next_is_from_any_place_of_its_document():
-    corpus, _ = make_corpus([[2] * 20 for _ in range(40)])
-    starts = [
-        (b_begin - document_of(corpus, b_begin) * 40) // 2
-        for _, segments in draw_all(corpus, range(40), InstanceRules(12, 3))
-        for _, _, b_begin, _, is_random in segments
-        if is_random
-    ]
-    assert set(starts) == set(range(20))
-    assert 7 < np.mean(starts) < 12
-
-
-def test_sentences_are_gathered_until_they_reach_the_target():
-    offsets = np.array([0, 3, 5, 9, 20])
-    assert [instances._gather(offsets, 0, 3, target) for target in (1, 3, 4, 5, 6, 9, 99)] == [
-        1,
-        1,
-        2,
-        2,
-        3,
-        3,
-        3,
-    ]
-    assert [instances._gather(offsets, 1, 4, target) for target in (2, 3, 6, 7)] == [2, 3, 3, 4]
-
-
-def test_half_of_the_nexts_are_random():
-    corpus, _ = make_corpus([[5] * 200 for _ in range(40)])
-    rules = InstanceRules(64, 10)
-    is_random = [s[-1] for _, segments in draw_all(corpus, range(40), rules) for s in segments]
-    # of the n-th chunk; the last chunk of a document may be one sentence and must be random
-    assert 0.45 < np.mean(is_random) < 0.58
-
-
-def test_short_sequences_are_asked_for():
-    corpus, _ = make_corpus([[1] * 60 for _ in range(300)])
-    full_share = {}
-    for prob in (0.0, 0.1, 1.0):
-        rules = InstanceRules(63, 10, short_seq_prob=prob)
-        chunks = [segments[0] for _, segments in draw_all(corpus, range(300), rules)]
-        # a random next may end with its document, whatever the target
-        lengths = [chunk[3] - chunk[0] for chunk in chunks if not chunk[-1]]
-        full_share[prob] = np.mean(np.array(lengths) == 60)
-    assert full_share[0.0] == 1
-    assert 0.84 < full_share[0.1] < 0.96
-    assert full_share[1.0] < 0.1
-
-
-def test_one_sentence_gets_a_random_next():
-    corpus, _ = make_corpus([[5], [4], [3]])
-    for _, segments in draw_all(corpus, range(3), InstanceRules(32, 5)):
-        assert len(segments) == 1
-        assert segments[0][-1] == 1
-
-
 def test_a_single_document_has_actual_nexts_only():
     rules = InstanceRules(16, 5)
     corpus, _ = make_corpus([[4] * 30])
@@ -186,39 +131,6 @@ def test_without_next_sentences_every_token_is_used_once(max_seq_length):
     assert (num_full > 0) == (max_seq_length < 50)
 
 
-def test_the_example_of_a_document_that_is_cut():
-    corpus, _ = make_corpus([[4], [3, 2, 12, 1]])
-    assert list(instances.cut_document(corpus, 1, 10)) == [(4, 9), (9, 17), (17, 22)]
-
-
-def test_own_tokens_equal_a_loop():
-    corpus, vocabulary = make_corpus(random_documents(5))
-    rules = InstanceRules(24, 5)
-    spans = [span for _, found in draw_all(corpus, range(20), rules, seed=1) for span in found]
-    num_own = sum(b - a + (0 if is_random else d - c) for a, b, c, d, is_random in spans)
-    assert num_own < corpus.document_lengths(np.arange(20)).sum() == len(corpus.token_ids)
-    total = 0
-    for pair in [(0, document) for document in range(20)]:
-        for instance in instances.draw_instances(corpus, [pair], np.arange(20), vocabulary, rules, 1, 0):
-            tokens, types, _, _, is_random = instance[1]
-            special = [vocabulary.cls_id, vocabulary.sep_id]
-            want = sum(
-                t not in special and (a == 0 or not is_random) for t, a in zip(tokens, types, strict=True)
-            )
-            assert instances.count_own_tokens(instances.collect_instances([instance[1]])) == want
-            total += want
-    assert total == instances.count_own_tokens(make(corpus, vocabulary, rules))
-
-
-def test_segments_are_drawn_one_by_one():
-    corpus, _ = make_corpus([[1] * 10_000, [1]])
-    segments = instances.draw_segments(
-        corpus, 0, np.arange(2), InstanceRules(16, 3), instances.document_generator(1, 0, 0, 0)
-    )
-    first = next(segments)
-    assert first[0] == 0 and first[1] <= 16  # and not a list of the thousands that follow
-
-
 def test_a_document_does_not_depend_on_the_others_asked_for():
     corpus, vocabulary = make_corpus(random_documents(3))
     rules = InstanceRules(64, 10)
@@ -263,3 +175,11 @@ def test_pinned_sequence():
     assert types.tolist() == [0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1]
     assert (positions.tolist(), labels.tolist()) == ([3, 6], [7, 10])
     assert sequences["next_sentence_labels"][0] == 0
+
+
+def test_half_of_the_nexts_are_random():
+    corpus, _ = make_corpus([[5] * 200 for _ in range(40)])
+    rules = InstanceRules(64, 10)
+    is_random = [s[-1] for _, segments in draw_all(corpus, range(40), rules) for s in segments]
+    # of the n-th chunk; the last chunk of a document may be one sentence and must be random
+    assert 0.45 < np.mean(is_random) < 0.58

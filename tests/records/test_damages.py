@@ -1,0 +1,271 @@
+"""Damaged bytes of any records, under any reader, that end in wrong sequences or in more than one line."""
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from causal_files import write_causal
+from unpacked_records import make_features, write_features
+
+from bert_packed.assembly.feature_packs import FeatureKind
+from bert_packed.assembly.feature_spec import parse_features
+from bert_packed.core import storage
+from bert_packed.core.settings import InputError
+from bert_packed.records import tfrecords
+from bert_packed.records.example_bytes import serialize_ragged
+from bert_packed.records.read_bert import read_packed, read_unpacked
+from bert_packed.records.read_causal import read_causal, read_packed_causal, read_parts
+from bert_packed.records.sequences import ORIGINS, take
+from data_gen.pack_config import PackConfig
+from data_gen.pack_job import pack
+
+S = 16
+NUM_RECORDS = 12
+
+
+def many(quick, slow):
+    """Trials of each kind of damage: some in the quick suite, in the slow one more than a thousand in all."""
+    return pytest.mark.parametrize("num_trials", [quick, pytest.param(slow, marks=pytest.mark.slow)])
+
+
+def flip(content, rng):
+    place = rng.integers(len(content))
+    return content[:place] + bytes([content[place] ^ (1 << rng.integers(8))]) + content[place + 1 :]
+
+
+def truncate(content, rng):
+    return content[: rng.integers(len(content))]
+
+
+def duplicate(content, rng):
+    first, last = np.sort(rng.integers(0, len(content) + 1, 2))
+    return content[:last] + content[first:]
+
+
+def swap(content, rng):
+    first, last = np.sort(rng.integers(0, len(content), 2))
+    swapped = bytearray(content)
+    swapped[first], swapped[last] = swapped[last], swapped[first]
+    return bytes(swapped)
+
+
+def drop(content, rng):
+    first, last = np.sort(rng.integers(0, len(content) + 1, 2))
+    return content[:first] + content[last:]
+
+
+def at_records(damage):
+    """The damage, at the boundaries of records: nothing in the file itself betrays it."""
+
+    def damage_records(frames, rng):
+        return b"".join(damage(frames, rng))
+
+    damage_records.__name__ = f"{damage.__name__}_records"
+    return damage_records
+
+
+def swap_records(frames, rng):
+    first, last = rng.integers(0, len(frames), 2)
+    frames = list(frames)
+    frames[first], frames[last] = frames[last], frames[first]
+    return b"".join(frames)
+
+
+def replace_record(frames, rng):
+    """One lost, another twice: not even their number is wrong."""
+    first, last = rng.integers(0, len(frames), 2)
+    return b"".join([*frames[:first], frames[last], *frames[first + 1 :]])
+
+
+DAMAGES = [flip, truncate, duplicate, swap, drop]
+RECORD_DAMAGES = [
+    *(at_records(damage) for damage in (truncate, duplicate, drop)),
+    swap_records,
+    replace_record,
+]
+
+
+def seed_of(damage):
+    return np.random.default_rng([ord(letter) for letter in damage.__name__])
+
+
+def lengths(rng):
+    return rng.integers(2, S + 1, NUM_RECORDS)
+
+
+def write_bert(path, rng):
+    write_features(path, make_features(lengths(rng), S))
+
+
+def write_ids(path, rng):
+    """Records of one feature, as --features reads them."""
+    columns = [rng.integers(1, 99, size) for size in lengths(rng)]
+    counts = np.array([len(values) for values in columns])
+    tfrecords.write_records(path, serialize_ragged({"ids": (np.concatenate(columns), counts)}))
+
+
+def write_packs(write, **settings):
+    """Packs of two sequences, of what `write` writes."""
+
+    def write_packed(path, rng):
+        folder = Path(path).parent / "made"
+        folder.mkdir()
+        for seed in range(2):
+            write(folder / f"{seed}.tfrecord", np.random.default_rng(seed))
+        given = {"input_file": f"{folder}/*.tfrecord", "output_dir": f"{folder}/out", "num_shards": 1}
+        pack(PackConfig(max_seq_length=2 * S, max_sequences_per_pack=2, num_workers=1, **given, **settings))
+        (packed,) = (folder / "out").glob("*.tfrecord")
+        shutil.move(packed, path)
+        shutil.rmtree(folder)
+
+    return write_packed
+
+
+def write_causal_records(path, rng):
+    write_causal(path, lengths(rng), int(rng.integers(99)))
+
+
+def read_ids(path):
+    return (sequences for sequences, *_ in FeatureKind(parse_features(f"ids:int:{S}"), "error").read(path))
+
+
+def read_each_part(path):
+    return (sequences for sequences, _ in read_parts(path))
+
+
+READERS = {
+    "BERT": (write_bert, read_unpacked),
+    "packs of BERT": (write_packs(write_bert), read_packed),
+    "causal": (write_causal_records, read_causal),
+    "causal packs": (write_packs(write_causal_records), read_packed_causal),
+    "parts of sequences": (write_packs(write_causal_records), read_each_part),
+    "features": (write_ids, read_ids),
+}
+
+
+def contents(parts):
+    """What each record holds: dict from its number to a list, one of its sequences after the other."""
+    found = {}
+    for sequences in parts:
+        for row, number in enumerate(sequences["record_numbers"].tolist()):
+            one = take(sequences, np.array([row]))
+            values = [values.tolist() for name, values in one.columns.items() if name not in ORIGINS]
+            found.setdefault(number, []).append(values)
+    return found
+
+
+class Original:
+    """An undamaged file, its framed records, and what is in each."""
+
+    def __init__(self, path, write, read):
+        self.path, self.read = str(path), read
+        write(self.path, np.random.default_rng(0))
+        self.content = Path(path).read_bytes()
+        self.records = list(tfrecords.read_records(self.path))
+        ends = np.cumsum([len(record) + tfrecords.FRAME_BYTES for record in self.records]).tolist()
+        self.frames = [self.content[start:end] for start, end in itertools.pairwise([0, *ends])]
+        self.contents = list(contents(read(self.path)).values())
+        assert len(self.contents) == len(self.frames) == len(set(self.frames)) > 5
+
+    def damaged(self, damage, rng):
+        """Write a damaged file; returns its bytes."""
+        changed = damage(self.frames if damage in RECORD_DAMAGES else self.content, rng)
+        Path(self.path).write_bytes(changed)
+        return changed
+
+    def whole_records(self, content):
+        """What a file of whole records of the original holds, in order; None for any other file."""
+        found, place = [], 0
+        while place < len(content):
+            for frame, values in zip(self.frames, self.contents, strict=True):
+                if content.startswith(frame, place):
+                    found.append(values)
+                    place += len(frame)
+                    break
+            else:
+                return None
+        return found or None
+
+    def check_error(self, error):
+        assert self.path in str(error) and "\n" not in str(error)
+
+
+@pytest.fixture
+def original(tmp_path, request):
+    return Original(tmp_path / "in.tfrecord", *READERS[request.param])
+
+
+def of_readers(*names):
+    return pytest.mark.parametrize("original", names, indirect=True)
+
+
+def of_damages(damages):
+    return pytest.mark.parametrize("damage", damages, ids=lambda damage: damage.__name__)
+
+
+@many(6, 60)
+@of_damages(DAMAGES + RECORD_DAMAGES)
+@of_readers(*READERS)
+def test_damaged_bytes_end_in_an_error(original, damage, num_trials):
+    """Or in exactly the sequences of the records that are whole, each as often and at its place.
+
+    Without a manifest nobody can tell a file of fewer whole records from a file that never had more.
+    """
+    rng, num_whole = seed_of(damage), 0
+    for _ in range(num_trials):
+        expected = original.whole_records(original.damaged(damage, rng))
+        num_whole += expected is not None
+        if expected is None:
+            with pytest.raises(InputError) as error:
+                list(original.read(original.path))
+            original.check_error(error.value)
+        else:
+            assert list(contents(original.read(original.path)).values()) == expected
+    assert num_whole > num_trials * 0.6 if damage in RECORD_DAMAGES else num_whole < num_trials * 0.4
+
+
+@many(6, 75)
+@of_damages([flip, swap, duplicate, drop])
+@of_readers(*READERS)
+def test_damage_under_right_checksums_stays_in_its_record(original, damage, num_trials):
+    """Damage from before the checksums were made: an error, or a sequence that obeys all rules."""
+    rng, num_errors = seed_of(damage), 0
+    for _ in range(num_trials):
+        damaged, index = list(original.records), int(rng.integers(len(original.records)))
+        damaged[index] = damage(damaged[index], rng)
+        tfrecords.write_records(original.path, damaged)
+        try:
+            found = list(contents(original.read(original.path)).values())
+        except InputError as error:
+            original.check_error(error)
+            num_errors += 1
+            continue
+        others = [*original.contents[:index], *original.contents[index + 1 :]]
+        assert [*found[:index], *found[index + 1 :]] == others or found == others  # a pack of nothing
+    assert num_errors > 0
+
+
+@many(6, 40)
+@of_damages(DAMAGES + RECORD_DAMAGES)
+@of_readers("BERT", "features", "causal")
+def test_packing_what_a_manifest_does_not_know(tmp_path, original, damage, num_trials):
+    """Where a manifest says what the file was, any other is an error, and nothing is written."""
+    entry = {"name": "in.tfrecord", "num_records": NUM_RECORDS, "sha256": storage.file_sha256(original.path)}
+    (tmp_path / "manifest.json").write_text(json.dumps({"files": [entry]}))
+    settings = {"input_file": original.path, "num_workers": 1, "num_shards": 1}
+    settings |= {"features": f"ids:int:{S}"} if original.read is read_ids else {"max_seq_length": S}
+    rng, num_errors = seed_of(damage), 0
+    for trial in range(num_trials):
+        out = tmp_path / f"out-{trial}"
+        if original.damaged(damage, rng) == original.content:
+            assert pack(PackConfig(output_dir=str(out), **settings))["num_sequences"] == NUM_RECORDS
+            continue
+        with pytest.raises(InputError) as error:
+            pack(PackConfig(output_dir=str(out), **settings))
+        original.check_error(error.value)
+        assert not out.exists()
+        num_errors += 1
+    assert num_errors > num_trials * 0.4
