@@ -1,6 +1,5 @@
 """Setup shared by all tests: a quiet TensorFlow, the same random cases in every run, and cheap programs."""
 
-import contextlib
 import gc
 import multiprocessing
 import os
@@ -9,6 +8,7 @@ import tempfile
 import pytest
 from file_processes import pytest_addoption, pytest_configure  # noqa: F401  hooks
 from hypothesis import settings
+from uncompiled import run_uncompiled
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -36,7 +36,7 @@ get_context("forkserver").set_forkserver_preload(["data_gen.pack_job", "data_gen
 multiprocessing.get_context = lambda method=None: get_context("forkserver" if method == "spawn" else method)
 
 # A minute and more each: begun last, one would run when all others are done
-DEAR_FILES = [
+SLOW_FILES = [
     "test_several_processes",
     "test_documented_commands",
     "test_sweep",
@@ -59,43 +59,8 @@ settings.load_profile("fixed")
 
 
 def pytest_collection_modifyitems(items):
-    order = {name: place for place, name in enumerate(DEAR_FILES)}
+    order = {name: place for place, name in enumerate(SLOW_FILES)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
-
-
-class Uncompiled:
-    """A function in the place of its compiled one, which counts the shapes that it would be traced for."""
-
-    def __init__(self, function):
-        self._function = function
-        self._shapes = set()
-
-    def __call__(self, *arguments):
-        import tensorflow as tf
-
-        leaves = tf.nest.flatten(arguments)
-        self._shapes.add(tuple(getattr(values, "shape", None) for values in leaves))
-        return self._function(*tf.nest.map_structure(tf.convert_to_tensor, arguments))
-
-    def experimental_get_tracing_count(self):
-        return len(self._shapes)
-
-
-@contextlib.contextmanager
-def run_uncompiled():
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        if os.environ.get("KERAS_BACKEND") != "jax":
-            import tensorflow as tf
-
-            compile_function = tf.function
-
-            def function(python_function=None, jit_compile=None, **options):
-                if python_function is not None and jit_compile:
-                    return Uncompiled(python_function)
-                return compile_function(python_function, jit_compile=jit_compile, **options)
-
-            monkeypatch.setattr(tf, "function", function)
-        yield
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ import sys
 
 import pytest
 import setuptools
-from conftest import run_uncompiled
 from documented_commands import PAGES, ROOT, SPAN_START, WHOLE_PAGE, begins_with, blocks, commands, spans
+from uncompiled import run_uncompiled
 
 import bert_packed  # noqa: F401  examples name it
-from bert_packed.__main__ import COMMANDS, main
+from bert_packed.cli import COMMANDS, main
 from bert_packed.core import command_line
 from bert_packed.core.settings import InputError
 
@@ -95,11 +95,11 @@ def runnable(page, folder="."):
 
 def settings_of(words):
     """The settings class of the program of a command, and its arguments with the program's name."""
-    is_ours = words[0] == "bert-packed"
-    module, arguments = (COMMANDS[words[1]][0], words[1:]) if is_ours else (words[2], words[2:])
-    found = []
+    if words[0] == "bert-packed":
+        return COMMANDS[words[1]].load_config(), words[1:]
+    module, arguments, found = words[2], words[2:], []
     with pytest.MonkeyPatch.context() as monkeypatch, contextlib.suppress(SystemExit):
-        monkeypatch.setattr(command_line, "run", lambda main, settings, description: found.append(settings))
+        monkeypatch.setattr(command_line, "run", lambda main, settings: found.append(settings))
         runpy.run_path(str(ROOT / f"{module.replace('.', '/')}.py"), run_name="__main__")
     return found[0], arguments
 
@@ -188,7 +188,7 @@ def finished(tmp_path_factory):
     from documented_files import make_documents, write_files
 
     from bert_packed.training import backend
-    from data_gen import sample_data as sample_questions
+    from data_gen import sample_data
     from data_gen.text import create_job
 
     if BACKEND == "jax":
@@ -213,7 +213,7 @@ def finished(tmp_path_factory):
         return folder, said.getvalue()
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        for module in (create_job, sample_questions):  # in the place of what all of Python's modules say
+        for module in (create_job, sample_data):  # in the place of what all of Python's modules say
             monkeypatch.setattr(module, "read_sample_documents", lambda: iter(make_documents()))
         # `train` compiles no step to see whether it fits
         monkeypatch.setattr(backend, "device_memory_bytes", lambda: None)

@@ -199,7 +199,7 @@ def test_the_table_says_what_the_checks_say(on_disk, monkeypatch):
     assert batch["slot_weights"].sum(axis=1).tolist() == [4, 3]  # chosen: the first two packs have 4 and 2
     rows = json.loads((on_disk / "audit.json").read_text())
     assert [(row["name"], row["result"]) for row in rows[:2]] == [("small", "pass"), ("large", "FAIL")]
-    assert seen.status == audit.STATUS_FAILED and f"1 of {len(rows)} checks failed" in seen.out
+    assert seen.status == cli.STATUS_FAILED and f"1 of {len(rows)} checks failed" in seen.out
     assert "packs of 3 to 4 sequences, of at most 4" in seen.out and "a larger num_packs would" in seen.out
 
 
@@ -220,7 +220,7 @@ def test_a_checkpoint_of_an_ablation_fails(on_disk, tmp_path):
     checkpoint.save_weights(tmp_path / "model", make_engine(config=config).weights(), config)
     seen = run_audit(on_disk, init_checkpoint=tmp_path / "model")
     failed = [line for line in seen.out.splitlines() if "FAIL" in line]
-    assert seen.status == audit.STATUS_FAILED and len(failed) == 1
+    assert seen.status == cli.STATUS_FAILED and len(failed) == 1
     assert failed[0].startswith("settings: ablations of the checkpoint")
 
 

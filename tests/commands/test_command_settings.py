@@ -14,7 +14,7 @@ from bert_packed import cli
 from bert_packed.checkpoints import checkpoint, export_formats
 from bert_packed.evaluation import contamination
 from bert_packed.evaluation.checkpoint_audit import AuditConfig
-from bert_packed.runs import model_card
+from bert_packed.runs import exports
 from bert_packed.runs.checkpoint_export import export_checkpoint
 from bert_packed.runs.export_config import ExportConfig
 from bert_packed.schema import PackSpec
@@ -127,7 +127,7 @@ def test_settings_of_the_export(files, tmp_path, name):
         return value.format(files=files) if isinstance(value, str) else value
 
     flags = {flag: place(value) for flag, value in EXPORTS[name].items()}
-    writers = [*((export_formats, writer) for writer in WRITERS), (model_card, "write_model_card")]
+    writers = [*((export_formats, writer) for writer in WRITERS), (exports, "write_model_card")]
     stand_ins = {writer: lambda *_: None for writer in writers}
     seen = run(export_checkpoint, ExportConfig, replaced=stand_ins, output_dir=tmp_path / name, **flags)
     assert seen.status == 0 and (tmp_path / name).is_dir()

@@ -10,13 +10,12 @@ from bert_packed.checkpoints.starting_weights import check_exists
 from bert_packed.core.settings import InputError
 from bert_packed.parallel import cluster
 from bert_packed.runs.pretraining_config import PretrainingConfig
+from bert_packed.training import engines
 
 PROGRAM = """
-import importlib, sys
-statuses = []
-for module, flags in {calls!r}:
-    sys.argv[1:] = flags
-    statuses.append(importlib.import_module(module).command())
+import sys
+from bert_packed.cli import run_command
+statuses = [run_command(name, [name, *flags]) for name, flags in {calls!r}]
 assert "tensorflow" not in sys.modules
 assert statuses == [2] * len(statuses)
 """
@@ -25,18 +24,18 @@ TASK = {"task_name": "RTE", "data_dir": "missing", "output_dir": "out", "init_ch
 FOLDER = "`init_checkpoint` must be a folder, or the prefix of a TensorFlow checkpoint"
 CALLS = [
     *(
-        ("run_pretraining", {**RUN, name: "missing"}, f"`{name}` must match at least one file. ")
+        ("pretrain", {**RUN, name: "missing"}, f"`{name}` must match at least one file. ")
         for name in ("input_file", "eval_input_file", "unpacked_input_file")
     ),
-    ("bert_packed.export", {"init_checkpoint": "missing", "output_dir": "out"}, FOLDER),
-    ("bert_packed.audit", {"init_checkpoint": "missing", "input_file": "there"}, FOLDER),
-    ("bert_packed.finetune_glue", TASK, "`data_dir` must be an existing folder. "),
+    ("export", {"init_checkpoint": "missing", "output_dir": "out"}, FOLDER),
+    ("audit", {"init_checkpoint": "missing", "input_file": "there"}, FOLDER),
+    ("glue", TASK, "`data_dir` must be an existing folder. "),
 ]
 
 
 def test_a_missing_input_is_told_without_tensorflow(tmp_path):
     (tmp_path / "there").write_bytes(b"x")
-    calls = [(module, [f"--{name}={value}" for name, value in flags.items()]) for module, flags, _ in CALLS]
+    calls = [(name, [f"--{flag}={value}" for flag, value in flags.items()]) for name, flags, _ in CALLS]
     program = [sys.executable, "-c", PROGRAM.format(calls=calls)]
     ended = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
@@ -56,7 +55,7 @@ def test_the_others_of_a_cluster_are_met_first(tmp_path, monkeypatch, distributi
     def start(*_):
         raise JoinedError
 
-    monkeypatch.setattr(run_pretraining, "choose_backend", lambda: "tensorflow")
+    monkeypatch.setattr(engines, "choose_backend", lambda: "tensorflow")
     monkeypatch.setattr(cluster, "start", start)
     config = PretrainingConfig(
         input_file=str(tmp_path / "missing"), output_dir=str(tmp_path / "run"), distribution=distribution

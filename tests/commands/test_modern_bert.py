@@ -22,11 +22,14 @@ from bert_packed.text import byte_bpe
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.engines.engine import named_weights
 from data_gen import create_pretraining_data, pack_tfrecords, verify_tfrecords
+from data_gen.pack_config import PackConfig
+from data_gen.text.create_config import CreateConfig
+from data_gen.verify_tfrecords import VerifyConfig
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.usefixtures("uncompiled")]
 TEXTS = [*LINES, "", "Packs of cats."]
 LENGTH = 64
-CREATE = (create_pretraining_data.main, create_pretraining_data.CreateConfig)
+CREATE = (create_pretraining_data.main, CreateConfig)
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +43,9 @@ def files(tmp_path_factory):
     assert run(*CREATE, **creation_of(folder, folder / "instances")).status == 0
     given = {"output_dir": folder / "packed", "max_seq_length": LENGTH, "num_workers": 1, "num_shards": 1}
     inputs = {"input_file": f"{folder}/instances/*.tfrecord"}
-    assert run(pack_tfrecords.main, pack_tfrecords.PackConfig, **inputs, **given).status == 0
+    assert run(pack_tfrecords.main, PackConfig, **inputs, **given).status == 0
     packs = {"packed_file": f"{folder}/packed/*.tfrecord"}
-    assert run(verify_tfrecords.main, verify_tfrecords.VerifyConfig, **inputs, **packs).status == 0
+    assert run(verify_tfrecords.main, VerifyConfig, **inputs, **packs).status == 0
     config = dataclasses.replace(CONFIG, vocab_size=336, max_position_embeddings=LENGTH)
     (folder / "config.json").write_text(json.dumps(config_json(config)))
     return folder

@@ -14,11 +14,9 @@ from bert_packed.records import file_scans
 from bert_packed.records.file_scans import (
     read_checksums,
     read_scans,
-    read_scans_beside,
     scan_unchanged,
     stamp_of,
     write_scans,
-    write_scans_beside,
 )
 from bert_packed.records.tfrecords import scan_file
 
@@ -75,34 +73,17 @@ def replace(path):
 
 @pytest.mark.parametrize("change", [flip, change_back, replace])
 def test_a_file_that_changed_and_kept_its_size_is_noticed(store, files, change):
-    write_scans_beside({path: scan_unchanged(path) for path in files})
     size = os.path.getsize(files[1])
     change(files[1])
     assert os.path.getsize(files[1]) == size
-    assert list(read_scans(store, files)) == list(read_scans_beside(files)) == [files[0], files[2]]
+    assert list(read_scans(store, files)) == [files[0], files[2]]
 
 
-def test_scans_beside_files_are_found_by_any_path(files, monkeypatch):
-    write_scans_beside({path: scan_unchanged(path) for path in files[:2]})
-    write_scans_beside({files[2]: scan_unchanged(files[2])})
-    assert list(read_scans_beside(files)) == files
-    folder, names = Path(files[0]).parent, [Path(path).name for path in files]
-    monkeypatch.chdir(folder)
-    assert list(read_scans_beside(names)) == names
-    assert read_scans_beside(names)[names[2]][0].sha256 == scan_file(files[2]).sha256
-
-
-def test_what_is_gone_or_was_left_by_a_killed_write_is_dropped(files):
-    """Beside the files; what is somebody else's stays."""
-    write_scans_beside({path: scan_unchanged(path) for path in files})
-    folder = Path(files[0]).parent
-    os.remove(files[0])
-    before = set(os.listdir(folder))
-    (folder / f".scans.npz.{'0' * 32}.partial").write_bytes(b"PK")
-    (folder / "mine.partial").touch()
-    write_scans_beside({files[1]: scan_unchanged(files[1])})
-    assert set(os.listdir(folder)) == before | {"mine.partial"}
-    assert set(read_checksums(str(folder / ".scans.npz"))) == {Path(path).name for path in files[1:]}
+def test_a_file_that_grew_or_is_new_is_noticed(store, files, tmp_path):
+    with open(files[0], "ab") as file:
+        file.write(b"more")
+    new = shutil.copy(files[1], tmp_path / "new.tfrecord")
+    assert list(read_scans(store, [*files, str(new)])) == files[1:]
 
 
 def test_a_damaged_store_gives_nothing_wrong(store, files):
@@ -123,52 +104,35 @@ def test_a_damaged_store_gives_nothing_wrong(store, files):
     assert numbers_found == {0, len(files)}
 
 
-def cut(store):
-    store.write_bytes(store.read_bytes()[:-30])
+@pytest.mark.parametrize("make", [os.mkdir, lambda store: os.symlink(store, store)], ids=["folder", "loop"])
+def test_what_is_no_store_holds_nothing(tmp_path, files, make):
+    store = str(tmp_path / "store")
+    make(store)
+    assert read_scans(store, files) == {} and read_checksums(store) == {}
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        os.mkdir,
-        lambda store: store.write_bytes(b"PK\x03\x04" + bytes(100)),
-        lambda store: store.symlink_to(store),
-        lambda store: store.touch(),
-        cut,
-        None,
-    ],
-    ids=["folder", "another program", "link to itself", "empty", "cut", "another version"],
-)
-def test_what_is_no_store_holds_nothing_and_stops_nobody(files, make, monkeypatch):
-    store = Path(files[0]).with_name(".scans.npz")
-    if make in (cut, None):
-        write_scans_beside({path: scan_unchanged(path) for path in files})
-    if make:
-        make(store)
-    else:
-        monkeypatch.setattr(file_scans, "FORMAT", 2)
-    assert read_scans_beside(files) == {} == read_scans(str(store), files)
-    assert make is None or read_checksums(str(store)) == {}
-    write_scans_beside({path: scan_unchanged(path) for path in files})
-    assert list(read_scans_beside(files)) == ([] if make is os.mkdir else files)
-
-
-def test_a_store_without_rights_stops_nobody(files, monkeypatch):
-    """Rights stop no administrator, so the mistake is raised here."""
-    scans = {path: scan_unchanged(path) for path in files}
-    write_scans_beside(scans)
-
-    def refuse(path, *_):
-        raise PermissionError(13, "Permission denied", path)
-
+def test_a_store_that_is_cut_missing_or_of_another_version_holds_nothing(store, files, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(storage, "open_file", refuse)
-        assert read_scans_beside(files) == {}
-        write_scans_beside(scans)
-    with monkeypatch.context() as patched:
-        patched.setattr(storage, "list_names", refuse)
-        write_scans_beside(scans)
-    assert list(read_scans_beside(files)) == files
+        patched.setattr(file_scans, "FORMAT", 2)
+        assert read_scans(store, files) == {}
+    whole = Path(store).read_bytes()
+    for content in (whole[:-30], b"PK", b""):
+        Path(store).write_bytes(content)
+        assert read_scans(store, files) == {} and read_checksums(store) == {}
+    os.remove(store)
+    assert read_scans(store, files) == {} and read_checksums(store) == {}
+
+
+def test_a_killed_write_leaves_the_store_as_it_was(store, files, monkeypatch):
+    before = Path(store).read_bytes()
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(file_scans.np, "savez", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_scans(store, {files[0]: scan_unchanged(files[0])})
+    assert Path(store).read_bytes() == before
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(files, monkeypatch):
@@ -182,8 +146,8 @@ def test_a_file_that_changes_while_it_is_read_is_refused(files, monkeypatch):
         scan_unchanged(files[0])
 
 
-def test_a_place_without_times_has_no_stamps(tmp_path, files, monkeypatch):
-    """Some stores behind URLs have none: a change would not be seen, so nothing is kept."""
+def test_a_place_that_tells_no_time_has_no_stamps(tmp_path, files, monkeypatch):
+    """Some stores behind URLs tell none: a change would not be seen, so nothing is kept."""
     monkeypatch.setattr(storage, "size_and_time", lambda path: (os.path.getsize(path), 0))
     store = str(tmp_path / "store")
     write_scans(store, {file: scan_unchanged(file) for file in files})

@@ -1,18 +1,22 @@
 """Each ablation breaks what it names and nothing else, is off by default, and cannot hide."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
 from packs import packed_and_unpacked
-from pretraining_command import assert_refused, flags_of, pretrain, write_all
-from tiny import CONFIG, make_engine, to_floats
+from tiny import CONFIG, make_engine, to_floats, write_data
 
+from bert_packed import cli
+from bert_packed.architectures.bert.config import ModelConfig
 from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import ABLATIONS, PRETRAINING, ablate, ablations
 from bert_packed.checkpoints import starting_weights
+from bert_packed.core import command_line
+from bert_packed.core.settings import InputError
+from bert_packed.evaluation import contamination
 from bert_packed.objectives.pretraining import pretraining_objective
+from bert_packed.runs.pretraining_config import PretrainingConfig
 
 SINGLE = [name for name, fields in ABLATIONS.items() if len(fields) == 1]
 
@@ -34,6 +38,11 @@ def largest_differences(config, batches):
             new += 1
     assert len(result) == 11
     return result
+
+
+def test_off_by_default():
+    assert ablations(ModelConfig()) == [] and ablate(CONFIG, "") == CONFIG
+    assert PretrainingConfig(input_file="x", output_dir="y").ablation == ""
 
 
 def test_separator_only_is_all_three():
@@ -63,26 +72,49 @@ def test_without_next_sentence_its_head_does_not_learn(batches):
         assert np.any(np.asarray(gradient)) == is_elsewhere, variable
 
 
+@pytest.mark.parametrize("name", ["no_attention_mask", "no_position_reset", "separator_only"])
+def test_the_audit_sees_it(batches, name):
+    shallow = dataclasses.replace(CONFIG, num_hidden_layers=1)
+    engine = make_engine(config=ablate(shallow, name), micro_batch_size=5)
+    checks = contamination.audit(engine, batches[0], compile=lambda function, _: function)
+    assert "unpacked: hidden_states" in [check.name for check in checks if not check.passed]
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return write_all(tmp_path_factory.mktemp("data"))
+    folder = tmp_path_factory.mktemp("data")
+    write_data(folder)
+    return folder
+
+
+def train(data, output_dir, **changes):
+    flags = {
+        "input_file": f"{data}/*.tfrecord",
+        "output_dir": output_dir,
+        "bert_config_file": data / "bert_config.json",
+        "train_batch_size": 2,
+        "num_train_steps": 1,
+        **changes,
+    }
+    argv = ["run_pretraining.py", *(f"--{name}={value}" for name, value in flags.items())]
+    return command_line.run(cli.pretrain, PretrainingConfig, argv)
 
 
 @pytest.mark.usefixtures("uncompiled")
-def test_a_run_says_so_and_its_checkpoint_keeps_it(data, tmp_path):
-    flags = flags_of(data, tmp_path / "run", num_train_steps=1, eval_input_file="", eval_steps=0)
-    flags["ablation"] = "no_position_reset,no_next_sentence"
-    seen = pretrain(**flags)
-    assert seen.status == 0, seen.error
-    told = "ABLATION   no_position_reset, no_next_sentence: PACKING IS BROKEN ON PURPOSE"
-    assert told in seen.out
+def test_a_run_says_so_and_its_checkpoint_keeps_it(data, tmp_path, capsys):
+    assert train(data, tmp_path / "run", ablation="no_position_reset,no_next_sentence") == 0
+    printed = capsys.readouterr().out
+    assert "ABLATION   no_position_reset, no_next_sentence: PACKING IS BROKEN ON PURPOSE" in printed
     stored = starting_weights.read_config(tmp_path / "run")
     assert ablations(stored) == ["no_position_reset", "no_next_sentence"]
 
 
-def test_positions_of_a_whole_pack_need_as_many_embeddings(data, tmp_path):
-    short = dataclasses.replace(CONFIG, max_position_embeddings=23)
-    (tmp_path / "short.json").write_text(json.dumps(dataclasses.asdict(short)))
-    changes = {"bert_config_file": tmp_path / "short.json", "ablation": "no_position_reset"}
-    message = "max_position_embeddings=23. Received: 24"
-    assert_refused(message, **flags_of(data, tmp_path / "run", **changes))
+def test_mistakes(data, tmp_path, capsys):
+    assert train(data, tmp_path / "run", ablation="no_mask") == 2
+    assert "must be empty or a comma-separated list of no_attention_mask" in capsys.readouterr().err
+    short = dataclasses.replace(ablate(CONFIG, "no_position_reset"), max_position_embeddings=23)
+    from bert_packed.runs.pretraining_data import check_fits, read_data
+
+    config = PretrainingConfig(input_file=f"{data}/*.tfrecord", output_dir=str(tmp_path))
+    with pytest.raises(InputError, match=r"max_position_embeddings=23 of .*\. Received: 24"):
+        check_fits(read_data(config), short, config)

@@ -1,4 +1,4 @@
-"""`--compile_only`: files, exit status, what it leaves alone, the largest micro-batch, virtual devices."""
+"""`--compile_only`: what it writes, what it leaves alone, its exit status, its mistakes, virtual devices."""
 
 import json
 import os
@@ -9,16 +9,16 @@ import types
 import keras
 import numpy as np
 import pytest
-import recorded_calls
-from recorded_calls import assert_refused
 from tiny import CONFIG, make_engine, write_data
 
 from bert_packed import cli
+from bert_packed.core import command_line
 from bert_packed.core.settings import InputError
 from bert_packed.objectives.features import RECORDED
 from bert_packed.parallel.targets import ACCELERATORS, Target
 from bert_packed.runs import compile_only
 from bert_packed.runs.compile_only import STATUS_NOT_STATIC, empty_batch
+from bert_packed.runs.pretraining import Run
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.runs.pretraining_data import read_data
 from bert_packed.training.step_report import StepProgram
@@ -47,24 +47,25 @@ def asked(monkeypatch):
     asked.programs = [StepProgram(TEXT, 2.5, flops=24.0, bytes_accessed=96.0)]
     engine = make_engine()
     engine.step_programs = lambda batch: asked.batches.append(batch) or asked.programs
-    monkeypatch.setattr(compile_only, "build_engine", lambda *_, target: engine)
+    monkeypatch.setattr(compile_only.Run, "build_engine", lambda _: engine)
     monkeypatch.setattr(compile_only, "make_virtual_devices", asked.devices.append)
     return asked
 
 
-def flags_of(data, **flags):
-    files = {"input_file": f"{data}/packed-*.tfrecord", "bert_config_file": f"{data}/bert_config.json"}
-    return {**files, "train_batch_size": 4, **flags}
-
-
 def run(data, **flags):
-    return recorded_calls.run(cli.pretrain, PretrainingConfig, **flags_of(data, **flags))
+    flags = {
+        "input_file": f"{data}/packed-*.tfrecord",
+        "bert_config_file": f"{data}/bert_config.json",
+        "train_batch_size": 4,
+        **flags,
+    }
+    argv = ["run_pretraining.py", *(f"--{name}={value}" for name, value in flags.items())]
+    return command_line.run(cli.pretrain, PretrainingConfig, argv)
 
 
-def test_what_it_writes_and_says(data, asked, tmp_path):
+def test_what_it_writes_and_says(data, asked, tmp_path, capsys):
     target = tmp_path / "new" / "compiled"
-    seen = run(data, compile_only=target, num_virtual_devices=2)
-    assert seen.status == 0 and asked.devices == [2]
+    assert run(data, compile_only=target, num_virtual_devices=2) == 0 and asked.devices == [2]
     assert {path.name for path in target.iterdir()} == {"step.hlo.txt", "step.json"}
     assert (target / "step.hlo.txt").read_text() == TEXT
     report = json.loads((target / "step.json").read_text())
@@ -72,7 +73,8 @@ def test_what_it_writes_and_says(data, asked, tmp_path):
     assert [report[name] for name in names] == [keras.backend.backend(), 1, 2, 24.0, 2.5]
     assert report["temporary_bytes"] is None and report["collective_bytes"] == 96
     assert report["versions"]["keras"] == keras.__version__
-    assert all(text in seen.out for text in ("host callbacks", "not told", "all-reduce", "2.5 s"))
+    printed = capsys.readouterr().out
+    assert "host callbacks" in printed and "not told" in printed and "all-reduce" in printed
     (batch,) = asked.batches
     assert batch.keys() == {feature.name for feature in RECORDED} and len(batch["token_ids"]) == 4
 
@@ -93,51 +95,64 @@ def test_the_batch_is_one_of_the_pipeline(data, tmp_path):
     assert not any(np.any(values) for values in ours.values())
 
 
-def test_a_step_that_is_not_static_is_no_success(data, asked, tmp_path):
+def test_a_step_that_is_not_static_is_reported_and_is_no_success(data, asked, tmp_path, capsys):
     asked.programs = [StepProgram(TEXT.replace("  ROOT", CALLBACK), 1.0)]
-    seen = run(data, compile_only=tmp_path / "a")
-    assert seen.status == STATUS_NOT_STATIC and "not static: %h = () custom-call" in seen.out
+    assert run(data, compile_only=tmp_path / "a") == STATUS_NOT_STATIC
+    assert "not static: %h = () custom-call" in capsys.readouterr().out
     assert json.loads((tmp_path / "a" / "step.json").read_text())["host_callbacks"] == 1
     asked.programs = [StepProgram(TEXT, 1.0), StepProgram(TEXT, 1.0)]
-    assert run(data, compile_only=tmp_path / "b").status == STATUS_NOT_STATIC
+    assert run(data, compile_only=tmp_path / "b") == STATUS_NOT_STATIC
     names = {path.name for path in (tmp_path / "b").iterdir()}
     assert names == {"step-0.hlo.txt", "step-1.hlo.txt", "step.json"}
 
 
-def test_a_run_is_left_alone(data, asked, tmp_path):
+def test_a_run_is_left_alone(data, asked, tmp_path, capsys):
     output_dir = tmp_path / "run"
     output_dir.mkdir()
     (output_dir / "run.json").write_text("{}")
-    for folder in (output_dir, tmp_path / "none"):
-        assert run(data, output_dir=folder, compile_only=tmp_path / "compiled", overwrite=True).status == 0
+    assert run(data, output_dir=output_dir, compile_only=tmp_path / "compiled", overwrite=True) == 0
     assert {path.name: path.read_text() for path in output_dir.iterdir()} == {"run.json": "{}"}
+    assert run(data, output_dir=tmp_path / "none", compile_only=tmp_path / "compiled") == 0
     assert not (tmp_path / "none").exists()
-    # Its next start would find files of others there
-    seen = run(data, compile_only=output_dir)
-    assert seen.status == 2 and "`compile_only` must not be the output_dir of a run" in seen.error
+    capsys.readouterr()
+    # its next start would find files there that are not its own
+    assert run(data, compile_only=output_dir) == 2
+    assert "`compile_only` must not be the output_dir of a run" in capsys.readouterr().err
     assert [path.name for path in output_dir.iterdir()] == ["run.json"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"num_virtual_devices": 2}, "`num_virtual_devices` must be 0 without compile_only. Received: 2."),
+        ({"compile_only": "FILE"}, "`compile_only` must be a folder. Received: "),
+        (
+            {"compile_only": "NEW", "num_virtual_devices": 4},
+            "must be as many as the step runs on, which is 2",
+        ),
+        ({"compile_only": "NEW", "input_file": "none*"}, "`input_file` must match at least one file"),
+        ({"compile_only": "NEW", "profile_steps": "20,10"}, "empty or two steps, FIRST,LAST"),
+        ({"profile_steps": "1,100001"}, "must be at most num_train_steps=100000"),
+    ],
+)
+def test_mistakes(data, asked, tmp_path, capsys, flags, message):
+    (tmp_path / "file").write_text("")
+    places = {"FILE": tmp_path / "file", "NEW": tmp_path / "new"}
+    given = {"output_dir": tmp_path / "run"} if "compile_only" not in flags else {}
+    assert run(data, **given, **{name: places.get(value, value) for name, value in flags.items()}) == 2
+    printed = capsys.readouterr().err
+    assert message in printed and printed.count("\n") == 1
+    assert not (tmp_path / "new").exists() and not (tmp_path / "run").exists()
 
 
 def test_shapes_need_no_pass_over_the_data(data, tmp_path, asked):
     """Of a file only its first record is read: one that is cut off later will do."""
     whole = (data / "packed-0.tfrecord").read_bytes()
     (tmp_path / "cut.tfrecord").write_bytes(whole[:-10])
-    assert run(data, input_file=tmp_path / "cut.tfrecord", compile_only=tmp_path / "compiled").status == 0
+    assert run(data, input_file=tmp_path / "cut.tfrecord", compile_only=tmp_path / "compiled") == 0
 
 
-def test_a_mistake_is_one_line(data, asked, tmp_path):
-    (tmp_path / "file").write_text("")
-    new = tmp_path / "new"
-    for flags, message in (
-        ({"compile_only": tmp_path / "file"}, "`compile_only` must be a folder. Received: "),
-        ({"compile_only": new, "num_virtual_devices": 4}, "must be as many as the step runs on, which is 2"),
-        ({"compile_only": new, "input_file": "none*"}, "`input_file` must match at least one file"),
-    ):
-        assert_refused(cli.pretrain, PretrainingConfig, message, **flags_of(data, **flags))
-        assert not new.exists()
-
-
-@pytest.mark.parametrize("limit", [1, 5, 13, 100])
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 8, 13, 16, 100])
 @pytest.mark.parametrize("power", [1, 2])
 def test_the_largest_micro_batch_is_found(monkeypatch, capsys, limit, power):
     """Of a device that takes `limit` packs at once, where four share a step."""
@@ -145,7 +160,8 @@ def test_the_largest_micro_batch_is_found(monkeypatch, capsys, limit, power):
     has, arguments = ACCELERATORS["v5e"].memory_bytes, 1 << 30
     of_limit = has - (1 << 28) - arguments  # what `limit` packs need besides
 
-    def compile_step(config, model_config, data, target):
+    def compile_step(run):
+        config = run.config
         tried.append(config.packs_at_once // 4)
         assert config.packs_at_once % 4 == 0 and config.train_batch_size % config.packs_at_once == 0
         assert 0 <= config.train_batch_size - 64 < config.packs_at_once
@@ -160,7 +176,7 @@ def test_the_largest_micro_batch_is_found(monkeypatch, capsys, limit, power):
         input_file="x", output_dir="y", train_batch_size=64, micro_batch_size=32, **growth
     )
     target = Target("tpu", ("device",) * 4, ACCELERATORS["v5e"], "v5e:2x2")
-    found, (program,) = compile_only.find_largest(config, None, None, target)
+    found, (program,) = compile_only.find_largest(Run(config, target=target))
     assert program.packs == found.packs_at_once and found.packs_at_once // 4 <= limit
     assert limit - found.packs_at_once // 4 <= limit / 16
     assert len(tried) == len(set(tried)) <= (7 if power == 1 else 8)
@@ -168,14 +184,14 @@ def test_the_largest_micro_batch_is_found(monkeypatch, capsys, limit, power):
 
 
 def test_where_not_one_pack_fits_it_says_so(monkeypatch):
-    def compile_step(config, model_config, data, target):
-        raise compile_only.TooLargeError(target, config.packs_at_once, "9G", "8G")
+    def compile_step(run):
+        raise compile_only.TooLargeError(target, run.config.packs_at_once, "9G", "8G")
 
     monkeypatch.setattr(compile_only, "compile_step", compile_step)
     config = PretrainingConfig(input_file="x", output_dir="y", train_batch_size=8)
     with pytest.raises(InputError, match=r"=v5e:1\. Received: 1, for which one needs 9G and has 8G\."):
         target = Target("tpu", ("device",), ACCELERATORS["v5e"], "v5e:1")
-        compile_only.find_largest(config, None, None, target)
+        compile_only.find_largest(Run(config, target=target))
 
 
 def test_a_forecast_is_of_the_peak():
@@ -187,6 +203,20 @@ def test_a_forecast_is_of_the_peak():
     assert (figures["device_kind"], figures["device_memory_bytes"]) == ("TPU v5 lite", 16 << 30)
     for unknown in ({"estimated_seconds": None}, {"matmul_flops": None}, {"kernels": 1}):
         assert compile_only.forecast({**known, **unknown}, target)["peak_share"] is None
+
+
+def test_figures_in_units_for_people():
+    shown = {
+        ("peak_bytes", 3 << 29): "1,536.0 MiB",
+        ("matmul_flops", 4.25e12): "4,250.0 GFLOP",
+        ("peak_share", 0.26523): "26.5 %",
+        ("estimated_seconds", 0.08984): "89.84 ms",
+        ("compile_seconds", 12.3456): "12.3 s",
+        ("programs", 1): "1",
+        ("device_kind", "TPU v5 lite"): "TPU v5 lite",
+        ("flops", None): "not told",
+    }
+    assert {case: compile_only.in_units(*case) for case in shown} == shown
 
 
 COUNT_DEVICES = """

@@ -4,12 +4,12 @@ import hashlib
 import json
 
 import pytest
-from bert_packed.runs.model_card import read_audit, read_origin, write_model_card
 from exports import sections
 from tiny import CONFIG, make_engine
 
 from bert_packed.architectures.registry import ablate
 from bert_packed.core.settings import InputError
+from bert_packed.runs.exports import read_audit, read_origin, write_model_card
 
 AUDIT = [
     {"name": "output leak", "worst": 0.0, "limit": 0, "result": "pass"},
@@ -86,14 +86,19 @@ def test_what_has_changed_since_is_not_known(run, tmp_path):
     assert card["Data"] == card["Packing"] == "Not known."
 
 
+def test_somebody_elses_model_has_no_history(tmp_path):
+    assert read_origin(tmp_path / "theirs") == (None, None)
+    card = sections(card_of(tmp_path))
+    assert {card[name] for name in ("Data", "Packing", "Recipe")} == {"Not known."}
+    assert card["Audit"].startswith("Not known: ")
+
+
 def test_an_ablation_is_told_first(tmp_path):
     card = card_of(tmp_path, config=ablate(CONFIG, "no_attention_mask"))
     assert "**Packing was broken on purpose: no_attention_mask.**" in card.partition("## ")[0]
 
 
 def test_the_origin_of_a_checkpoint_is_its_run(run, tmp_path):
-    assert read_origin(tmp_path / "theirs") == (None, None)
-    assert {sections(card_of(tmp_path))[name] for name in ("Data", "Packing", "Recipe")} == {"Not known."}
     for step in (5, 12):
         (tmp_path / "run" / f"checkpoint-{step}").mkdir()
     assert read_origin(tmp_path / "run") == (run, 12)

@@ -11,9 +11,10 @@ from clock import Clock
 from bert_packed.architectures.bert.config import ModelConfig
 from bert_packed.architectures.bert.model import count_flops
 from bert_packed.architectures.registry import PRETRAINING, ablate
+from bert_packed.core.progress import count_of, describe_duration
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.runs import run_summary, step_cost
-from bert_packed.runs.pretraining import make_scale
+from bert_packed.runs.pretraining import Run
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.runs.step_cost import estimate_step_seconds, step_flops
 from bert_packed.schema import PackSpec
@@ -36,7 +37,16 @@ def test_flops_of_a_step():
     assert estimate_step_seconds(FLOPS, spec, 4, 1e6) == pytest.approx(1.5 * flops / 1e6)
 
 
-def test_a_fast_machine_is_measured_by_a_larger_product(monkeypatch):
+def test_the_machine_is_as_fast_as_its_best_product(monkeypatch):
+    clock = Clock()
+    product = clock.taking([50, 4, 0.5, 0.25], result=np.zeros((1, 1)))  # the first compiles
+    monkeypatch.setattr(step_cost, "time", clock)
+    monkeypatch.setattr(step_cost, "compiled", lambda function: product)
+    # a product of side 1024 is 1024 ** 3 multiplications, and as many additions
+    assert step_cost.measured_flops_per_second(repeats=3) == 2 * 1024**3 / 0.25
+
+
+def test_a_machine_that_is_too_fast_for_a_small_product_gets_a_larger_one(monkeypatch):
     clock, sides = Clock(), []
     products = {
         1024: clock.taking([9, 1e-4, 1e-3], result=np.zeros((1, 1))),
@@ -63,7 +73,7 @@ def test_the_peak_of_a_run_is_of_all_its_devices(replicas, rate, peak):
         replicas=replicas and SimpleNamespace(num_whole=replicas),
         objective=pretraining_objective("per_token"),
     )
-    scale = make_scale(config, CONFIG, data_of(1.5), engine, rate)
+    scale = Run(config, data=data_of(1.5), model_config=CONFIG, engine=engine).scale(rate)
     assert (scale.peak_flops, scale.positions_per_step) == (peak, 6 * 16)
     sums = {"num_tokens": 3.0, "num_pairs": 9.0, "num_predictions": 1.0, "num_sequences": 1.0}
     assert scale.model_flops(sums) == FLOPS(sums)
@@ -75,6 +85,18 @@ def test_the_products_of_a_run_in_either_precision_are_measured(monkeypatch, dty
     for name in ("MATMUL_SIZE", "LARGEST_MATMUL"):
         monkeypatch.setattr(step_cost, name, 8)
     assert step_cost.measured_flops_per_second(repeats=2, dtype=dtype) > 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.034, "0.034 s"), (3.21, "3.2 s"), (113, "113 s"), (150, "2.5 min"), (18000, "5 h"), (4e6, "46 days")],
+)
+def test_durations_for_people(seconds, text):
+    assert describe_duration(seconds) == text
+
+
+def test_counts_agree_with_their_nouns():
+    assert [count_of(n, "pack") for n in (0, 1, 2000)] == ["0 packs", "1 pack", "2,000 packs"]
 
 
 def data_of(factor):
@@ -98,6 +120,16 @@ def test_a_run_is_described_by_its_own_figures():
         "precision  mixed_bfloat16",
         "data       1,234 packs of 16 tokens, up to 3 sequences and 5 predictions each",
         "vocabulary not found; --vocab_file names it",
+    ]
+    known = SimpleNamespace(**{**vars(data_of(1.5)), "vocabulary": SimpleNamespace(path="a/vocab.txt")})
+    assert run_summary.describe_run(config, CONFIG, known, "dense").endswith("\nvocabulary a/vocab.txt")
+    known = SimpleNamespace(**{**vars(data_of(1.5)), "vocabulary": SimpleNamespace(path="a/vocab.txt")})
+    assert run_summary.describe_run(config, CONFIG, known, "dense").endswith("\nvocabulary a/vocab.txt")
+    growing = dataclasses.replace(config, initial_batch_size=2, batch_warmup_steps=1500)
+    masked = SimpleNamespace(**{**vars(data_of(1.5)), "masking": SimpleNamespace(vocab_size=30522)})
+    assert run_summary.describe_run(growing, CONFIG, masked, "dense").splitlines()[-2:] == [
+        "grows      from 2 packs in the first step, over 1,500 steps",
+        "masks      drawn again in every epoch, of 30,522 tokens",
     ]
     broken = ablate(CONFIG, "no_attention_mask")
     first, second, *_ = run_summary.describe_run(config, broken, data_of(None), "dense").splitlines()

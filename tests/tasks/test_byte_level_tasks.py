@@ -12,14 +12,14 @@ from tokenizers import decoders, normalizers
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import ByteLevel as TrimOffsets
 
-from bert_packed.checkpoints.exported_tokenizer import encoder_ids, write_tokenizer
+from bert_packed.checkpoints.exported_tokenizer import write_tokenizer
 from bert_packed.tasks.glue.files import make_glue_sequences
 from bert_packed.tasks.ner.conll import make_tag_sequences
 from bert_packed.tasks.squad.files import read_squad
 from bert_packed.tasks.squad.predictions import extract
 from bert_packed.tasks.squad.windows import make_windows, window_starts
 from bert_packed.text import byte_bpe
-from bert_packed.text.vocabularies import load_text_tokenizer
+from bert_packed.text.vocabularies import encoder_ids, load_text_tokenizer
 
 CLS, SEP, MASK = SPECIAL_IDS["ours"][:3]
 NORMALIZERS = {

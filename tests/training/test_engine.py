@@ -8,10 +8,10 @@ import keras
 import next_tokens
 import numpy as np
 import pytest
-from conftest import run_uncompiled
 from keras import ops
 from packs import packed_and_unpacked
 from tiny import CONFIG, SHALLOW, make_engine, to_floats
+from uncompiled import run_uncompiled
 
 from bert_packed.layers.dropout import Dropout
 from bert_packed.objectives.objective import COUNT_NAMES, Objective
