@@ -55,9 +55,9 @@ class PackMambaConfig(Settings):
     """The figures of "PackMamba: Efficient Processing of Variable-Length Sequences in Mamba Training", here.
 
     padding    share of padding in a batch, beside the paper's
-    training   interleaved steps on the same sequences one at a time, padded and packed, each with an update of
-               the weights; with --against also packed steps of another model, with --reference the model's
-               class in transformers on torch: a padded rows, two for a Mamba-1
+    training   interleaved steps on the same sequences one at a time, padded and packed, each with an update
+               of the weights; with --against also packed steps of another model, with --reference the model's
+               class in transformers on torch: a step of padded rows, for a Mamba-1 of two of them
     operators  the same for convolution and scan, forward, and forward and backward; with --against also those
                of the other model on packs
 

@@ -82,7 +82,7 @@ COMMANDS = {
     ),
     "export": Command(
         "checkpoints in other forms",
-        "bert_packed.runs.export_config:ExportConfig",
+        "bert_packed.runs.checkpoint_export:ExportConfig",
         "bert_packed.runs.checkpoint_export:export_checkpoint",
     ),
 }

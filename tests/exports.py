@@ -3,8 +3,7 @@
 import numpy as np
 
 from bert_packed.core.command_line import run
-from bert_packed.runs.checkpoint_export import export_checkpoint
-from bert_packed.runs.export_config import ExportConfig
+from bert_packed.runs.checkpoint_export import ExportConfig, export_checkpoint
 
 
 def run_export(**flags):

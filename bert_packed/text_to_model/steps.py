@@ -22,8 +22,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.core.storage import exists, lock, make_folder, read_json, write_json, write_text
 from bert_packed.evaluation.checkpoint_audit import AuditConfig, audit_checkpoint
 from bert_packed.records.inputs import find_files, stamp_files
-from bert_packed.runs.checkpoint_export import export_checkpoint
-from bert_packed.runs.export_config import ExportConfig
+from bert_packed.runs.checkpoint_export import ExportConfig, export_checkpoint
 from bert_packed.runs.pretrain import pretrain
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.schema import MLM

@@ -13,8 +13,7 @@ from benchmarks.inference_speed import InferenceConfig, speed_rows
 from benchmarks.peers.process import torch_processes
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
-from bert_packed.runs.checkpoint_export import export_checkpoint
-from bert_packed.runs.export_config import ExportConfig
+from bert_packed.runs.checkpoint_export import ExportConfig, export_checkpoint
 from data_gen.text import corpus as sample_corpus
 
 

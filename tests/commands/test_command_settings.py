@@ -15,8 +15,7 @@ from bert_packed.checkpoints import checkpoint, export_formats
 from bert_packed.evaluation import contamination
 from bert_packed.evaluation.checkpoint_audit import AuditConfig
 from bert_packed.runs import exports
-from bert_packed.runs.checkpoint_export import export_checkpoint
-from bert_packed.runs.export_config import ExportConfig
+from bert_packed.runs.checkpoint_export import ExportConfig, export_checkpoint
 from bert_packed.schema import PackSpec
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.engines.engine import named_weights

@@ -21,8 +21,7 @@ from bert_packed.architectures.registry import PRETRAINING, ablate
 from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.core.settings import InputError
 from bert_packed.runs import checkpoint_export
-from bert_packed.runs.checkpoint_export import export_checkpoint
-from bert_packed.runs.export_config import ExportConfig
+from bert_packed.runs.checkpoint_export import ExportConfig, export_checkpoint
 from bert_packed.schema import CAUSAL_LM
 from bert_packed.text import byte_bpe
 from bert_packed.text.tokenization import SPECIAL_TOKENS

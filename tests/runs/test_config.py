@@ -13,7 +13,7 @@ from bert_packed.architectures.bert.config import ModelConfig
 from bert_packed.architectures.mamba.config import MambaConfig
 from bert_packed.architectures.registry import MODEL_SIZES, load_model_config
 from bert_packed.core.settings import InputError
-from bert_packed.runs.export_config import ExportConfig
+from bert_packed.runs.checkpoint_export import ExportConfig
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.tasks.config import FinetuneConfig
 from bert_packed.tasks.glue.config import GlueConfig

@@ -13,8 +13,7 @@ from tiny import CONFIG, make_engine, write_data
 from bert_packed import PretrainingConfig, TrainConfig, load_encoder, pretrain
 from bert_packed.architectures import packed_model
 from bert_packed.evaluation.checkpoint_audit import AuditConfig, audit_checkpoint
-from bert_packed.runs.checkpoint_export import export_checkpoint
-from bert_packed.runs.export_config import ExportConfig
+from bert_packed.runs.checkpoint_export import ExportConfig, export_checkpoint
 from bert_packed.tasks import run as finetuning
 from bert_packed.tasks.config import FinetuneConfig
 from bert_packed.text_to_model import steps
