@@ -3,7 +3,7 @@
     input files ──► runs ──► sorted runs ──► parts ──► shards
                read     sort             measure, write
 
-`data_gen/jobs/__init__.py` defines these terms. Sorting groups each run (`run_files.py`) by part, so that
+`data_gen/jobs/__init__.py` defines these terms. Sorting groups each run by part, so that
 writing a part reads one group of each run.
 """
 

@@ -53,7 +53,7 @@ def compare_files(input_files, packed_files, overlong):
     """Compare the sequences of unpacked and packed files, and the manifests of the packs with both.
 
     Sequences are equal where all columns but their origins are. Memory does not grow with their number
-    (`multiset.py`). If the files differ, they are read again, once for each two million sequences in buckets
+    (multisets of digests). If the files differ, they are read again, once for each two million sequences in buckets
     that differ.
 
     `overlong`, "error", "truncate" or "drop", is the setting with which the packs were made. Returns a

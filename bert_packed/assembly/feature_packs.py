@@ -123,7 +123,7 @@ class FeatureKind:
     def make_plan(self, histogram, algorithm, depth):
         """Plan the packs: dict of plain JSON, as from `plan_lengths`.
 
-        With several lengths the algorithm is always `vector_packing.py`, and the efficiency is the mean over
+        With several lengths the algorithm is always `pack_vectors`, and the efficiency is the mean over
         features, of lengths rounded up as in `describe_lengths`.
         """
         if len(self.leaders) == 1:
