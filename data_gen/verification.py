@@ -52,9 +52,8 @@ class Comparison:
 def compare_files(input_files, packed_files, overlong):
     """Compare the sequences of unpacked and packed files, and the manifests of the packs with both.
 
-    Sequences are equal where all columns but their origins are. Memory does not grow with their number
-    (multisets of digests). If the files differ, they are read again, once for each two million sequences in buckets
-    that differ.
+    Sequences are equal where all columns but their origins are. Memory does not grow with their number. If
+    the files differ, they are read again, once for each two million sequences in buckets that differ.
 
     `overlong`, "error", "truncate" or "drop", is the setting with which the packs were made. Returns a
     `Comparison`; raises `InputError` where a file cannot be read, or has the wrong kind of records.

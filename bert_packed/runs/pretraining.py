@@ -395,13 +395,3 @@ class Run:
         )
         replicas.layout.check(self.model_config, **packs)
         return replicas
-
-
-def time_step(config):
-    """Seconds of a step of a run that has not begun: the median of a few, after one that compiles."""
-    run = Run(config)
-    run.read_data()
-    with contextlib.closing(train_batches(run)) as ahead:
-        batches = list(itertools.islice(ahead, NUM_TIMED_STEPS))
-    step = Contender("steps", run.build_engine().train_step, batches, 1.0, 1.0)
-    return compare([step], NUM_TIMED_STEPS)[0]["seconds_per_step"]

@@ -1,6 +1,8 @@
 """Choices from text, packs and machine: model, batch, steps and learning rate of `bert-packed train`."""
 
+import contextlib
 import dataclasses
+import itertools
 
 from bert_packed.architectures.registry import config_json, load_model_config
 from bert_packed.core.storage import write_json
@@ -191,3 +193,17 @@ def _choose_model(config, folder, on_cpus):
     if on_cpus:
         return Choice("bert_config_file", CPU_MODEL, "there is no GPU or TPU")
     return Choice("bert_config_file", ACCELERATOR_MODEL, "there is a GPU or TPU")
+
+
+def time_step(config):
+    """Seconds of a step of a run that has not begun: the median of a few, after one that compiles."""
+    from bert_packed.runs.interleaved_timing import Contender, compare  # Keras: not for --help
+    from bert_packed.runs.pretraining import NUM_TIMED_STEPS, Run
+    from bert_packed.runs.run_batches import train_batches
+
+    run = Run(config)
+    run.read_data()
+    with contextlib.closing(train_batches(run)) as ahead:
+        batches = list(itertools.islice(ahead, NUM_TIMED_STEPS))
+    step = Contender("steps", run.build_engine().train_step, batches, 1.0, 1.0)
+    return compare([step], NUM_TIMED_STEPS)[0]["seconds_per_step"]

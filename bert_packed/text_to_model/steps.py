@@ -261,7 +261,6 @@ def _choose(config, folder):
     # Keras: not before the backend is chosen
     from bert_packed.parallel.targets import devices_here
     from bert_packed.runs.compile_only import compile_largest_program
-    from bert_packed.runs.pretraining import time_step
     from bert_packed.training.backend import device_memory_bytes
 
     manifest = folder.packs_manifest("train")
@@ -272,7 +271,7 @@ def _choose(config, folder):
             training, compile_largest_program(training), memory_bytes, given
         )
         chosen.append(choice)
-    seconds = time_step(training) if config.train_hours else None
+    seconds = choices.time_step(training) if config.train_hours else None
     training, of_steps = choices.choose_steps(config, training, manifest, seconds)
     return training, [*chosen, *of_steps]
 

@@ -121,7 +121,7 @@ def builds(monkeypatch):
     def start_engine(*_):
         raise BuildsError
 
-    monkeypatch.setattr(pretraining, "start_engine", start_engine)
+    monkeypatch.setattr(pretraining.Run, "start_engine", start_engine)
 
 
 def write_start(folder, file_name, tensor, **change):

@@ -275,7 +275,7 @@ def test_packed_against_unpacked_is_reported(data, tmp_path, monkeypatch):
         (KeyboardInterrupt(), 130, "interrupted"),
     ):
         if error:
-            monkeypatch.setattr(pretraining, "speed_rows", fail(error))
+            monkeypatch.setattr(pretraining.Run, "compare_speeds", fail(error))
         report.unlink()
         seen = pretrain(**flags)
         assert seen.status == status

@@ -23,6 +23,8 @@ from data_gen.text.create_config import CreateConfig
 
 @dataclasses.dataclass(frozen=True)
 class Example:
+    """What it does."""
+
     input_file: str = setting("", "where from", changeable=True)
     num_shards: int = setting(8, "number of output files", minimum=1)
     rate: float = setting(0.5, "share", minimum=0)
@@ -35,7 +37,7 @@ class Example:
 
 
 def run(capsys, *arguments, main=lambda config: None):
-    status = command_line.run(main, Example, "What it does.", ["program.py", *arguments])
+    status = command_line.run(main, Example, ["program.py", *arguments])
     return status, capsys.readouterr()
 
 
@@ -112,7 +114,7 @@ def test_help_groups_settings_and_hides_the_advanced(capsys):
         fifth: int = setting(5, "five")
 
     def help_of(flag):
-        assert command_line.run(None, Grouped, "About.", ["program.py", flag]) == 0
+        assert command_line.run(None, Grouped, ["program.py", flag]) == 0
         return [
             line.strip()
             for line in capsys.readouterr().out.split("[--name=value ...]")[1].splitlines()
@@ -133,7 +135,7 @@ def test_help_groups_settings_and_hides_the_advanced(capsys):
     "config_class", [PretrainingConfig, SquadConfig, GlueConfig, NerConfig, CreateConfig, PackConfig]
 )
 def test_help_fits_a_reader_and_ends_with_the_call(config_class):
-    text = command_line.help_text("x", config_class, "About.", is_full=False)
+    text = command_line.help_text("x", config_class, is_full=False)
     headings = [line for line in text.splitlines() if re.fullmatch(r"\w[\w ]+:", line)]
     assert 4 <= len(headings) <= 10 and headings[-1] == "This call:"
     assert max(map(len, text.splitlines())) <= 100

@@ -14,13 +14,13 @@ from encoder_files import TEXTS, write_encoder
 from modern_bert_models import CONFIG as MODERN_BERT
 from tiny import CONFIG, make_engine
 
-from bert_packed.architectures.bert import layers
 from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import MASKED_LM, ablate
 from bert_packed.checkpoints import checkpoint
 from bert_packed.core.settings import InputError
 from bert_packed.evaluation import inference
 from bert_packed.kernels import choose as kernels
+from bert_packed.layers import context as layers
 from bert_packed.text import byte_bpe
 from bert_packed.training.engines.engine import named_weights
 

@@ -179,8 +179,8 @@ def test_all_linear_layers_come_from_the_layout(head, layers):
     made = []
 
     class Witness(Layout):
-        def dense(self, width, config, name, dtype=None):
-            made.append((name, super().dense(width, config, name, dtype)))
+        def dense(self, width, config, name, dtype=None, **given):
+            made.append((name, super().dense(width, config, name, dtype, **given)))
             return made[-1][1]
 
     options = {"dtype": "mixed_bfloat16", "remat": True}

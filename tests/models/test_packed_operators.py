@@ -123,7 +123,7 @@ class Form:
         return OPERATORS[self.operator]
 
     def load(self):
-        module = importlib.import_module(f"bert_packed.models.{self.module}")
+        module = importlib.import_module(f"bert_packed.{self.module}")
         function = getattr(module, self.definition.function)
         return functools.partial(function, chunk_length=self.chunk_length) if self.chunk_length else function
 
@@ -136,30 +136,30 @@ TPU_SCAN, GPU_SCAN = (("LANES", 2), ("ROWS", 2)), (("WIDTH", 2),)
 
 
 def tpu_duality(lanes, block):
-    return Form("duality", "tpu_duality", 8, 3, 4, (("LANES", lanes), ("BLOCK", block)))
+    return Form("duality", "kernels.tpu.duality", 8, 3, 4, (("LANES", lanes), ("BLOCK", block)))
 
 
 PLAIN_FORMS = [
-    Form("convolution", "causal_convolution", 3, 2),
-    Form("convolution", "causal_convolution", 3, 4),
+    Form("convolution", "layers.causal_convolution", 3, 2),
+    Form("convolution", "layers.causal_convolution", 3, 4),
     # A chunk of one token, chunks that do not divide S, one longer than S
-    Form("scan", "selective_scan", 4, 4, 1),
-    Form("scan", "selective_scan", 3, 2, 4),
-    Form("scan", "selective_scan", 3, 2, 32),
-    Form("duality", "state_space_duality", 8, 3, 4),
-    Form("duality", "state_space_duality", 8, 3, 64),
+    Form("scan", "architectures.mamba.selective_scan", 4, 4, 1),
+    Form("scan", "architectures.mamba.selective_scan", 3, 2, 4),
+    Form("scan", "architectures.mamba.selective_scan", 3, 2, 32),
+    Form("duality", "architectures.mamba2.state_space_duality", 8, 3, 4),
+    Form("duality", "architectures.mamba2.state_space_duality", 8, 3, 64),
 ]
 KERNELS = [
     # Widths: padded, some blocks of a vector after padding, some blocks of two vectors
-    Form("convolution", "tpu_convolution", 1, 7, 8, CONVOLVE),
-    Form("convolution", "tpu_convolution", 5, 4, 8, CONVOLVE),
-    Form("convolution", "tpu_convolution", 8, 2, 64, CONVOLVE),
-    Form("scan", "tpu_scan", 1, 3, 1, TPU_SCAN),
-    Form("scan", "tpu_scan", 5, 3, 4, TPU_SCAN),
-    Form("scan", "tpu_scan", 12, 3, 32, TPU_SCAN),
-    Form("scan", "gpu_scan", 1, 3, 1, GPU_SCAN),
-    Form("scan", "gpu_scan", 5, 3, 4, GPU_SCAN),
-    Form("scan", "gpu_scan", 12, 3, 32, GPU_SCAN),
+    Form("convolution", "kernels.tpu.convolution", 1, 7, 8, CONVOLVE),
+    Form("convolution", "kernels.tpu.convolution", 5, 4, 8, CONVOLVE),
+    Form("convolution", "kernels.tpu.convolution", 8, 2, 64, CONVOLVE),
+    Form("scan", "kernels.tpu.selective_scan", 1, 3, 1, TPU_SCAN),
+    Form("scan", "kernels.tpu.selective_scan", 5, 3, 4, TPU_SCAN),
+    Form("scan", "kernels.tpu.selective_scan", 12, 3, 32, TPU_SCAN),
+    Form("scan", "kernels.gpu.selective_scan", 1, 3, 1, GPU_SCAN),
+    Form("scan", "kernels.gpu.selective_scan", 5, 3, 4, GPU_SCAN),
+    Form("scan", "kernels.gpu.selective_scan", 12, 3, 32, GPU_SCAN),
     # Four heads of two channels: two heads in a vector; each in another block; two groups of one head in a
     # block; a head of zeros; a channel of zeros
     *(tpu_duality(*sizes) for sizes in ((4, 4), (2, 2), (2, 4), (6, 6), (3, 4))),
@@ -187,7 +187,7 @@ def set_sizes(monkeypatch, module, sizes):
     from jax.experimental import pallas
 
     for name, value in sizes:
-        monkeypatch.setattr(importlib.import_module(f"bert_packed.models.{module}"), name, value)
+        monkeypatch.setattr(importlib.import_module(f"bert_packed.{module}"), name, value)
     monkeypatch.setattr(pallas, "pallas_call", functools.partial(pallas.pallas_call, interpret=True))
 
 
@@ -286,7 +286,7 @@ def test_outputs_and_gradients_are_those_of_a_plain_loop(form):
 def test_without_positions_a_pack_is_one_sequence(monkeypatch, form):
     """Where nothing is selected by a start, which is what the cost of starts is compared with."""
     inputs, weights, carried = draw(form)
-    if form.module in ("causal_convolution", "selective_scan"):
+    if form.module in ("layers.causal_convolution", "architectures.mamba.selective_scan"):
         monkeypatch.setattr(ops, "where", None)
     positions = np.tile(np.arange(weights.shape[1]) + form.states, (len(weights), 1))
     got = run(form, inputs, weights, None, carried)
@@ -362,7 +362,10 @@ def test_decays_beyond_the_range_of_exp_have_gradients(form):
 @pytest.mark.slow
 def test_a_token_that_forgets_all_rounds_nothing_after_it():
     """In a long chunk the sum of log-decays would have few digits left behind such a token."""
-    form, positions = Form("duality", "state_space_duality", 8, 3, 256), positions_of([[130, 70]] * 2)
+    form, positions = (
+        Form("duality", "architectures.mamba2.state_space_duality", 8, 3, 256),
+        positions_of([[130, 70]] * 2),
+    )
     inputs, weights, carried = draw(form, 0, positions)
     inputs["delta"] *= 0.02
     inputs["delta"][:, 60] = 1000.0
@@ -374,7 +377,9 @@ def test_a_token_that_forgets_all_rounds_nothing_after_it():
 @each([KERNELS[1], KERNELS[4], KERNELS[7], KERNELS[9]])
 def test_a_model_learns_with_a_kernel_what_it_learns_without(monkeypatch, form):
     """In packs of three chunks; with rows, the second call goes on from what the first has left."""
-    whole_vectors = {"gpu_scan": ["WIDTH"], "tpu_scan": ["LANES"]}.get(form.module, ["LANES", "BLOCK"])
+    whole_vectors = {"kernels.gpu.selective_scan": ["WIDTH"], "kernels.tpu.selective_scan": ["LANES"]}.get(
+        form.module, ["LANES", "BLOCK"]
+    )
     set_sizes(monkeypatch, form.module, [(name, 16) for name in whole_vectors])
     build = {"num_rows": 5} if form in (KERNELS[1], KERNELS[7]) else {"remat": True}
     config = next_tokens.MAMBA2 if form.operator == "duality" else next_tokens.CONFIG

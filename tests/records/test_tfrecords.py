@@ -204,7 +204,7 @@ def test_a_damaged_length_is_not_followed(path, monkeypatch, length):
             return super().read(size)
 
     damaged = length.to_bytes(8, "little") + content[8:]
-    monkeypatch.setattr(storage, "open_file", lambda path: Counting(damaged))
+    monkeypatch.setattr(storage, "open_file", lambda path, **_: Counting(damaged))
     with pytest.raises(InputError, match="is not a TFRecord file"):
         list_batches(path, 64)
     assert num_read == 64

@@ -42,6 +42,7 @@ def run(tmp_path):
         "inputs": {"input_file": [{"path": str(packs), "sha256": sha("p")}]},
         "model": {}, "data": {"packing_factor": 1.8184},
         "segments": [{"backend": "tensorflow"}, {"backend": "jax"}, {"backend": "jax"}],
+        "result_files": [],
     }  # fmt: skip
     write(tmp_path / "run" / "run.json", record)
     return record

@@ -12,9 +12,8 @@ import shutil
 import pytest
 from tiny import CONFIG
 
-from bert_packed.runs import pretraining
 from bert_packed.text.tokenization import SPECIAL_TOKENS
-from bert_packed.text_to_model import output_folder, steps
+from bert_packed.text_to_model import choices, output_folder, steps
 from bert_packed.text_to_model.config import TrainConfig
 from bert_packed.text_to_model.output_folder import OutputFolder
 from bert_packed.training import backend
@@ -96,7 +95,7 @@ def settings_of(tmp_path, monkeypatch):
         (steps, "audit_checkpoint", take("audit", AUDIT)),
         (steps, "export_checkpoint", take("export")),
         (output_folder, "read_own_manifest", lambda folder, kind: manifests.get(folder)),
-        (pretraining, "time_step", lambda _: 1.0),
+        (choices, "time_step", lambda _: 1.0),
         (backend, "device_memory_bytes", lambda: None),
     ):
         monkeypatch.setattr(module, name, stand_in)

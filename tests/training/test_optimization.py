@@ -34,7 +34,7 @@ OPTIMI = json.loads((DATA / "stable_adamw_optimi_golden.json").read_text())
 pytestmark = pytest.mark.both_backends
 
 
-def make_variable(path, value, undecayed=()):
+def make_variable(path, value, undecayed=("bias",)):
     """A variable whose `path` is given, not decayed where it contains one of some words."""
     *scopes, name = path.split("/")
     with contextlib.ExitStack() as stack:
@@ -104,9 +104,7 @@ def test_matrices_and_tables_are_decayed_and_adapted(name, head):
     config = dataclasses.replace(ARCHITECTURES[name].config, num_hidden_layers=1)
     weights = named_weights(build_model(head, config, 0, num_outputs=3))
     decayed = [key for key, weight in weights.items() if len(weight.shape) > 1 and not key.endswith("A_log")]
-    optimizer = Lamb(weight_decay_rate=0.01)
-    assert [key for key, weight in weights.items() if optimizer.decays(weight)] == decayed
-    assert [key for key, weight in weights.items() if optimizer.adapts(weight)] == decayed
+    assert [key for key, weight in weights.items() if weight.is_decayed] == decayed
     assert len(weights) > len(decayed) > 3
 
 
@@ -158,8 +156,6 @@ def test_settings_of_a_run_reach_the_optimizer():
         assert optimizer.global_clipnorm == 0.5
         plain = kind(0.1, **optimizer_settings(config)).get_config()
         assert kind.from_config(plain).get_config() == plain
-        bias = make_variable("dense/bias", [1.0])
-        assert optimizer.decays(make_variable("dense/kernel", [1.0])) and not optimizer.decays(bias)
     plain = dataclasses.replace(config, packing_correction="none", max_grad_norm=0.0, optimizer="adam")
     optimizer = build_optimizer(plain, packing_factor=2.0)
     assert (optimizer.beta_1, optimizer.beta_2, optimizer.corrects_bias) == (0.9, 0.7, True)

@@ -11,12 +11,12 @@ import time
 import pytest
 from interrupts import interruptible
 
-from bert_packed.training.loop import GRACE, StopRequest
+from bert_packed.training.stop_request import GRACE, StopRequest
 
 # pbkdf2 is one call into C for minutes, and lets other threads run: like a compiled step
 BUSY = """
 import hashlib
-from bert_packed.training.loop import StopRequest
+from bert_packed.training.stop_request import StopRequest
 with StopRequest(costs_nothing={}).watching():
     print("ready", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)

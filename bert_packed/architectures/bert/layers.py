@@ -13,7 +13,6 @@ from bert_packed.layers.layout import COLUMNS, ONE_DEVICE, ROWS
 
 
 def layer_norm(config):
-    # The optimizer's exclusions look for this name
     return keras.layers.LayerNormalization(epsilon=config.layer_norm_eps, name="LayerNorm")
 
 

@@ -54,7 +54,6 @@ def output_layer(config, use_bias, layout):
 
 
 def layer_norm(config, name):
-    # The optimizer's exclusions look for "LayerNorm"
     return keras.layers.LayerNormalization(epsilon=config.norm_eps, center=config.norm_bias, name=name)
 
 
