@@ -48,7 +48,7 @@ class PackedModel(keras.Model):
         self.build_heads((None, None, self.config.hidden_size))
         undecayed = family_of(self.config).undecayed
         for variable in self.trainable_variables:
-            variable.is_decayed = variable.name not in undecayed
+            variable.is_decayed = len(variable.shape) > 1 and variable.name not in undecayed
         self.built = True
 
     def call(self, batch, training=None):

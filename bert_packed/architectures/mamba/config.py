@@ -92,5 +92,4 @@ SIZES = {
     "mamba-1.4b": MambaConfig(num_hidden_layers=48, hidden_size=2048),
     "mamba-2.8b": MambaConfig(num_hidden_layers=64, hidden_size=2560),
 }
-# Mamba's authors decay neither biases and norms nor the mixer's A and D
-UNDECAYED = ("bias", "conv1d_bias", "dt_bias", "scale", "A_log", "D")
+UNDECAYED = ("A_log",)  # as by Mamba's authors
