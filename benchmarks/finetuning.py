@@ -26,7 +26,7 @@ SPEED = "sequences_per_second"
 
 @dataclasses.dataclass(frozen=True)
 class ComparisonConfig(Settings):
-    """Compares the output directories of run_squad.py, finetune_glue or finetune_ner that differ in
+    """Compares the output directories of bert-packed squad, glue or ner that differ in
     --random_seed and in --max_sequences_per_pack only: of each score the mean, the least and the most
     over the runs, and the wall time of a training step, packed / unpacked.
 

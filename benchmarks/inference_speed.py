@@ -93,7 +93,7 @@ def peer_ways(config, texts, stack):
     """Passes over the texts by transformers, by name, until the stack ends."""
     if not Path(config.init_checkpoint, "config.json").is_file():
         raise InputError(
-            "`init_checkpoint` must be a Hugging Face folder with --reference, as bert_packed.export writes. "
+            "`init_checkpoint` must be a Hugging Face folder with --reference, as bert-packed export writes. "
             f"Received: {config.init_checkpoint}."
         )
     ways = {}

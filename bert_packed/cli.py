@@ -140,8 +140,8 @@ def pretrain(config):
     from bert_packed.records.inputs import find_files
     from bert_packed.training.engines import choose_backend
 
-    # Before the import of TensorFlow, which takes seconds; but in a cluster only after all have met, or the
-    # others would wait for a process that has left
+    # TensorFlow's import takes seconds, so files are looked for first; but in a cluster only after all have
+    # met, or the others would wait for a process that has left
     if not config.sample_data and config.distribution != "multi_worker":
         for name in INPUTS:
             if getattr(config, name):
@@ -156,9 +156,9 @@ def pretrain(config):
         if prepare:
             prepare()
         return compile_run(config, backend)
-    from bert_packed.runs import pretrain as run_of_one_model
+    from bert_packed.runs.pretrain import pretrain as train_model
 
-    result = run_of_one_model.pretrain(config, prepare)
+    result = train_model(config, prepare)
     if result.stopped_by:
         return 128 + result.stopped_by
     if result.not_compared:

@@ -8,7 +8,7 @@ from bert_packed.core.command_line import print_table
 
 def main(config):
     """Create the records, and print what they hold."""
-    from data_gen.text.create_job import create, summarize  # TensorFlow: not for --help
+    from data_gen.text.create_job import create, summarize  # slow to import: not for --help
 
     print_table(summarize(create(config)), config.json)
 

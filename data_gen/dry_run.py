@@ -188,7 +188,7 @@ def _count_records(input_file):
     from bert_packed.records.first_records import find_common_objective
     from bert_packed.records.inputs import find_files
     from bert_packed.records.read_bert import read_unpacked
-    from bert_packed.records.read_causal import read_causal  # TensorFlow: a histogram needs none
+    from bert_packed.records.read_causal import read_causal
 
     counts = np.zeros(0, np.int64)
     paths = find_files(input_file, "input_file")

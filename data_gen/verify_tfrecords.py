@@ -41,7 +41,7 @@ class VerifyConfig:
 def main(config):
     """Compare, print the counts and the first differences; returns the exit status."""
     from bert_packed.records.inputs import find_files
-    from data_gen.verification import compare_files, find_overlong  # TensorFlow: not for --help
+    from data_gen.verification import compare_files, find_overlong  # slow to import: not for --help
 
     input_files = find_files(config.input_file, "input_file")
     packed_files = find_files(config.packed_file, "packed_file")

@@ -18,7 +18,7 @@ class PackedModel(keras.Model):
     """An encoder of packs with heads.
 
     An architecture has `build_encoder`, `encode`, `embed` and `encode_embedded`. A kind of model names its
-    `head` (one of those in `config.py`), makes it in `__init__`, and has `build_heads` and `apply_heads`.
+    `head` (one of those in `registry.py`), makes it in `__init__`, and has `build_heads` and `apply_heads`.
 
     Called with a dict of int32 arrays `[B, S]`, whose other keys are ignored. The first call fixes S and K:
 
@@ -48,7 +48,8 @@ class PackedModel(keras.Model):
         self.build_heads((None, None, self.config.hidden_size))
         undecayed = family_of(self.config).undecayed
         for variable in self.trainable_variables:
-            variable.is_decayed = len(variable.shape) > 1 and variable.name not in undecayed
+            is_matrix = len(variable.shape) > 1 and variable.name not in undecayed
+            variable.is_decayed = getattr(variable, "is_decayed", is_matrix)  # as its layer says
         self.built = True
 
     def call(self, batch, training=None):

@@ -45,8 +45,8 @@ class ModelFamily:
         package: Folder. Its module `model`, which needs Keras, has `make_model(head, config, num_outputs,
             **encoder)`, which gives a `PackedModel`, and `count_flops(head, config, sums)`, the operations to
             learn from sequences. Its module `checkpoint_names` has `NAMES`, a `CheckpointNames`.
-        undecayed: Names of matrices without weight decay and, under LAMB, without trust ratio. Vectors, which
-            are biases and norms, never have them.
+        undecayed: Names of variables without weight decay and, under LAMB, without trust ratio. Vectors, such
+            as scales of norms, have neither, whatever their names.
     """
 
     name: str  # as in "a BERT"
@@ -54,7 +54,7 @@ class ModelFamily:
     sizes: dict[str, BaseConfig]
     heads: tuple[str, ...]
     package: str
-    undecayed: tuple[str, ...] = ()
+    undecayed: tuple[str, ...] = ("bias",)
 
     def load_models(self):
         """The module `model`, imported when it is first needed."""

@@ -11,6 +11,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.objectives.features import RECORDED
 
 NUM_AHEAD = 2  # batches that are ready; the thread prepares one more
+SECONDS_TO_END = 10  # a read that hangs is left behind
 
 
 class CheckedBatches(Iterator):
@@ -89,11 +90,12 @@ class ReadAhead(Iterator):
     def __init__(self, batches):
         self._sources = {}
         self._queue, self._stop = queue.Queue(NUM_AHEAD), threading.Event()
-        # The function knows the queue alone: with the iterator in its hands nobody would ever let go of it
+        # The function gets the queue alone: a reference to the iterator would keep it alive
         arguments = batches, self._queue, self._stop
-        # A daemon, since a read that hangs must not keep the program from its end
+        # A read that hangs must not keep the program from its end: neither this thread nor the finalizer does
         thread = threading.Thread(target=_fill_queue, args=arguments, name="read-ahead", daemon=True)
         self._end = weakref.finalize(self, _end_thread, thread, self._queue, self._stop)
+        self._end.atexit = False
         thread.start()
 
     def __next__(self):
@@ -129,7 +131,10 @@ def _fill_queue(batches, ready, stop):
 
 def _end_thread(thread, ready, stop):
     stop.set()
+    if (
+        thread is threading.current_thread()
+    ):  # in which garbage may be collected; it may hold the queue's lock
+        return
     while not ready.empty():  # the thread may wait for room
         ready.get()
-    if thread is not threading.current_thread():  # in which garbage may be collected
-        thread.join()
+    thread.join(SECONDS_TO_END)

@@ -68,7 +68,13 @@ class MeshLayout(Layout):
         if not weight.trainable:  # the seed of a dropout has an axis, too
             return PartitionSpec()
         _, _, spec = self._noted.get(id(weight), (weight, None, None))
-        return spec if spec is not None else self._usual_spec(len(weight.shape))
+        if spec is not None:
+            return spec
+        spec = self._usual_spec(len(weight.shape))
+        sides = [self.mesh.shape[axis] for axis in spec]
+        # A layer of a user's block may have any shape
+        divides = all(size % side == 0 for size, side in zip(weight.shape, sides, strict=False))
+        return spec if divides else PartitionSpec()
 
     def _usual_spec(self, num_axes):
         return self.by_axes.get(num_axes, PartitionSpec())

@@ -93,7 +93,7 @@ def read_batches(path, max_bytes=READ_BYTES, spans=None):
     size, _ = storage.size_and_time(path)
     if size == 0:
         raise InputError(f"every TFRecord file must hold a record. Received: {path}, which is empty.")
-    # Without a buffer, which would read thousands of bytes behind each span that belong to other processes
+    # An unbuffered file: a buffer would read thousands of bytes behind each span, which others read
     with storage.open_file(path, buffering=0) as file:
         for offset, num_bytes, number in [(0, size, 1)] if spans is None else spans:
             file.seek(offset)

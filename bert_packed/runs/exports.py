@@ -96,7 +96,7 @@ def read_origin(path):
 
 
 def read_audit(path):
-    """The rows that `python -m bert_packed.audit --json=FILE` wrote: list of dicts; raises `InputError`."""
+    """The rows that `bert-packed audit --json=FILE` wrote: list of dicts; raises `InputError`."""
     rows = read_json(path, object)
     if not isinstance(rows, list) or not all(
         isinstance(row, dict) and {"name", "result"} <= row.keys() for row in rows
@@ -206,7 +206,7 @@ def _recipe(run, step):
 
 def _audit(audit):
     if audit is None:
-        return ["Not known: `python -m bert_packed.audit` proves that no sequence saw another."]
+        return ["Not known: `bert-packed audit` proves that no sequence saw another."]
     failed = [row["name"] for row in audit if row["result"] != "pass"]
     summary = f"{len(audit) - len(failed)} of {len(audit)} checks passed."
     columns = list(audit[0]) if audit else []

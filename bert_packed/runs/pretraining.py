@@ -364,7 +364,7 @@ class Run:
         return compare(contenders, NUM_TIMED_STEPS)
 
     def _facts(self):
-        """What the result depends on besides flags, as `run.json` keeps it."""
+        """Facts that the result depends on besides flags, as `run.json` keeps them."""
         return {"model": dataclasses.asdict(self.model_config), **self.data.facts}
 
     def _write_json(self, metrics, speed):

@@ -142,7 +142,7 @@ class ModelSettings(run_config.ModelSettings):
 
 @dataclasses.dataclass(frozen=True)
 class ObjectiveSettings:
-    """What is learned, and the weights of its parts."""
+    """The objective, and the weights of its parts."""
 
     objective: str = setting(
         MLM_NSP,
@@ -339,7 +339,7 @@ class LogSettings(run_config.LogSettings):
 
 @dataclasses.dataclass(frozen=True)
 class CallSettings(run_config.CallSettings):
-    """What this call does."""
+    """The part of a run that this call does."""
 
     do_train: bool = setting(
         True,

@@ -23,7 +23,7 @@ HEADINGS = DATA, MODEL, OBJECTIVE, MASKING, STEPS, OPTIMIZER, PREDICTION, MEMORY
 
 @dataclasses.dataclass(frozen=True)
 class DataSettings:
-    """Where a run writes."""
+    """The output directory."""
 
     output_dir: str = setting(
         "", "where checkpoints, metrics.csv and results go", changeable=True, group=DATA
@@ -132,7 +132,7 @@ class LogSettings:
 
 @dataclasses.dataclass(frozen=True)
 class CallSettings:
-    """What this call alone does."""
+    """Settings of this call alone."""
 
     overwrite: bool = setting(
         False, "start from the beginning, removing an earlier run in output_dir", transient=True, group=RUN

@@ -244,7 +244,7 @@ def _train_model(config, folder):
         return 0
     folder.remove_after("run")
     if exists(folder.training_flags):
-        # As an earlier call chose it, or as a person has changed it since; but its places are this call's
+        # An earlier call chose it, and a person may have changed it since; its places are those of this call
         training = parse(PretrainingConfig, ["bert-packed", f"--flagfile={folder.training_flags}"])
         places = choices.places_of(config, folder, training.bert_config_file)
         training = dataclasses.replace(training, **places)

@@ -83,7 +83,7 @@ def train(engine, config, hooks, first_step=0, state=None):
     ):
         if state["evaluation_due"]:
             _evaluate_step(hooks, first_step)
-        batches = iter(hooks.batches(first_step))
+        batches = iter(hooks.batches(first_step) if first_step < config.num_train_steps else ())
         if hasattr(batches, "close"):
             stack.enter_context(contextlib.closing(batches))
         for step in range(first_step + 1, config.num_train_steps + 1):

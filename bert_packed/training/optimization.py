@@ -15,7 +15,8 @@ class MomentOptimizer(keras.optimizers.Optimizer):
         w       = w - learning_rate * ratio * update
 
     A variable whose gradient is NaN keeps its value and its moments; the step still counts for the schedule.
-    A variable whose attribute `is_decayed` is false has no weight decay; `PackedModel.build` sets it.
+    A variable whose attribute `is_decayed` is false has no weight decay; `PackedModel.build` sets it. Without
+    the attribute, vectors have none.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class MomentOptimizer(keras.optimizers.Optimizer):
         super().build(variables)
         self._momentums, self._velocities = self.add_optimizer_variables(variables, ["momentum", "velocity"])
         # A list by index: under TensorFlow `update_step` receives the backend's variable, without attributes
-        self._are_decayed = [getattr(variable, "is_decayed", True) for variable in variables]
+        self._are_decayed = [
+            getattr(variable, "is_decayed", len(variable.shape) > 1) for variable in variables
+        ]
         # Numbers of values; an engine whose layout pads weights puts those without padding here
         self.sizes = [math.prod(variable.shape) for variable in variables]
 

@@ -92,4 +92,4 @@ SIZES = {
     "mamba-1.4b": MambaConfig(num_hidden_layers=48, hidden_size=2048),
     "mamba-2.8b": MambaConfig(num_hidden_layers=64, hidden_size=2560),
 }
-UNDECAYED = ("A_log",)  # as by Mamba's authors
+UNDECAYED = ("bias", "A_log")  # as by Mamba's authors

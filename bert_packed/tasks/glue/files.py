@@ -30,7 +30,7 @@ class GlueTask:
     name: str
     columns: tuple
     classes: tuple[str, ...]
-    metrics: tuple[str, ...]  # keys of `metrics.METRICS` that GLUE reports
+    metrics: tuple[str, ...]  # keys of `scores.METRICS` that GLUE reports
     parts: tuple[tuple[str, str], ...] = ()
     diagnostics: tuple[tuple[str, str], ...] = ()
     test_columns: tuple[str, ...] = ()  # of the texts in test files, where they are not those of `columns`

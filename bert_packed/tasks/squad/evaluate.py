@@ -52,7 +52,7 @@ def evaluate(config):
         na_probs = squad_scores.read_predictions(config.na_prob_file, float)
     for line in squad_scores.warnings_about(questions, predictions):
         # Warnings go to stderr, which leaves the table alone on stdout
-        print(f"squad_eval: warning: {line}", file=sys.stderr)
+        print(f"squad-eval: warning: {line}", file=sys.stderr)
     scores = squad_scores.score(questions, predictions, na_probs, config.na_prob_thresh, version_2)
     print_table([{"score": name, "value": value} for name, value in scores.items()])
     if config.json:

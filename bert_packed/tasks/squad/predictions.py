@@ -53,7 +53,7 @@ def extract(
     """The `Predictions` for all questions, including those without a window.
 
     Args:
-        windows: `squad_windows.Windows` of the question set, n sequences.
+        windows: `windows.Windows` of the question set, n sequences.
         logits: List of n float arrays `[2, tokens of the sequence]`: start and end.
         n_best_size: Answers to list for each question.
         max_answer_length: Most tokens of an answer.
