@@ -5,6 +5,8 @@ import dataclasses
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -17,6 +19,7 @@ from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.tasks.glue.config import GlueConfig
 from bert_packed.tasks.ner.config import NerConfig
 from bert_packed.tasks.squad.config import SquadConfig
+from data_gen import pack_tfrecords
 from data_gen.pack_config import PackConfig
 from data_gen.text.create_config import CreateConfig
 
@@ -140,6 +143,16 @@ def test_help_fits_a_reader_and_ends_with_the_call(config_class):
     assert 4 <= len(headings) <= 10 and headings[-1] == "This call:"
     assert max(map(len, text.splitlines())) <= 100
     assert text.endswith(" advanced flags are hidden; --helpfull shows them.")
+
+
+def test_help_whose_reader_has_stopped_is_no_mistake():
+    """Like `--help | head -1`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, pack_tfrecords.__file__, "--help"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_flagfiles(capsys, tmp_path, monkeypatch):

@@ -62,6 +62,12 @@ def test_the_bar_moves_before_a_step_ends(tmp_path, bars, num_workers, monkeypat
         assert [amount for _, amount in bars[1].moves] == [100, 100]
 
 
+def test_without_a_terminal_there_is_no_bar(tmp_path, capsys):
+    with Job(tmp_path, 1) as job:
+        job.run([Step("quick", time.sleep, 0, 100)], "quick")
+    assert capsys.readouterr().err == ""
+
+
 def test_a_step_counts_its_size_whatever_it_reports(monkeypatch):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN", 0)
     for reported in ([], [3, 4], [30, 4]):

@@ -22,6 +22,7 @@ S = 12
 NUM_ROWS = 3
 LENGTHS = np.random.default_rng(7).integers(2, S + 1, 40).tolist()
 SEQUENCES = make_sequences(LENGTHS, vocab_size=40)  # so that id 0 is the label of some token
+LARGEST = SEQUENCES[2][schema.LABEL_IDS][-1] = 50  # of a piece that continues: no token has it
 TOKENS = (schema.INPUT_IDS, schema.INPUT_MASK, schema.POSITION_IDS, schema.LABEL_IDS, schema.LABEL_MASK)
 
 
@@ -269,6 +270,27 @@ def test_false_numbers_of_rows_are_found(find_false, name, sign):
     more = sign * (1e-6 if name in SHARES else 1)
     (sentence,) = find_false("rows", lambda manifest: manifest.update({name: manifest[name] + more}))
     assert f"`{name}` must be " in sentence
+
+
+def test_largest_label_is_within_the_vocabulary(find_false):
+    assert find_false("whole", lambda manifest: manifest.update(vocab_size=LARGEST + 1)) == ()
+
+
+@pytest.mark.parametrize("kind", ["whole", "rows"])
+@pytest.mark.parametrize(
+    ("word", "lie"),
+    [
+        ("`vocab_size` must be above", lambda manifest: manifest.update(vocab_size=LARGEST)),
+        ("`objective`", lambda manifest: manifest.update(objective="mlm_nsp")),
+        ("`spec`", lambda manifest: manifest["spec"].update(max_sequences_per_pack=99)),
+        ("`histogram`", lambda manifest: manifest["histogram"]["counts"].append(1)),
+        ("`sha256 of packed-", lambda manifest: manifest["files"][0].update(sha256="0" * 64)),
+        ("`num_records of ", lambda manifest: manifest["inputs"][0].update(num_records=1)),
+    ],
+)
+def test_false_claims_are_found(find_false, kind, word, lie):
+    (sentence,) = find_false(kind, lie)
+    assert word in sentence
 
 
 def test_rows_of_another_number(made, tmp_path):

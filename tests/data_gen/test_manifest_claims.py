@@ -253,6 +253,30 @@ def test_dual_values_prove_their_bound_where_another_is_as_good(tmp_path, claime
     assert (find_false_bounds(tmp_path, plan, plan, 30, {"LP": claimed}) == []) == is_true
 
 
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda manifest: manifest.pop("files"),
+        lambda manifest: manifest["plan"].pop("certificate"),
+        put("files", value=7),
+        put("plan", "strategies", value="many"),
+        put("num_overlong", "truncated", value="x"),
+        put("histogram", value=None),
+    ],
+)
+def test_what_is_missing_or_of_another_form_is_found(packs, find, edit):
+    change(packs, edit)
+    assert find()
+
+
+def test_a_file_that_is_listed_and_missing(packs, verify):
+    (packs / "packed-00002-of-00003.tfrecord").unlink()
+    status, _, sentences = verify(f"{packs}/*.tfrecord")
+    assert status == 1 and sentences[-1].endswith(
+        "Received: packed-00002-of-00003.tfrecord, which is missing."
+    )
+
+
 def test_inputs_are_checked_from_any_folder(packs, facts, monkeypatch):
     packed, inputs, spec = facts
     (path,) = inputs

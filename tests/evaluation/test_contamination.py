@@ -1,12 +1,17 @@
 """The audit's checks say how much leaks, from which sequence into which: planted leaks of known size."""
 
+import dataclasses
 import itertools
 from types import SimpleNamespace
 
+import next_tokens
 import numpy as np
 import pytest
 from packs import batch_of, random_sequence
 
+from bert_packed.architectures.mamba import model as mamba
+from bert_packed.architectures.mamba2 import model as mamba2
+from bert_packed.architectures.mamba2 import state_space_duality
 from bert_packed.evaluation import contamination
 from bert_packed.evaluation.model_audit import check_gradients
 from bert_packed.objectives.features import RECORDED
@@ -208,3 +213,48 @@ def test_gradients_are_compared_with_their_tensor():
     assert result([1e-8, 0], [0.1, 0.05 + 2e-6], [0]) == [False, True]
     assert result([1e-8, 0], [0.1, 0.05], [2e-6]) == [True, False]
     assert result([np.nan, 0], [0.1, 0.05], [np.nan]) == [False, False]
+
+
+def unbroken(operator, place):
+    """An operator that takes each pack for one sequence; its positions are the argument of this place."""
+
+    def broken(*arguments, **options):
+        return operator(*arguments[:place], None, *arguments[place + 1 :], **options)
+
+    return broken
+
+
+def leaking_gradient(function, arguments, gradients):
+    """The state before a chunk gets the gradient of that after it, past the start of a sequence, too."""
+    state_BZE, *rest = pull_back(function, arguments, gradients)
+    return state_BZE + gradients[0], *rest
+
+
+pull_back = state_space_duality.pull_back
+BLOCK = dataclasses.replace(next_tokens.CONFIG, num_hidden_layers=1)
+BLOCK2 = dataclasses.replace(next_tokens.MAMBA2, num_hidden_layers=1, chunk_size=2)
+FORWARD = {"neighbors: change of logits", "unpacked: logits", "unpacked: lm_loss"}
+BACKWARD = {"neighbors: gradient on their embeddings", "unpacked: gradients of all weights"}
+# The model, its part that is broken, and checks that fail
+OPERATORS = {
+    "sound": (BLOCK2, mamba2, "ssd_pack", mamba2.ssd_pack, set()),
+    "scan": (BLOCK, mamba, "ssm_pack", unbroken(mamba.ssm_pack, 5), FORWARD | BACKWARD),
+    "convolution": (BLOCK, mamba, "conv1d_pack", unbroken(mamba.conv1d_pack, 3), FORWARD | BACKWARD),
+    "duality": (BLOCK2, mamba2, "ssd_pack", unbroken(mamba2.ssd_pack, 6), FORWARD | BACKWARD),
+    "backward alone": (BLOCK2, state_space_duality, "pull_back", leaking_gradient, BACKWARD),
+}
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("leak", OPERATORS)
+def test_leaking_operators_are_seen(monkeypatch, leak):
+    config, module, function, broken, expected = OPERATORS[leak]
+    monkeypatch.setattr(module, function, broken)
+    # The second sequence begins in the second chunk and ends in the third
+    batch = next_tokens.batch_of([[[3, 4, 5], [6, 7, 8]]], 6, 2)
+    engine, rng = next_tokens.make_engine(config=config), np.random.default_rng(0)
+    for weight in engine.model.weights:  # initial ones mix little
+        weight.assign(np.asarray(weight) + rng.normal(size=weight.shape, scale=0.3))
+    checks = contamination.audit(engine, batch, compile=lambda function, _: function)
+    failed = {check.name for check in checks if not check.passed}
+    assert failed == expected if leak in ("sound", "backward alone") else failed >= expected

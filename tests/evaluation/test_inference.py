@@ -12,6 +12,7 @@ import pytest
 from byte_tokenizers import roberta
 from encoder_files import TEXTS, write_encoder
 from modern_bert_models import CONFIG as MODERN_BERT
+from reference import import_reference, minilm_folder, reference_minilm
 from tiny import CONFIG, make_engine
 
 from bert_packed.architectures.packed_model import build_model
@@ -222,3 +223,18 @@ def test_mistakes(model_folder, encoder, tmp_path):
         InputError, match=r"`bert_config_file` must be of a BERT or ModernBERT\. Received: model_type mamba"
     ):
         inference.load_encoder(model_folder, vocab, bert_config_file="mamba-tiny")
+
+
+@pytest.mark.slow
+def test_vectors_of_minilm_are_those_of_transformers():
+    """Published weights with their own vocabulary; in a pack each text is alone."""
+    folder = minilm_folder()
+    torch, transformers = import_reference()
+    tokenizer, reference = transformers.AutoTokenizer.from_pretrained(folder), reference_minilm(folder)
+    texts = ["Packing sequences.", "", "Nothing leaks from one text into another, however long it may be."]
+    encoder = inference.load_encoder(folder, folder / "vocab.txt", max_seq_length=64, batch_size=1)
+    assert encoder.packing_factor(texts) == 3
+    for text, got in zip(texts, encoder.encode(texts, "none"), strict=True):
+        with torch.no_grad():
+            want = reference(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].numpy()
+        assert got.shape == want.shape and np.abs(got - want).max() <= 1e-5 * np.abs(want).max()

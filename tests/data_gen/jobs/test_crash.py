@@ -13,6 +13,7 @@ import time
 import numpy as np
 import pytest
 from crash import all_bytes, find_workers, finish, kill_after, start
+from full_disk import largest_file
 
 from bert_packed.assembly.bert_packs import BertKind
 from bert_packed.core import command_line, storage
@@ -73,6 +74,12 @@ def fill_the_disk(num_good):
     return stop
 
 
+def limit_files(job, folder, monkeypatch, capsys):
+    """A limit of the system on the size of a file, which runs keep and shards do not."""
+    with monkeypatch.context() as patch, largest_file(100_000):
+        check_command(job, folder, patch, capsys, ".partial: [Errno 27] File too large")
+
+
 def check_command(job, folder, patch, capsys, message):
     patch.setattr(command_line, "_show_log", lambda: None)  # it would stay for other tests
     status = command_line.run(job.function, job.config_class, job.argv(folder))
@@ -96,6 +103,7 @@ def kill_a_worker(job, folder, monkeypatch, capsys):
 EVENTS = {
     "the first files on a full disk": fill_the_disk(8),  # create notes its first step at the eighth
     "later files on a full disk": fill_the_disk(11),
+    "shards above the limit of files": limit_files,
     "an interrupt": fail_at("write_shard", KeyboardInterrupt(), "interrupted"),
     "no memory": fail_at("write_shard", MemoryError()),
     "a killed worker": kill_a_worker,

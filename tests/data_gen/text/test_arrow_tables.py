@@ -177,10 +177,13 @@ def test_damaged_tables_are_named(tmp_path, name, change, message):
         ({"paragraphs": ["x"]}, r"Received: paragraphs \(string\)\."),
         ({"text": [" ", None]}, r"must hold at least one sentence"),
         ({"text": pa.array([b"ok", b"\xff"]).view(pa.string())}, r"in UTF-8\. Received: .*Invalid UTF8"),
+        # As a join of two tables leaves it
+        (pa.table([["x"], ["y"]], ["text", "text"]), r"neither twice\. Received: text \(string\), text \(s"),
     ],
 )
 def test_errors_name_the_file_and_its_columns(tmp_path, name, columns, message):
-    path = WRITERS[name](tmp_path / name, pa.table(columns))
+    table = columns if isinstance(columns, pa.Table) else pa.table(columns)
+    path = WRITERS[name](tmp_path / name, table)
     with pytest.raises(InputError, match=rf"/{name}.*{message}"):
         list(corpus.read_sentences([path]))
 

@@ -209,3 +209,10 @@ def test_next_tokens_of_a_document_of_weight_two_come_twice(two_sources, tmp_pat
         counts[name] = manifest["splits"]["train"]["num_bytes"]
     assert counts["both"] == 2 * counts["once"] + counts["other"]
     assert [source["splits"]["train"]["num_readings"] for source in manifest["sources"]] == [20]
+
+
+def test_weights_that_leave_nothing_are_refused(two_sources, tmp_path):
+    wiki, _, vocab = two_sources
+    message = r"must have weights that leave a document\. Received: .*:0\.001, of 10"
+    with pytest.raises(InputError, match=message):
+        create(make_config((f"{wiki}:0.001", vocab), tmp_path / "out"))
