@@ -84,7 +84,7 @@ def compile_encoder(
     arguments = (weights, hidden, ids, hidden) if backward else (weights, hidden, ids)
     shardings = {}
     if replicas:
-        specs = [replicas.layout.spec(variable.path, len(variable.shape)) for variable in variables]
+        specs = [replicas.layout.spec(variable) for variable in variables]
         shardings = _shardings(replicas.mesh, specs, *ACTIVATIONS[layout], backward)
     program = jax.jit(run_both if backward else run, compiler_options=OPTIONS, **shardings)
     return jax_program(program.lower(*arguments))

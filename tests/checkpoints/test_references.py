@@ -37,7 +37,7 @@ from bert_packed.training.backend import compiled
 from bert_packed.training.engines.engine import named_weights
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.usefixtures("uncompiled_file")]
-TOLERANCE = {"bert": 1e-5, "modernbert": 1e-5, "mamba": 1e-5, "mamba2": 2e-5}  # of the largest value
+TOLERANCE = {"bert": 2e-5, "modernbert": 1e-5, "mamba": 1e-5, "mamba2": 2e-5}  # of the largest value
 LEARNING = [name for name, (_, head) in CASES.items() if head in (MASKED_LM, CAUSAL_LM)]
 SLOW = ("mamba", "mamba no biases", "modernbert no decoder bias")
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from layouts import make_devices, needs_jax
 
+from bert_packed.layers.layout import COLUMNS
 from bert_packed.training.program_text import find_collectives, read_module
 
 jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
@@ -111,10 +112,11 @@ def test_gradients_of_layers(name):
     class Table:
         """A table as a layer holds it."""
 
-        path = "embeddings/word_embeddings"
+        trainable = True
 
         def __init__(self, values):
-            self.values = values
+            self.values, self.shape = values, values.shape
+            layout.note(self, self.shape, layout.vocabulary[0])
 
         def __jax_array__(self):
             return self.values
@@ -126,7 +128,7 @@ def test_gradients_of_layers(name):
         )
 
     def spread(hidden, kernels, table):
-        products = layout.multiply("query", hidden, kernels)
+        products = layout.multiply(COLUMNS, hidden, kernels)
         return scored(products, layout.vocabulary_logits(hidden, table), layout.look_up(Table(table), ids))
 
     def whole(hidden, kernels, table):
