@@ -45,7 +45,7 @@ SLOW_FILES = [
     "test_run_pretraining",
     "test_remat",
     "test_other_backend",
-    "test_run_pretraining_mistakes",
+    "test_pretraining_mistakes",
     "test_crash",
     "test_audit",
     "test_end_to_end",
