@@ -112,10 +112,12 @@ def test_a_run_and_what_becomes_of_it(task, architecture, files, tmp_path):
     damaged.write_bytes(damaged.read_bytes()[:-1])
     (stopped / name).unlink()
     seen = finetune(task, files, stopped, architecture)
-    before = [path.name for path in packed.glob("checkpoint-*") if path != last]
-    assert seen.status == 0 and f"{last.name}.damaged; {max(before)} is next: {damaged} must have" in seen.out
+    steps = [int(path.name.partition("-")[2]) for path in packed.glob("checkpoint-*") if path != last]
+    step = max(steps)
+    assert seen.status == 0
+    assert f"{last.name}.damaged; checkpoint-{step} is next: {damaged} must have" in seen.out
     segments = json.loads((stopped / "run.json").read_text())["segments"]
-    assert [segment["first_step"] for segment in segments] == [0, int(max(before).partition("-")[2])]
+    assert [segment["first_step"] for segment in segments] == [0, step]
     for file in ("model.safetensors", "training.safetensors"):
         one, other = (load_file(folder / last.name / file) for folder in (packed, stopped))
         assert one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one)

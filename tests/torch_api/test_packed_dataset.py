@@ -206,17 +206,6 @@ def test_files_are_read_whole_once(packs, tmp_path, monkeypatch):
     assert tokens_of(PackedDataset(packs, index_file=index_file)) == whole
 
 
-def test_files_whose_scans_lie_beside_them_are_not_read_whole(tmp_path, monkeypatch):
-    files = write_data(tmp_path)
-    pattern = str(tmp_path / "packed-*.tfrecord")
-    whole = tokens_of(PackedDataset(pattern))
-    file_scans.write_scans_beside({path: file_scans.scan_unchanged(path) for path in files})
-    monkeypatch.setattr(file_scans, "scan_file", lambda path: pytest.fail(f"{path} is read again"))
-    assert tokens_of(PackedDataset(pattern)) == whole and len(whole) == NUM_PACKS
-    index_file = tmp_path / "packs.index"
-    assert tokens_of(PackedDataset(pattern, index_file=str(index_file))) == whole and index_file.exists()
-
-
 @pytest.mark.parametrize(("cut", "message"), [(0, "must stay as it is .* a shorter file"), (1, "truncated")])
 def test_a_file_that_becomes_shorter_is_named(tmp_path, cut, message):
     files = write_data(tmp_path)
