@@ -242,7 +242,7 @@ def draw_efficiency(rows, path):
 
 def plot_lengths(axes, histogram):
     """Plot a histogram, int64 `[L]`."""
-    # As one outline: a bar for each of many lengths takes minutes
+    # One outline is drawn: a bar for each of many lengths takes minutes
     axes.stairs(histogram, np.arange(len(histogram) + 1) + 0.5, fill=True, color="tab:blue")
     axes.set(xlabel="tokens in a sequence", ylabel="sequences")
     if histogram.max() > 50 * max(np.median(histogram[histogram > 0]), 1):

@@ -76,7 +76,7 @@ def test_memory_and_processes_are_read_as_linux_writes_them(tmp_path, monkeypatc
     assert read_memory(30, "VmHWM") is None and read_memory(99, "VmRSS") is None
 
 
-def test_growth_is_above_the_base_and_each_process_counts_at_its_own_peak(monkeypatch):
+def test_each_process_counts_at_its_peak_above_the_base(monkeypatch):
     """A process that ends before the others, one below the base, and this one, looked at once more."""
     peaks = {"first": iter([500, 900, None, None]), "second": iter([700, 700, 650, 400])}
     peaks["small"] = iter([50] * 4)

@@ -1,4 +1,4 @@
-"""What of a batch counts for next-token prediction, and the operations of a step, weight by weight."""
+"""Next-token prediction: tokens of a batch that count, and the operations of a step, weight by weight."""
 
 import math
 

@@ -177,7 +177,7 @@ def test_damaged_tables_are_named(tmp_path, name, change, message):
         ({"paragraphs": ["x"]}, r"Received: paragraphs \(string\)\."),
         ({"text": [" ", None]}, r"must hold at least one sentence"),
         ({"text": pa.array([b"ok", b"\xff"]).view(pa.string())}, r"in UTF-8\. Received: .*Invalid UTF8"),
-        # As a join of two tables leaves it
+        # A join of two tables leaves it so
         (pa.table([["x"], ["y"]], ["text", "text"]), r"neither twice\. Received: text \(string\), text \(s"),
     ],
 )
