@@ -38,7 +38,7 @@ def matthews(predicted, true):
 def pearson(predicted, true):
     if not len(true):
         return 0.0
-    # In float64: a float32 mean of many values loses digits
+    # The means are float64: a float32 mean of many values loses digits
     one = predicted - np.mean(predicted, dtype=np.float64)
     other = true - np.mean(true, dtype=np.float64)
     scale = np.sqrt(np.sum(one**2) * np.sum(other**2))
