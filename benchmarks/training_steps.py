@@ -54,7 +54,7 @@ def objective_kind(model_config):
 
 def objective_of(model_config, weighting=None):
     """The `Objective` that a model is pre-trained by; `weighting` of the loss is by default the recipe's."""
-    from bert_packed.runs.objectives import choose_objective
+    from bert_packed.objectives.pretraining import choose_objective
 
     kind = objective_kind(model_config)
     weightings = types.SimpleNamespace(mlm_loss=weighting, lm_loss=weighting) if weighting else RECIPE

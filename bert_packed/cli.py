@@ -72,8 +72,8 @@ COMMANDS = {
     },
     "squad-eval": Command(
         "scores of SQuAD's answers",
-        "bert_packed.tasks.squad.evaluate:EvalConfig",
-        "bert_packed.tasks.squad.evaluate:evaluate",
+        "bert_packed.tasks.squad.scores:EvalConfig",
+        "bert_packed.tasks.squad.scores:evaluate",
     ),
     "audit": Command(
         "proof that no sequence of a pack sees another",

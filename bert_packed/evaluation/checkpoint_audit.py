@@ -68,10 +68,10 @@ def audit_checkpoint(config):
     from bert_packed.data.batches import CheckedBatches
     from bert_packed.evaluation import carried_states, contamination, pack_coverage
     from bert_packed.kernels.choose import TILE, choose_kernels
+    from bert_packed.objectives.pretraining import check_losses, choose_objective
     from bert_packed.parallel.targets import devices_here
     from bert_packed.records import first_records
     from bert_packed.records.split_sequences import find_num_rows
-    from bert_packed.runs.objectives import check_losses, choose_objective
     from bert_packed.training.backend import check_memory, out_of_memory_names
 
     files = find_files(config.input_file, "input_file")

@@ -18,8 +18,7 @@ import socket
 import time
 
 from bert_packed.core.settings import InputError
-from bert_packed.parallel.processes import ALONE, Processes
-from bert_packed.parallel.services import SERVICES
+from bert_packed.parallel.processes import ALONE, SERVICES, Processes
 
 DISTRIBUTIONS = ("none", "mirrored", "multi_worker", "tpu")
 VARIABLE = "TF_CONFIG"

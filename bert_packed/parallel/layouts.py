@@ -3,7 +3,7 @@
 import jax
 
 from bert_packed.parallel.megatron import Megatron1D
-from bert_packed.parallel.mesh import make_mesh
+from bert_packed.parallel.mesh_layout import make_mesh
 from bert_packed.parallel.optimus import Optimus2D
 from bert_packed.parallel.replicas import Replicas, check_processes, count_replicas, num_processes
 

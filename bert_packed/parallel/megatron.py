@@ -22,8 +22,7 @@ from jax.sharding import PartitionSpec
 
 from bert_packed.core.settings import InputError
 from bert_packed.layers.layout import COLUMNS, ROWS
-from bert_packed.parallel.mesh import differentiable
-from bert_packed.parallel.mesh_layout import MeshLayout
+from bert_packed.parallel.mesh_layout import MeshLayout, differentiable
 from bert_packed.parallel.replicas import AXIS
 from bert_packed.parallel.summa import COLUMN, ROW
 

@@ -18,13 +18,13 @@ from bert_packed.core.settings import InputError
 from bert_packed.core.storage import write_json
 from bert_packed.data.batches import ReadAhead
 from bert_packed.kernels.choose import choose_kernels
+from bert_packed.objectives.pretraining import choose_objective
 from bert_packed.parallel.processes import ALONE, Alone
 from bert_packed.parallel.replicas import check_shares, make_replicas
 from bert_packed.parallel.targets import Target, devices_here
 from bert_packed.runs import run_directory, vocabulary
 from bert_packed.runs.exports import check_export, export_step
 from bert_packed.runs.interleaved_timing import Contender, compare
-from bert_packed.runs.objectives import choose_objective
 from bert_packed.runs.pretraining_config import PretrainingConfig, PretrainingResult
 from bert_packed.runs.pretraining_data import PackedData, check_fits, model_config_of, read_data
 from bert_packed.runs.run_batches import eval_batches, train_batches

@@ -15,6 +15,7 @@ from bert_packed.checkpoints.exported_tokenizer import check_form
 from bert_packed.core.settings import InputError
 from bert_packed.data.dynamic_masking import DynamicMasking
 from bert_packed.data.read_order import index_files
+from bert_packed.objectives.pretraining import check_losses, check_records
 from bert_packed.parallel.processes import ALONE
 from bert_packed.records import first_records
 from bert_packed.records.inputs import find_files, folder_of
@@ -24,7 +25,6 @@ from bert_packed.records.read_bert import read_packed
 from bert_packed.records.split_sequences import find_num_rows
 from bert_packed.records.tfrecords import FileScan
 from bert_packed.runs.input_files import describe_inputs, scan_inputs
-from bert_packed.runs.objectives import check_losses, check_records
 from bert_packed.runs.run_directory import SCANS_FILE, check_own
 from bert_packed.runs.vocabulary import RecordsVocabulary, find_records_vocabulary, make_masking
 from bert_packed.schema import PackSpec

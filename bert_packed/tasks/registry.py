@@ -4,14 +4,15 @@ import dataclasses
 import importlib
 
 from bert_packed.core.settings import InputError
+from bert_packed.training.engines import choose_backend
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
     """One kind of fine-tuning, in the folder `package`.
 
-    Its module `config` has the class of its settings, a `FinetuneConfig`. Its module `task` has `finetune`,
-    from such a config to a `FinetuningResult`, and may need Keras.
+    Its module `config` has the class of its settings, a `FinetuneConfig`. Its module `task`, imported once
+    the backend is chosen, has `finetune`, from such a config to a `FinetuningResult`.
     """
 
     about: str  # a line of the list of commands
@@ -55,6 +56,7 @@ def finetune(config):
         # Names are compared, which imports nothing; a class of the same name elsewhere is no task's
         kind = type(config)
         if task.config == f"{kind.__module__}:{kind.__name__}":
+            choose_backend()
             return importlib.import_module(f"{task.package}.task").finetune(config)
     names = ", ".join(task.config_name for task in TASKS.values())
     raise InputError(f"`config` must be one of {names}. Received: {type(config).__name__}.")

@@ -7,9 +7,8 @@ from recorded_calls import assert_refused, run
 from squad_files import CONTEXT, QUESTIONS, entry, write
 
 from bert_packed.tasks.squad import scores as squad_scores
-from bert_packed.tasks.squad.evaluate import EvalConfig, evaluate
 from bert_packed.tasks.squad.files import Question
-from bert_packed.tasks.squad.scores import exact_match, f1, normalize_answer, score
+from bert_packed.tasks.squad.scores import EvalConfig, evaluate, exact_match, f1, normalize_answer, score
 
 
 def question(identifier, *answers):

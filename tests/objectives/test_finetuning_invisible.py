@@ -13,9 +13,9 @@ from tiny import CONFIG, replace_sums, to_floats
 
 from bert_packed.architectures.registry import ablate
 from bert_packed.evaluation.contamination import unpack_batch
-from bert_packed.tasks.glue.objective import classes_objective, numbers_objective
-from bert_packed.tasks.ner.objective import tags_objective
-from bert_packed.tasks.squad.objective import answer_sums, answers_objective
+from bert_packed.tasks.glue.task import classes_objective, numbers_objective
+from bert_packed.tasks.ner.task import tags_objective
+from bert_packed.tasks.squad.task import answer_sums, answers_objective
 from bert_packed.training import engines
 from bert_packed.training.backend import compiled, gradient
 

@@ -7,12 +7,10 @@ import numpy as np
 from bert_packed.tasks import run
 from bert_packed.tasks.batches import LabelledSequences
 from bert_packed.tasks.glue.files import make_glue_sequences
-from bert_packed.tasks.glue.objective import LABELS, classes_objective
-from bert_packed.training.engines import choose_backend
+from bert_packed.tasks.glue.task import LABELS, classes_objective
 
 
 def finetune(config):
-    choose_backend()
     text = run.read_text_model(config)
     lines = Path(config.text_file).read_text().splitlines()
     labels = np.array([len(line.split()) % 2 for line in lines])

@@ -15,8 +15,8 @@ from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.data.batches import CheckedBatches
 from bert_packed.data.input_pipeline import train_batches
+from bert_packed.objectives.pretraining import choose_objective
 from bert_packed.records.tfrecords import scan_file
-from bert_packed.runs.objectives import choose_objective
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.runs.pretraining_data import check_fits, read_data, read_eval_data
 

@@ -1,16 +1,71 @@
-"""Fine-tuning on GLUE, one task or all of them, and scores by each task's metrics."""
+"""Fine-tuning on GLUE, one task or all of them: objectives, and scores by each task's metrics.
+
+Legend: B packs per batch, K sequences per pack, C classes.
+"""
 
 import dataclasses
 import gc
 from pathlib import Path
 
+from keras import ops
+
+from bert_packed.architectures.registry import CLASSIFICATION
 from bert_packed.core.command_line import print_table
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import read_json, write_json
+from bert_packed.objectives.features import SEQUENCES, Feature
+from bert_packed.objectives.objective import Objective, count_sequences, nll_and_right
+from bert_packed.runs import run_directory
+from bert_packed.runs.run_summary import describe_counts
+from bert_packed.tasks import run
+from bert_packed.tasks.batches import LabelledSequences
 from bert_packed.tasks.config import FinetuningResult
 from bert_packed.tasks.glue.config import ALL_TASKS
 from bert_packed.tasks.glue.files import TASKS, make_glue_sequences, read_glue
-from bert_packed.training.engines import choose_backend
+from bert_packed.tasks.glue.scores import asked_files, predict_files, table_of_tasks
+
+LABELS = Feature("labels", "K")
+
+
+def classes_objective(num_classes):
+    """One of C classes for each sequence."""
+    return _labels_objective(class_sums, num_classes, {"accuracy": ("correct", "num_sequences")})
+
+
+def numbers_objective():
+    """A number for each sequence, with squared error as its loss."""
+    return _labels_objective(number_sums, 1, {})
+
+
+def _labels_objective(sums, num_outputs, accuracies):
+    return Objective(
+        head=CLASSIFICATION,
+        num_outputs=num_outputs,
+        features=(*SEQUENCES, LABELS),
+        outputs={"logits": "K"},
+        sums=sums,
+        counts=count_sequences,
+        losses={"loss": "num_sequences"},
+        accuracies=accuracies,
+        skips_empty=True,
+    )
+
+
+def class_sums(outputs, batch):
+    """Sums of `classes_objective`: `loss`, `correct`, and `count_sequences`."""
+    weights_BK = batch["slot_weights"]
+    nll_BK, right_BK = nll_and_right(outputs["logits"], batch["labels"])
+    return {
+        "loss": ops.sum(nll_BK * weights_BK),
+        "correct": ops.sum(right_BK * weights_BK),
+        **count_sequences(batch),
+    }
+
+
+def number_sums(outputs, batch):
+    """Sums of `numbers_objective`, from `logits` `[B, K, 1]` and float32 `labels` `[B, K]`."""
+    errors_BK = outputs["logits"][..., 0] - batch["labels"]
+    return {"loss": ops.sum(ops.square(errors_BK) * batch["slot_weights"]), **count_sequences(batch)}
 
 
 def finetune(config):
@@ -18,20 +73,13 @@ def finetune(config):
 
     The scores of all tasks are a dict from task to scores, and `average`.
     """
-    if not Path(config.data_dir).is_dir():
-        raise InputError(f"`data_dir` must be an existing folder. Received: {config.data_dir}.")
-    choose_backend()
     return _run_all(config) if config.task_name == ALL_TASKS else _run_task(config)
 
 
 def _run_all(config):
     """Every task that is there, each in its folder, and the table of all."""
-    # TensorFlow: not for --help
-    from bert_packed.runs.run_directory import RUN_FILE, SCORES_FILE
-    from bert_packed.tasks.glue.scores import asked_files, table_of_tasks
-
     folder = Path(config.output_dir)
-    if (folder / RUN_FILE).exists():
+    if (folder / run_directory.RUN_FILE).exists():
         raise InputError(f"`output_dir` must not be one task's run for task_name=all. Received: {folder}.")
     names = [name for name in TASKS if (Path(config.data_dir) / name).is_dir()]
     if not names:
@@ -51,12 +99,14 @@ def _run_all(config):
         gc.collect()  # the model, before the next one: its layers point at one another
     scores = {}
     if config.do_eval:
-        scores = {one.task_name: read_json(Path(one.output_dir) / SCORES_FILE) for one in configs}
+        scores = {
+            one.task_name: read_json(Path(one.output_dir) / run_directory.SCORES_FILE) for one in configs
+        }
         rows, average = table_of_tasks(scores, len(TASKS))
         print()
         print_table(rows)
         scores["average"] = average
-        for path in (folder / SCORES_FILE, *([config.json] if config.json else [])):
+        for path in (folder / run_directory.SCORES_FILE, *([config.json] if config.json else [])):
             write_json(path, scores)
     return FinetuningResult(config.output_dir, scores)
 
@@ -74,13 +124,6 @@ def _train_file(config):
 
 def _run_task(config, skips_finished=False):
     """One task: `FinetuningResult`."""
-    from bert_packed.runs import run_directory
-    from bert_packed.runs.run_summary import describe_counts
-    from bert_packed.tasks import run
-    from bert_packed.tasks.batches import LabelledSequences
-    from bert_packed.tasks.glue.objective import LABELS, classes_objective, numbers_objective
-    from bert_packed.tasks.glue.scores import asked_files, predict_files
-
     task, inputs = TASKS[config.task_name], {"train.tsv": [_train_file(config)]}
     text = run.read_text_model(config)
     objective = classes_objective(len(task.classes)) if task.classes else numbers_objective()

@@ -1,29 +1,71 @@
-"""Fine-tuning to tag words, such as named entities: tags, and scores of entities."""
+"""Fine-tuning to tag words, such as named entities: objective, tags, and scores of entities.
+
+Legend: B packs per batch, S pack length, P predictions per pack, K sequences per pack, C tags.
+"""
 
 import functools
 
 import numpy as np
+from keras import ops
 
 from bert_packed.architectures.registry import TOKEN_CLASSIFICATION
+from bert_packed.checkpoints.starting_weights import read_labels, stored_head, stored_labels
 from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import write_text
+from bert_packed.layers.context import gather_tokens
+from bert_packed.objectives.features import PREDICTIONS, SEQUENCES
+from bert_packed.objectives.objective import Objective, count_sequences, nll_and_right
+from bert_packed.objectives.pretraining import prediction_weights
 from bert_packed.records.sequences import without_predictions
+from bert_packed.runs.run_summary import describe_counts
+from bert_packed.tasks import run
+from bert_packed.tasks.batches import LabelledSequences
+from bert_packed.tasks.ner import scores as entity_scores
 from bert_packed.tasks.ner.conll import find_tags, make_tag_sequences, number_tags, read_conll
-from bert_packed.training.engines import choose_backend
 
 PREDICTIONS_FILE = "predictions.txt"
 
 
+def tags_objective(num_tags, tag_loss="per_sequence"):
+    """One of C tags for each word, at its first token; words are the batch's predictions.
+
+    `tag_loss` "per_sequence" is the mean over sequences of the mean over their words; "per_token" is the mean
+    over all words of the step, as in transformers' run_ner.
+    """
+    return Objective(
+        head=TOKEN_CLASSIFICATION,
+        num_outputs=num_tags,
+        features=(*SEQUENCES, *PREDICTIONS),
+        outputs={"logits": "S"},
+        sums=functools.partial(tag_sums, tag_loss=tag_loss),
+        counts=tag_counts,
+        losses={"loss": "num_sequences" if tag_loss == "per_sequence" else "num_predictions"},
+        accuracies={"accuracy": ("correct", "num_predictions")},
+        skips_empty=True,
+    )
+
+
+def tag_sums(outputs, batch, tag_loss):
+    """Sums of `tags_objective`: `loss`, `correct`, and `tag_counts`."""
+    sequences_BP, num_slots = batch["prediction_sequences"], batch["slot_weights"].shape[1]
+    logits_BPC = gather_tokens(outputs["logits"], batch["prediction_positions"])
+    nll_BP, right_BP = nll_and_right(logits_BPC, batch["prediction_ids"])
+    return {
+        "loss": ops.sum(nll_BP * prediction_weights(sequences_BP, num_slots, tag_loss)),
+        "correct": ops.sum(right_BP * prediction_weights(sequences_BP, num_slots, "per_token")),
+        **tag_counts(batch),
+    }
+
+
+def tag_counts(batch):
+    """Number of words, `num_predictions`, and `count_sequences`."""
+    used_BP = ops.cast(batch["prediction_sequences"] > 0, "float32")
+    return {"num_predictions": ops.sum(used_BP), **count_sequences(batch)}
+
+
 def finetune(config):
     """Train, predict and score as a `NerConfig` says: `FinetuningResult`."""
-    choose_backend()
-    # TensorFlow: not before the backend is chosen
-    from bert_packed.runs.run_summary import describe_counts
-    from bert_packed.tasks import run
-    from bert_packed.tasks.batches import LabelledSequences
-    from bert_packed.tasks.ner.objective import tags_objective
-
     text = run.read_text_model(config)
     training = read_conll(config.train_file) if config.do_train else None
     if training and training.tags is None:
@@ -65,8 +107,6 @@ def finetune(config):
 
 def _label_names(config, training):
     """The tags by number: as given, else as the checkpoint has them, else those of the training file."""
-    from bert_packed.checkpoints.starting_weights import read_labels, stored_head, stored_labels
-
     if config.labels_file:
         return read_labels(config.labels_file)
     if config.init_checkpoint and stored_head(config.init_checkpoint)[0] == TOKEN_CLASSIFICATION:
@@ -85,9 +125,6 @@ def _label_names(config, training):
 
 def _predict(config, names, sentences, found, model, folder):
     """Tag every word and write the tags; returns scores where the file has its own."""
-    from bert_packed.tasks import run
-    from bert_packed.tasks.ner import scores as entity_scores
-
     sequences = found.sequences
     starts = sequences.offsets("prediction_ids")
     outputs, num_packs = run.predict_packed(config, model, without_predictions(sequences))
