@@ -16,7 +16,7 @@ from benchmarks.runner import Settings
 from bert_packed.core.command_line import TOP, parse
 from bert_packed.core.settings import InputError, setting
 from bert_packed.records.inputs import find_files, folder_of
-from bert_packed.records.manifests import read_manifest
+from bert_packed.records.provenance import read_manifest
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.tasks.squad.config import SquadConfig
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from bert_packed import schema
 from bert_packed.architectures.registry import MASKED_LM, PRETRAINING
-from bert_packed.assembly.bert_packs import assemble_packs
-from bert_packed.assembly.packs import Packs
+from bert_packed.assembly.assignment import Packs
+from bert_packed.assembly.record_kinds import assemble_packs
 from bert_packed.core.settings import InputError
 from bert_packed.packing.algorithms import ALGORITHMS, DEFAULT_ALGORITHM
 from bert_packed.packing.histogram import load_known_histogram

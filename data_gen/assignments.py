@@ -13,10 +13,8 @@ import os
 
 import numpy as np
 
-from bert_packed.assembly.assignment import PackOrder, fill_packs
-from bert_packed.assembly.causal_packs import CausalKind
-from bert_packed.assembly.packs import Packs
-from bert_packed.assembly.record_kind import RecordKind
+from bert_packed.assembly.assignment import PackOrder, Packs, fill_packs
+from bert_packed.assembly.record_kinds import CausalKind, RecordKind
 from bert_packed.assembly.rows import RowPlan, cut_sequences, find_rows, lengths_in_row
 from bert_packed.core import progress, storage
 from bert_packed.records.sequences import (

@@ -185,10 +185,10 @@ def read_histogram(histogram, input_file):
 
 
 def _count_records(input_file):
-    from bert_packed.records.first_records import find_common_objective
     from bert_packed.records.inputs import find_files
     from bert_packed.records.read_bert import read_unpacked
     from bert_packed.records.read_causal import read_causal
+    from bert_packed.records.record_rules import find_common_objective
 
     counts = np.zeros(0, np.int64)
     paths = find_files(input_file, "input_file")

@@ -17,8 +17,7 @@ from bert_packed.packing import plan as plans
 from bert_packed.packing.arguments import is_whole
 from bert_packed.packing.bounds import certify, dual_bound
 from bert_packed.records.inputs import INHERITED_KEYS, folder_of, read_input_manifests
-from bert_packed.records.manifests import MANIFEST_NAME, listed_files, read_manifest
-from bert_packed.records.provenance import real_name, resolve_path
+from bert_packed.records.provenance import MANIFEST_NAME, listed_files, read_manifest, real_name, resolve_path
 from bert_packed.records.sequences import id_columns
 from bert_packed.schema import FORMS, MLM_NSP, PackSpec
 

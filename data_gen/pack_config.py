@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from bert_packed.assembly.feature_spec import parse_features
+from bert_packed.assembly.feature_packs import parse_features
 from bert_packed.core.settings import (
     InputError,
     check_depth_fits,

@@ -8,18 +8,16 @@ import time
 
 import numpy as np
 
-from bert_packed.assembly.bert_packs import BertKind
-from bert_packed.assembly.causal_packs import CausalKind
-from bert_packed.assembly.feature_packs import FeatureKind
-from bert_packed.assembly.feature_spec import parse_features
+from bert_packed.assembly.feature_packs import FeatureKind, parse_features
+from bert_packed.assembly.record_kinds import BertKind, CausalKind
 from bert_packed.assembly.rows import plan_rows
 from bert_packed.core import storage
 from bert_packed.core.runtime import code_sha256, versions
 from bert_packed.core.settings import InputError
 from bert_packed.packing import plan as plans
-from bert_packed.records.first_records import find_common_objective
 from bert_packed.records.inputs import find_files, read_input_manifests, stamp_files
 from bert_packed.records.provenance import describe_path, provenance_path
+from bert_packed.records.record_rules import find_common_objective
 from bert_packed.schema import CAUSAL_LM, MLM_NSP
 from data_gen.assignments import CutRows, PlannedPacks, lay_row, read_array, write_array
 from data_gen.jobs.output import open_output_dir, refuse_own_input

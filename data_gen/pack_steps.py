@@ -15,7 +15,7 @@ import os
 import numpy as np
 
 from bert_packed.assembly.assignment import choose_slots
-from bert_packed.assembly.record_kind import RecordKind
+from bert_packed.assembly.record_kinds import RecordKind
 from bert_packed.core import progress, storage
 from bert_packed.records.example_bytes import serialize_examples
 from bert_packed.records.inputs import check_promises, unchanged

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from bert_packed.core.storage import write_whole
-from bert_packed.records.manifests import read_manifest
+from bert_packed.records.provenance import read_manifest
 from bert_packed.text import tokenization
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack

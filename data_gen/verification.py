@@ -7,15 +7,13 @@ import itertools
 import numpy as np
 from tqdm import tqdm
 
-from bert_packed.assembly.bert_packs import BertKind
-from bert_packed.assembly.causal_packs import CausalKind
-from bert_packed.assembly.feature_spec import ADDED_SUFFIXES
+from bert_packed.assembly.feature_packs import ADDED_SUFFIXES
+from bert_packed.assembly.record_kinds import BertKind, CausalKind
 from bert_packed.core.settings import InputError
 from bert_packed.records.examples import feature_names
-from bert_packed.records.first_records import find_common_objective, read_pack_spec
 from bert_packed.records.inputs import folder_of
-from bert_packed.records.manifests import read_manifest
-from bert_packed.records.record_rules import LayoutError
+from bert_packed.records.provenance import read_manifest
+from bert_packed.records.record_rules import LayoutError, find_common_objective, read_pack_spec
 from bert_packed.records.sequences import content_digests, rank_in_groups
 from bert_packed.records.split_sequences import find_num_rows, read_joined
 from bert_packed.records.tfrecords import first_record

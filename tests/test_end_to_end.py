@@ -11,8 +11,8 @@ from bert_packed.core import command_line
 from bert_packed.data.batches import CheckedBatches
 from bert_packed.data.input_pipeline import eval_batches
 from bert_packed.objectives.objective import add_sums
-from bert_packed.records.first_records import read_pack_spec
 from bert_packed.records.inputs import find_files
+from bert_packed.records.record_rules import read_pack_spec
 from data_gen import create_pretraining_data, pack_tfrecords, verify_tfrecords
 from data_gen.pack_config import PackConfig
 from data_gen.text.create_config import CreateConfig

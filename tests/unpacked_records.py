@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_packed import schema
-from bert_packed.records import first_records, tfrecords
+from bert_packed.records import record_rules, tfrecords
 from bert_packed.records.example_bytes import serialize_examples
 from bert_packed.records.examples import parse_examples
 from bert_packed.records.read_bert import read_unpacked
@@ -63,7 +63,7 @@ def load(path):
 
 def read_packs(paths):
     """All packs of some files, as one dict of arrays."""
-    spec = first_records.read_pack_spec(paths)
+    spec = record_rules.read_pack_spec(paths)
     lengths = {name: spec.size(kind) for name, kind in spec.lengths.items()}
     parts = [parse_examples(batch, lengths) for path in paths for batch in tfrecords.read_batches(path)]
     return {name: np.concatenate([part[name] for part in parts]) for name in lengths}

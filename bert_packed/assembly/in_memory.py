@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from bert_packed.assembly.assignment import assign_sequences
+from bert_packed.assembly.assignment import assign_sequences, find_places
 from bert_packed.assembly.given_columns import (
     LENGTHS,
     MADE,
@@ -26,7 +26,6 @@ from bert_packed.assembly.given_columns import (
     type_with_padding,
 )
 from bert_packed.assembly.online_assembly import packs_of_stream
-from bert_packed.assembly.packs import find_places
 from bert_packed.core.settings import InputError
 from bert_packed.packing.algorithms import ALGORITHMS, DEFAULT_ALGORITHM
 from bert_packed.packing.arguments import (

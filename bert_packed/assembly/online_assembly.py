@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from bert_packed.assembly.bert_packs import assemble_packs
-from bert_packed.assembly.packs import Packs
+from bert_packed.assembly.assignment import Packs
+from bert_packed.assembly.record_kinds import assemble_packs
 from bert_packed.core.settings import InputError
 from bert_packed.records.sequences import concatenate, take, to_offsets
 

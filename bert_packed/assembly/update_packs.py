@@ -17,9 +17,8 @@ import dataclasses
 
 import numpy as np
 
-from bert_packed.assembly.assignment import assign_sequences
-from bert_packed.assembly.bert_packs import assemble_packs
-from bert_packed.assembly.packs import Packs
+from bert_packed.assembly.assignment import Packs, assign_sequences
+from bert_packed.assembly.record_kinds import assemble_packs
 from bert_packed.core.settings import InputError
 from bert_packed.packing.algorithms import ALGORITHMS, DEFAULT_ALGORITHM
 from bert_packed.packing.histogram import count_lengths

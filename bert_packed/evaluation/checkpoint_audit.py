@@ -70,12 +70,12 @@ def audit_checkpoint(config):
     from bert_packed.kernels.choose import TILE, choose_kernels
     from bert_packed.objectives.pretraining import check_losses, choose_objective
     from bert_packed.parallel.targets import devices_here
-    from bert_packed.records import first_records
+    from bert_packed.records import record_rules
     from bert_packed.records.split_sequences import find_num_rows
     from bert_packed.training.backend import check_memory, out_of_memory_names
 
     files = find_files(config.input_file, "input_file")
-    spec = first_records.read_pack_spec(files)
+    spec = record_rules.read_pack_spec(files)
     model_config = read_trained_config(config)
     check_losses(config, spec.objective)
     # A model of masked tokens alone has no head for the next-sentence labels of such records

@@ -1,4 +1,4 @@
-"""The last packs by integer programs: all strategies for tiny cases, else a few packs at a time.
+"""HiGHS programs, and the last packs by them: all strategies for tiny cases, else a few packs at a time.
 
 Rounding a fractional plan misses the optimum by a pack now and then, which matters to nobody with millions
 of packs and to somebody with ten. It leaves free tokens here and there that together are a pack. To hold the
@@ -12,6 +12,8 @@ Where the free tokens are spread over too many packs for one program, the plan s
 a limit of time: plans must not depend on the machine.
 """
 
+import contextlib
+import os
 import random
 from collections import Counter
 
@@ -19,8 +21,56 @@ import highspy
 import numpy as np
 from highspy import HighsModelStatus as Status
 
-from bert_packed.packing.highs import make_model, solve
 from bert_packed.packing.plan import count_strategies, list_strategies
+
+STANDARD_OUTPUT = 1  # the file descriptor: compiled code knows nothing of `sys.stdout`
+
+
+def make_model(**options):
+    """An empty HiGHS model with one thread, a fixed seed, no output, and options by HiGHS's names."""
+    with _without_output():
+        model = highspy.Highs()
+    for name, value in {"output_flag": False, "threads": 1, "random_seed": 0, **options}.items():
+        if model.setOptionValue(name, value) != highspy.HighsStatus.kOk:
+            raise ValueError(f"HiGHS must know its options. Received: {name}={value!r}.")
+    return model
+
+
+def solve(model, *ends):
+    """Run a model of `make_model`; returns by which of the `HighsModelStatus` `ends` it ended.
+
+    Raises:
+        RuntimeError: HiGHS failed, or ended otherwise.
+    """
+    # A thread's first run fixes its number of HiGHS threads, and HiGHS refuses to run a model with another.
+    # Resetting before gets ours past another program's, resetting after the other's past ours.
+    model.resetGlobalScheduler(True)
+    try:
+        status = model.run()
+    finally:
+        model.resetGlobalScheduler(True)
+    end = model.getModelStatus()
+    if status == highspy.HighsStatus.kError or end not in ends:
+        raise RuntimeError(f"HiGHS must solve a packing program. Received: {status}, {end}.")
+    return end
+
+
+@contextlib.contextmanager
+def _without_output():
+    """Drop what compiled code prints: HiGHS 1.16 greets with two lines before an option could silence it."""
+    try:
+        standard_output = os.dup(STANDARD_OUTPUT)
+    except OSError:  # closed: there is nothing to print to
+        yield
+        return
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), STANDARD_OUTPUT)
+        yield
+    finally:
+        os.dup2(standard_output, STANDARD_OUTPUT)
+        os.close(standard_output)
+
 
 # Limits of `fewest_packs`
 MAX_STRATEGIES = 2_000

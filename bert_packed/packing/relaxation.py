@@ -12,7 +12,7 @@ from highspy import HighsModelStatus as Status
 
 from bert_packed.packing.bounds import lower_bound, most_sequences, scale_values
 from bert_packed.packing.descending import longest_pack_first
-from bert_packed.packing.highs import make_model, solve
+from bert_packed.packing.integer_programs import make_model, solve
 from bert_packed.packing.knapsack import best_packs
 from bert_packed.packing.plan import merge_packs
 

@@ -6,8 +6,7 @@ import os
 
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError, is_utf8
-from bert_packed.records.manifests import MANIFEST_NAME, listed_files, read_manifest
-from bert_packed.records.provenance import SUFFIX
+from bert_packed.records.provenance import MANIFEST_NAME, SUFFIX, listed_files, read_manifest
 
 # Keys of a manifest that packs inherit: which vocabulary the token ids are of, and what is learnt from them
 INHERITED_KEYS = {

@@ -1,4 +1,4 @@
-"""Indexes beside files of packs or instances, which name the source of every record.
+"""Manifests of folders of records, and indexes beside the files, which name the source of every record.
 
 For a shard of two packs, {record 7 of file 0, record 2 of file 1} and {record 9 of file 0}:
 
@@ -29,8 +29,39 @@ import numpy as np
 
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
-from bert_packed.records.manifests import dicts_in, listed_files, read_manifest
 from bert_packed.records.tfrecords import write_file
+
+MANIFEST_NAME = "manifest.json"
+SCANS_NAME = ".scans.npz"  # of `file_scans.py`
+
+
+def read_manifest(directory, any_json=False):
+    """The `manifest.json` of a directory as a dict, or None where it has none; `InputError` if it is no JSON.
+
+    With `any_json` it may be another program's: JSON that is no object counts as none, and is no mistake.
+    """
+    kind = object if any_json else dict
+    content = storage.read_json(os.path.join(directory, MANIFEST_NAME), kind, default=None)
+    return content if isinstance(content, dict) else None
+
+
+def is_of_scans(name):
+    """True if a name in a folder is that of the kept scans, or of what a killed write of them left."""
+    return name == SCANS_NAME or (name.startswith(SCANS_NAME) and name.endswith(storage.PARTIAL_SUFFIX))
+
+
+def listed_files(manifest):
+    """The file entries of a manifest, of packs or of splits; other JSON has none."""
+    splits = manifest.get("splits")
+    groups = [manifest, *(dicts_in(list(splits.values())) if isinstance(splits, dict) else [])]
+    entries = [entry for group in groups for entry in dicts_in(group.get("files"))]
+    return [entry for entry in entries if isinstance(entry.get("name"), str)]
+
+
+def dicts_in(values):
+    """The dicts in a list; none where it is no list."""
+    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
+
 
 SUFFIX = ".provenance.npz"
 CHECKSUM = "shard_sha256"

@@ -5,7 +5,7 @@ import numpy as np
 from bert_packed import schema
 from bert_packed.core import progress
 from bert_packed.core.settings import InputError
-from bert_packed.records import examples, first_records, tfrecords
+from bert_packed.records import examples, record_rules, tfrecords
 from bert_packed.records.record_rules import (
     INT32_MAX,
     LayoutError,
@@ -45,7 +45,7 @@ def _first_lengths(path):
     if schema.POSITION_IDS in names and schema.NEXT_SENTENCE_POSITIONS in names:
         raise InputError(f"{path} must hold unpacked records. Received: records that are packed already.")
     lengths = examples.feature_lengths(record, path, 1, schema.UNPACKED_LENGTHS)
-    first_records.common_lengths(lengths, schema.UNPACKED_LENGTHS, path)
+    record_rules.common_lengths(lengths, schema.UNPACKED_LENGTHS, path)
     return lengths
 
 
@@ -107,7 +107,7 @@ def read_packed(path):
         LayoutError: naming file and record, where a pack breaks a rule of the layout.
         InputError: the file holds no packed records, or cannot be read.
     """
-    spec = first_records.read_pack_spec([path], kinds=schema.PACKED_LENGTHS)
+    spec = record_rules.read_pack_spec([path], kinds=schema.PACKED_LENGTHS)
     lengths = {name: spec.size(kind) for name, kind in schema.PACKED_LENGTHS.items()}
     for batch in tfrecords.read_batches(path):
         yield _unpack(examples.parse_examples(batch, lengths), batch)

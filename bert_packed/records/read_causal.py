@@ -5,7 +5,7 @@ import numpy as np
 from bert_packed import schema
 from bert_packed.core import progress
 from bert_packed.core.settings import InputError
-from bert_packed.records import examples, first_records, tfrecords
+from bert_packed.records import examples, record_rules, tfrecords
 from bert_packed.records.record_rules import LayoutError, check_int32, check_slots, make_check
 from bert_packed.records.sequences import (
     CAUSAL_LAYOUT,
@@ -57,7 +57,7 @@ def read_parts(path, is_split=True):
         LayoutError: naming file and record, where a pack breaks a rule of the layout.
         InputError: the file holds no packed records, or cannot be read.
     """
-    spec = first_records.read_pack_spec([path], kinds=schema.CAUSAL_LENGTHS)
+    spec = record_rules.read_pack_spec([path], kinds=schema.CAUSAL_LENGTHS)
     lengths = {name: spec.size(kind) for name, kind in schema.CAUSAL_LENGTHS.items()}
     for batch in tfrecords.read_batches(path):
         yield _unpack(examples.parse_examples(batch, lengths), batch, is_split), batch

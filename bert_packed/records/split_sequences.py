@@ -15,11 +15,10 @@ import itertools
 import numpy as np
 
 from bert_packed.core.settings import InputError
-from bert_packed.records.first_records import read_pack_spec
 from bert_packed.records.inputs import folder_of
-from bert_packed.records.manifests import read_manifest
+from bert_packed.records.provenance import read_manifest
 from bert_packed.records.read_causal import read_parts
-from bert_packed.records.record_rules import LayoutError
+from bert_packed.records.record_rules import LayoutError, read_pack_spec
 from bert_packed.records.sequences import concatenate, take
 
 

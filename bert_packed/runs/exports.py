@@ -21,8 +21,7 @@ from bert_packed.checkpoints.exported_tokenizer import check_vocabulary
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256, read_json, write_folder
 from bert_packed.records.inputs import folder_of
-from bert_packed.records.manifests import read_manifest
-from bert_packed.records.provenance import resolve_path
+from bert_packed.records.provenance import read_manifest, resolve_path
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.runs.run_directory import RUN_FILE, read_run
 from bert_packed.runs.vocabulary import find_copy, trained_length

@@ -17,10 +17,9 @@ from bert_packed.data.dynamic_masking import DynamicMasking
 from bert_packed.data.read_order import index_files
 from bert_packed.objectives.pretraining import check_losses, check_records
 from bert_packed.parallel.processes import ALONE
-from bert_packed.records import first_records
+from bert_packed.records import record_rules
 from bert_packed.records.inputs import find_files, folder_of
-from bert_packed.records.manifests import MANIFEST_NAME, dicts_in, read_manifest
-from bert_packed.records.provenance import resolve_path
+from bert_packed.records.provenance import MANIFEST_NAME, dicts_in, read_manifest, resolve_path
 from bert_packed.records.read_bert import read_packed
 from bert_packed.records.split_sequences import find_num_rows
 from bert_packed.records.tfrecords import FileScan
@@ -260,7 +259,7 @@ def _find_packs(config, name):
     if not pattern:
         return NO_PACKS
     files = find_files(pattern, name)
-    spec = first_records.read_pack_spec(files, name, pattern)
+    spec = record_rules.read_pack_spec(files, name, pattern)
     folders = sorted({folder_of(path) for path in files})
     manifests = [manifest for folder in folders if (manifest := _packed_manifest(folder))]
     found = PackedFiles(files, spec, manifests, len(manifests) == len(folders))

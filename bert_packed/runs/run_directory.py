@@ -31,7 +31,7 @@ from bert_packed.core.storage import (
 )
 from bert_packed.parallel.processes import ALONE
 from bert_packed.parallel.targets import devices_here
-from bert_packed.records.manifests import SCANS_NAME
+from bert_packed.records.provenance import SCANS_NAME
 from bert_packed.training.nonfinite import NotFiniteError
 
 RUN_FILE = "run.json"

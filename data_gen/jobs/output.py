@@ -12,7 +12,7 @@ import os
 
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
-from bert_packed.records.manifests import MANIFEST_NAME, is_of_scans, read_manifest
+from bert_packed.records.provenance import MANIFEST_NAME, is_of_scans, read_manifest
 
 INCOMPLETE_NAME = ".incomplete"
 WORK_NAME = "work"  # within it: files that are not published

@@ -1,6 +1,5 @@
 """Records from text: documents, tokens, and for BERT sentence pairs and masks.
 
-Read `corpus.py`, `token_corpus.py`, `instances.py`, `bert_records.py`, for causal language modelling
-`causal_records.py`; then `sources.py` and `document_sampling.py` (files, and readings of each document),
-`create_steps.py` and `create_job.py` (the command, for files of any size).
+Read `corpus.py`, `token_corpus.py`, `instances.py`, `text_records.py`; then `sources.py` (files, and
+readings of each document), `create_steps.py` and `create_job.py` (the command, for files of any size).
 """

@@ -22,8 +22,6 @@ from bert_packed.text.vocabularies import ByteBpe, WordPieces
 from data_gen.jobs.output import open_output_dir, refuse_own_input
 from data_gen.jobs.runners import TEXT_BYTES_THAT_PAY, check_runner, choose_num_workers
 from data_gen.jobs.steps import Job, Step
-from data_gen.text.bert_records import BertRecords
-from data_gen.text.causal_records import CausalRecords
 from data_gen.text.corpus import NAME, TextDocuments, join_lines, read_sample_documents
 from data_gen.text.create_config import WORDPIECE
 from data_gen.text.create_steps import (
@@ -35,9 +33,9 @@ from data_gen.text.create_steps import (
     train_vocabulary,
     write_shard,
 )
-from data_gen.text.document_sampling import choose_readings, save_readings, split_documents
 from data_gen.text.instances import InstanceRules
-from data_gen.text.sources import Source, find_text_sources
+from data_gen.text.sources import Source, choose_readings, find_text_sources, save_readings, split_documents
+from data_gen.text.text_records import BertRecords, CausalRecords
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Steps of making records from text, each in bounded memory and in any process.
 
-A split's (duplicate, document) pairs (`document_sampling.py`) are shuffled by the seed and divided into
+A split's (duplicate, document) pairs (`sources.py`) are shuffled by the seed and divided into
 shards. A shard's bytes depend only on the corpus, its range of pairs and the seed, not on the process that
 writes it.
 """
@@ -14,9 +14,8 @@ from bert_packed.packing import histogram as histograms
 from bert_packed.records.inputs import unchanged
 from bert_packed.records.provenance import DOCUMENT_COLUMNS, write_traced
 from bert_packed.text import tokenization
-from data_gen.text.bert_records import BertRecords
-from data_gen.text.causal_records import CausalRecords
-from data_gen.text.document_sampling import load_passes, shuffled_pairs
+from data_gen.text.sources import load_passes, shuffled_pairs
+from data_gen.text.text_records import BertRecords, CausalRecords
 from data_gen.text.token_corpus import join_corpora, open_corpus, write_corpus
 
 SPLITS = ("train", "eval")
@@ -25,7 +24,7 @@ SHUFFLE_TOKENS = 2**21  # tokens of sequences that are shuffled together: some t
 PAIRS_AT_ONCE = 256  # drawn together; among these, in the order of passes
 SEQUENCES_PER_RELEASE = 256  # touched pages of the corpus count as memory until they are released
 
-# Fifth number of a random key, as in `document_sampling.py`. Keys of documents have four, so none collide
+# Fifth number of a random key, as in `sources.py`. Keys of documents have four, so none collide
 SHUFFLE_SHARD = 1
 
 

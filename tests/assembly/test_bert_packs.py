@@ -9,7 +9,7 @@ from unpacked_records import list_packed, list_unpacked, load, make_features, wr
 
 from bert_packed import schema
 from bert_packed.assembly.assignment import assign_sequences
-from bert_packed.assembly.bert_packs import BertKind, assemble_packs
+from bert_packed.assembly.record_kinds import BertKind, assemble_packs
 from bert_packed.core.settings import InputError
 from bert_packed.packing.algorithms import ALGORITHMS
 from bert_packed.packing.histogram import count_lengths

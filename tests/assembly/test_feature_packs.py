@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_packed.assembly.feature_packs import FeatureKind
-from bert_packed.assembly.feature_spec import MAX_CAPACITIES, MAX_CLASSES, parse_features
+from bert_packed.assembly.feature_packs import MAX_CAPACITIES, MAX_CLASSES, FeatureKind, parse_features
 from bert_packed.core.settings import InputError
 from bert_packed.records import tfrecords
 from data_gen.pack_config import PackConfig

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_packed import schema
-from bert_packed.assembly.causal_packs import share_bytes
+from bert_packed.assembly.record_kinds import share_bytes
 from bert_packed.assembly.rows import cut_sequences, find_rows, lengths_in_row, plan_rows
 from bert_packed.records import tfrecords
 from bert_packed.records.provenance import find_sources

@@ -10,7 +10,7 @@ from benchmark_command import run_benchmark, tables_of
 
 from benchmarks import forecast
 from benchmarks.synthetic_data import sums_of_a_row, wikipedia_corpus
-from bert_packed.records.first_records import read_pack_spec
+from bert_packed.records.record_rules import read_pack_spec
 
 FLAGS = {"models": "bert-tiny", "max_seq_length": 64, "batch_size": 4}
 REPORT = {

@@ -17,7 +17,7 @@ from unpacked_records import make_features, write_features
 
 from bert_packed import schema
 from bert_packed.records import tfrecords
-from bert_packed.records.manifests import read_manifest
+from bert_packed.records.provenance import read_manifest
 from data_gen import create_pretraining_data, pack_job, pack_tfrecords
 from data_gen.jobs import runners
 from data_gen.jobs.steps import Job

@@ -16,7 +16,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.packing.algorithms import ALGORITHM_NAMES
 from bert_packed.packing.plan import from_json, validate_plan
 from bert_packed.records import tfrecords
-from bert_packed.records.manifests import read_manifest
+from bert_packed.records.provenance import read_manifest
 from data_gen import sample_data
 from data_gen.jobs.output import open_output_dir
 from data_gen.pack_config import PackConfig

@@ -10,7 +10,7 @@ from unpacked_records import load, make_features, write_features
 
 from bert_packed import schema
 from bert_packed.assembly.assignment import assign_sequences
-from bert_packed.assembly.bert_packs import assemble_packs
+from bert_packed.assembly.record_kinds import assemble_packs
 from bert_packed.core.settings import InputError
 from bert_packed.packing.descending import pack_lpfhp
 from bert_packed.packing.histogram import count_lengths

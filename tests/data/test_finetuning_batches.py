@@ -5,7 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from bert_packed.assembly.packs import Packs
+from bert_packed.assembly.assignment import Packs
 from bert_packed.assembly.update_packs import Updates, fit_predictions
 from bert_packed.records.sequences import BERT_LAYOUT, make_sequences, without_predictions
 from bert_packed.schema import PackSpec

@@ -17,7 +17,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.data.batches import CheckedBatches
 from bert_packed.data.input_pipeline import eval_batches
 from bert_packed.objectives.features import BATCH_NAMES
-from bert_packed.records import first_records
+from bert_packed.records import record_rules
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
 from data_gen.verify_tfrecords import VerifyConfig
@@ -67,7 +67,7 @@ def read_as_model_garden(path):
 
 def test_the_lines_of_the_page_read_our_batches(packs):
     path, *_ = packs["sequence"]
-    spec, large = first_records.read_pack_spec([path]), dataclasses.replace(CONFIG, vocab_size=1000)
+    spec, large = record_rules.read_pack_spec([path]), dataclasses.replace(CONFIG, vocab_size=1000)
     ours = list(CheckedBatches(eval_batches([path], spec, 4), [path], spec, large))
     theirs = read_by_the_page(path, 4)
     assert len(ours) == len(theirs) > 1
@@ -111,7 +111,7 @@ def test_our_own_readers_find_the_sequences_in_both(packs):
         path, manifest, source = packs[kind]
         assert manifest["settings"]["masked_lm_weights"] == kind
         assert verify(VerifyConfig(input_file=source, packed_file=path)) == 0
-        spec = first_records.read_pack_spec([path])
+        spec = record_rules.read_pack_spec([path])
         batches += CheckedBatches(eval_batches([path], spec, 100), [path], spec, large)
     for name, values in batches[1].items():
         np.testing.assert_array_equal(batches[0][name], values, err_msg=name)

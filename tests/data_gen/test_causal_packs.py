@@ -8,10 +8,10 @@ from causal_files import make_sequences, read_examples, sequences_of, write_caus
 from unpacked_records import make_features, write_features
 
 from bert_packed import schema
-from bert_packed.assembly.causal_packs import CausalKind
+from bert_packed.assembly.record_kinds import CausalKind
 from bert_packed.core.settings import InputError
 from bert_packed.packing.algorithms import ALGORITHM_NAMES
-from bert_packed.records import first_records
+from bert_packed.records import record_rules
 from bert_packed.records.read_causal import read_causal
 from data_gen import pack_job
 from data_gen.pack_config import PackConfig
@@ -48,7 +48,7 @@ def test_every_algorithm_packs_every_sequence_once(tmp_path, algorithm, depth):
     )
     assert manifest["objective"] == "causal_lm" and manifest["num_packs"] == len(packs) < 80
     paths = sorted(map(str, (tmp_path / "out").glob("*.tfrecord")))
-    spec = first_records.read_pack_spec(paths)
+    spec = record_rules.read_pack_spec(paths)
     assert dataclasses.asdict(spec) == manifest["spec"] and spec.objective == "causal_lm"
     assert spec.max_sequences_per_pack == (3 if depth == 3 else manifest["depth"])
     result = compare_files([path], paths, "error")

@@ -12,13 +12,12 @@ import pytest
 from unpacked_records import make_features, write_features
 
 from bert_packed import schema
-from bert_packed.assembly.bert_packs import BertKind
-from bert_packed.assembly.record_kind import plan_lengths
+from bert_packed.assembly.record_kinds import BertKind, plan_lengths
 from bert_packed.core.command_line import run
 from bert_packed.packing import plan as plans
 from bert_packed.packing.histogram import to_json
-from bert_packed.records.first_records import read_pack_spec
 from bert_packed.records.read_bert import read_packed, read_unpacked
+from bert_packed.records.record_rules import read_pack_spec
 from bert_packed.schema import PackSpec
 from data_gen.manifest_claims import FileFacts, find_false_claims
 from data_gen.pack_config import PackConfig

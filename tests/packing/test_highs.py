@@ -7,7 +7,7 @@ import highspy
 import pytest
 from highspy import HighsModelStatus as Status
 
-from bert_packed.packing.highs import make_model, solve
+from bert_packed.packing.integer_programs import make_model, solve
 
 PLAN = "from bert_packed.packing.column_generation import pack_cghp; pack_cghp([0, 16, 5, 7, 15, 0], 6, 3)"
 BESIDE_ANOTHER = """

@@ -6,10 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, sparse
 
-from bert_packed.packing import least_squares, nnlshp
+from bert_packed.packing import nnlshp
 from bert_packed.packing.histogram import load_known_histogram
-from bert_packed.packing.least_squares import NnlsResult, solve_nnls
-from bert_packed.packing.nnlshp import mix_nnlshp, pack_ennlshp, pack_nnlshp
+from bert_packed.packing.nnlshp import NnlsResult, mix_nnlshp, pack_ennlshp, pack_nnlshp, solve_nnls
 from bert_packed.packing.plan import validate_plan
 
 
@@ -51,7 +50,7 @@ def solved(monkeypatch):
         asked.append((matrix.toarray(), target, max_iterations))
         return NnlsResult(np.array([2.4, 2.6, 0.3, 0.4, *np.zeros(matrix.shape[1] - 4)]), True)
 
-    monkeypatch.setattr(least_squares, "solve_nnls", solve)
+    monkeypatch.setattr(nnlshp, "solve_nnls", solve)
     return asked
 
 

@@ -10,8 +10,7 @@ import pytest
 from causal_files import write_causal
 from unpacked_records import make_features, write_features
 
-from bert_packed.assembly.feature_packs import FeatureKind
-from bert_packed.assembly.feature_spec import parse_features
+from bert_packed.assembly.feature_packs import FeatureKind, parse_features
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.records import tfrecords

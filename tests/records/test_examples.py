@@ -9,8 +9,13 @@ from unpacked_records import example, make_features
 from bert_packed import schema
 from bert_packed.core.settings import InputError
 from bert_packed.records.example_bytes import encode_varints, serialize_examples, serialize_ragged
-from bert_packed.records.example_columns import OtherFormError, decode_columns, decode_varints
-from bert_packed.records.examples import parse_examples, parse_ragged
+from bert_packed.records.examples import (
+    OtherFormError,
+    decode_columns,
+    decode_varints,
+    parse_examples,
+    parse_ragged,
+)
 from bert_packed.records.tfrecords import join_records
 
 DTYPES = {"words": "int64", "weights": "float32"}

@@ -10,7 +10,7 @@ from unpacked_records import PREDICTIONS, list_unpacked, load, make_features, wr
 
 from bert_packed import schema
 from bert_packed.core.settings import InputError
-from bert_packed.records import first_records, tfrecords
+from bert_packed.records import record_rules, tfrecords
 from bert_packed.records.example_bytes import serialize_examples
 from bert_packed.records.read_bert import read_packed, read_unpacked
 from bert_packed.records.record_rules import LayoutError
@@ -247,26 +247,26 @@ def test_packs_of_later_batches_are_numbered_on(tmp_path, monkeypatch):
 
 def test_packs_have_one_spec(tmp_path):
     path = write_pack(tmp_path / "a.tfrecord")
-    assert first_records.read_pack_spec([path, path]) == schema.PackSpec(8, 3, 3)
+    assert record_rules.read_pack_spec([path, path]) == schema.PackSpec(8, 3, 3)
     fewer = {"masked_lm_positions": [2, 5], "masked_lm_ids": [8, 9], "masked_lm_weights": [1, 2]}
     with pytest.raises(InputError, match=r"a\.tfrecord: 8, 3, 3; .*b\.tfrecord: 8, 3, 2\."):
-        first_records.read_pack_spec([path, write_pack(tmp_path / "b.tfrecord", **fewer)])
+        record_rules.read_pack_spec([path, write_pack(tmp_path / "b.tfrecord", **fewer)])
 
 
 def test_the_spec_of_packs_for_causal_language_modelling(tmp_path):
     causal = write_features(tmp_path / "c.tfrecord", {name: [row] for name, row in CAUSAL_PACK.items()})
-    spec = first_records.read_pack_spec([causal])
+    spec = record_rules.read_pack_spec([causal])
     assert spec == schema.PackSpec(8, 3, 0) and spec.objective == schema.CAUSAL_LM
     berts = write_pack(tmp_path / "p.tfrecord")
     with pytest.raises(InputError, match=r"one objective.*c\.tfrecord: causal_lm; .*p\.tfrecord: mlm_nsp\."):
-        first_records.read_pack_spec([causal, berts])
-    assert [first_records.find_objective(path) for path in (causal, berts)] == ["causal_lm", "mlm_nsp"]
+        record_rules.read_pack_spec([causal, berts])
+    assert [record_rules.find_objective(path) for path in (causal, berts)] == ["causal_lm", "mlm_nsp"]
     short = {name: [row[:7]] if name == schema.LABEL_IDS else [row] for name, row in CAUSAL_PACK.items()}
     with pytest.raises(InputError, match=r"label_ids must have length 8\. Received: 7"):
-        first_records.read_pack_spec([write_features(tmp_path / "short.tfrecord", short)])
+        record_rules.read_pack_spec([write_features(tmp_path / "short.tfrecord", short)])
     unpacked = {name: [[1]] for name in schema.CAUSAL_UNPACKED_LENGTHS}
     with pytest.raises(InputError, match="holds unpacked records; pack them first"):
-        first_records.read_pack_spec([write_features(tmp_path / "u.tfrecord", unpacked)])
+        record_rules.read_pack_spec([write_features(tmp_path / "u.tfrecord", unpacked)])
 
 
 def test_unpacked_where_packs_are_wanted_gives_the_command(tmp_path):
@@ -275,13 +275,13 @@ def test_unpacked_where_packs_are_wanted_gives_the_command(tmp_path):
         rf"python data_gen/pack_tfrecords\.py --input_file={unpacked} --max_seq_length=\d+ --output_dir=\S+"
     )
     with pytest.raises(InputError, match=rf"holds unpacked records; pack them first: {command}"):
-        first_records.read_pack_spec([unpacked])
+        record_rules.read_pack_spec([unpacked])
 
 
 @pytest.mark.parametrize(
     "read",
     [
-        lambda path: first_records.read_pack_spec([path]),
+        lambda path: record_rules.read_pack_spec([path]),
         lambda path: list(read_packed(path)),
         lambda path: list(read_unpacked(path)),
     ],

@@ -17,7 +17,7 @@ from tiny import MAX_SEQ_LENGTH, write_data
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.records import file_scans
-from bert_packed.records.manifests import MANIFEST_NAME
+from bert_packed.records.provenance import MANIFEST_NAME
 from bert_packed.records.read_bert import read_packed
 
 torch, _ = import_reference()

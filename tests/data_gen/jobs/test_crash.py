@@ -15,11 +15,11 @@ import pytest
 from crash import all_bytes, find_workers, finish, kill_after, start
 from full_disk import largest_file
 
-from bert_packed.assembly.bert_packs import BertKind
+from bert_packed.assembly.record_kinds import BertKind
 from bert_packed.core import command_line, storage
 from bert_packed.core import runtime as versions
 from bert_packed.core.settings import InputError
-from bert_packed.records.manifests import read_manifest
+from bert_packed.records.provenance import read_manifest
 from data_gen.jobs.output import INCOMPLETE_NAME
 from data_gen.text.corpus import TextDocuments
 

@@ -13,7 +13,7 @@ from bert_packed.data.dynamic_masking import DynamicMasking
 from bert_packed.objectives.features import BATCH_NAMES
 from bert_packed.records import provenance, tfrecords
 from bert_packed.records.examples import parse_examples
-from bert_packed.records.first_records import read_pack_spec
+from bert_packed.records.record_rules import read_pack_spec
 from bert_packed.text import byte_bpe
 from bert_packed.text.masking import MaskingRules
 from bert_packed.text.vocabularies import load_maskable

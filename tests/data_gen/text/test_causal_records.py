@@ -19,8 +19,8 @@ from bert_packed.records.provenance import find_documents
 from bert_packed.text import byte_bpe, tokenization
 from bert_packed.text.vocabularies import ByteBpe, WordPieces
 from data_gen.text import corpus, create_job
-from data_gen.text.causal_records import count_bytes, encode_texts
 from data_gen.text.create_config import CreateConfig
+from data_gen.text.text_records import count_bytes, encode_texts
 from data_gen.text.token_corpus import STREAMS, open_corpus, write_corpus
 
 LINES = [

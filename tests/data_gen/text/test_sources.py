@@ -10,14 +10,14 @@ from bert_packed.core.settings import InputError
 from bert_packed.schema import INPUT_IDS, NEXT_SENTENCE_LABELS, SEGMENT_IDS
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from data_gen.text.create_job import create
-from data_gen.text.document_sampling import (
+from data_gen.text.sources import (
     choose_readings,
+    find_text_sources,
     load_passes,
     plan_passes,
     save_readings,
     shuffled_pairs,
 )
-from data_gen.text.sources import find_text_sources
 
 
 def touch(folder, *names):

@@ -10,7 +10,7 @@ from bert_packed.core import storage
 from bert_packed.text import tokenization
 from bert_packed.text.vocabularies import WordPieces
 from data_gen.text import token_corpus
-from data_gen.text.bert_records import BertRecords
+from data_gen.text.text_records import BertRecords
 from data_gen.text.token_corpus import SENTENCES, join_corpora, open_corpus, write_corpus
 
 WORDS = ["un", "##aff", "##able", "want", "##ed", ",", "cafe", "mask"]
