@@ -1,20 +1,13 @@
-"""Runners of steps: pools of local workers, or Apache Beam with results in a shared folder."""
+"""Choice of runners for steps, local processes or Apache Beam, and pools of local workers."""
 
 import contextlib
-import importlib
 import importlib.util
-import io
 import multiprocessing
 import os
-import shlex
 import signal
 import threading
 from concurrent import futures
 
-import apache_beam as beam
-from apache_beam.options.pipeline_options import PipelineOptions
-
-from bert_packed.core import storage
 from bert_packed.core.runtime import LARGE_ARRAYS, keep_freed_memory
 from bert_packed.core.settings import InputError
 
@@ -104,106 +97,3 @@ def _end_with_parent():
     with contextlib.suppress(OSError):
         multiprocessing.parent_process().join()
     os._exit(STATUS_ORPHANED)
-
-
-OPTIONS_VARIABLE = "BEAM_OPTIONS"
-BUG = ".bug"  # suffix of notes of errors that are not the user's
-
-
-def run_pipeline(runner, function, elements, work_folder):
-    """Apply a function to every element, on any machine.
-
-    Args:
-        runner: Name of a Beam runner, with options in the environment variable `BEAM_OPTIONS`, such as
-            `--flink_master=host:8081 --parallelism=64`. Those after a lone `--` are for a job server; Beam
-            does not know them, so they are passed on unchecked.
-        function: A module's function.
-        elements: List of picklable objects.
-        work_folder: Folder that all machines see.
-
-    Raises:
-        InputError: `BEAM_OPTIONS` is wrong.
-        InputError, OSError: the function's error for the first element that has one.
-        OSError: the runner failed.
-    """
-    pipeline = _make_pipeline(runner)
-    folder = os.path.join(work_folder, "errors")
-    storage.remove_folder(folder)
-    storage.make_folder(folder)
-    numbered = [(function, folder, number, element) for number, element in enumerate(elements)]
-    try:
-        with pipeline:
-            # without the reshuffle Beam would fuse everything with the single step that creates the list
-            _ = pipeline | beam.Create(numbered) | beam.Reshuffle() | beam.Map(_apply)
-    except Exception as error:  # each runner has its own errors
-        if any(name.endswith(BUG) for name in storage.list_names(folder)):
-            raise  # a mistake of ours needs its traceback
-        _raise_noted(folder)
-        raise OSError(f"{runner} failed: {type(error).__name__}: {_last_line(error)}") from error
-    _raise_noted(folder)
-
-
-def _make_pipeline(runner):
-    """A pipeline with the runner's options, all checked; raises `InputError`."""
-    if runner == "DataflowRunner":
-        _check_dataflow()
-    text = os.environ.get(OPTIONS_VARIABLE, "")
-    complaint = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(complaint):  # argparse prints its usage, and then exits
-            words = shlex.split(text)
-            end = words.index("--") if "--" in words else len(words)
-            for word in (words[:1], words[end + 1 : end + 2]):
-                if word and not word[0].startswith("-"):
-                    raise ValueError(f"{word[0]} is none")
-            if words[end + 1 :] and runner == "DirectRunner":
-                raise ValueError(f"{words[end + 1]} is for a job server, which {runner} has not")
-            known = PipelineOptions([]).get_all_options().keys()
-            options = PipelineOptions(words[:end], runner=runner)
-            unknown = options.get_all_options(retain_unknown_options=True).keys() - known
-            if unknown:  # Beam would drop it with a warning
-                raise ValueError(f"--{min(unknown)} is none")
-            # for a missing option that the runner requires, this raises ValueError too
-            return beam.Pipeline(options=PipelineOptions(words[:end] + words[end + 1 :], runner=runner))
-    except (ValueError, TypeError, SystemExit) as error:
-        reason = _last_line(complaint.getvalue()).partition("error: ")[2] or _last_line(error)
-        raise InputError(
-            f"`{OPTIONS_VARIABLE}` must be flags of {runner}: {reason}. Received: {text!r}."
-        ) from error
-
-
-def _check_dataflow():
-    """Raise `InputError` where Beam was installed without Dataflow's dependencies."""
-    try:
-        importlib.import_module("apache_beam.runners.dataflow.internal.apiclient")
-    except ImportError as error:
-        raise InputError(
-            "`runner` DataflowRunner must have Google Cloud's part of Beam: pip install 'apache-beam[gcp]'. "
-            f"Received: {error}."
-        ) from error
-
-
-def _last_line(error):
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1].rstrip(".") if lines else ""
-
-
-def _raise_noted(folder):
-    """Raise the first error that a step has noted, if any."""
-    for name in storage.list_names(folder):
-        kind, message = storage.read_text(os.path.join(folder, name)).split("\n", 1)
-        raise {"input": InputError, "system": OSError}[kind](message)
-
-
-def _apply(numbered):
-    """Call the function, and note its error for the parent."""
-    # Beam itself would hide a user's error in a traceback
-    function, folder, number, element = numbered
-    try:
-        function(element)
-    except (InputError, OSError) as error:
-        kind = "input" if isinstance(error, InputError) else "system"
-        storage.write_text(os.path.join(folder, f"{number:09d}"), f"{kind}\n{error}")
-    except Exception as error:  # a bug of ours: noted for the parent, and raised again
-        storage.write_text(os.path.join(folder, f"{number:09d}{BUG}"), f"{error}")
-        raise

@@ -97,7 +97,7 @@ class Job:
     def _do(self, steps, bar):
         """Do steps in any order, and move the bar: yields (step, result)."""
         if self._runner != LOCAL and steps:
-            from data_gen.jobs.runners import run_pipeline  # an extra; its import takes seconds
+            from data_gen.jobs.beam_runner import run_pipeline  # an extra; its import takes seconds
 
             work = [(step, self._work_folder) for step in steps]
             run_pipeline(self._runner, do_step, work, self._work_folder)

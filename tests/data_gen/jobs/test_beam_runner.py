@@ -10,7 +10,6 @@ from unpacked_records import make_features, write_features
 
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
-from data_gen.jobs import runners
 from data_gen.jobs.steps import Job, Step
 from data_gen.pack_config import PackConfig
 from data_gen.pack_tfrecords import main
@@ -58,7 +57,9 @@ OPTIONS = "--project=p --temp_location=gs://b/tmp --staging_location=gs://b/tmp"
     ],
 )
 def test_options_that_are_none(tmp_path, capsys, monkeypatch, runner, options, message):
-    monkeypatch.setattr(runners, "_check_dataflow", lambda: None)
+    from data_gen.jobs import beam_runner
+
+    monkeypatch.setattr(beam_runner, "_check_dataflow", lambda: None)
     line = mistake(runner, options, tmp_path, capsys, monkeypatch)
     assert line.startswith(f"p.py: error: `BEAM_OPTIONS` must be flags of {runner}: ") and message in line
     assert line.endswith(f"Received: {options!r}.")
@@ -73,46 +74,46 @@ def test_dataflow_that_is_not_installed(tmp_path, capsys, monkeypatch):
 
 @needs_beam
 def test_options_of_a_job_server_are_passed_on_after_a_lone_dash(monkeypatch):
-    from data_gen.jobs import runners
+    from data_gen.jobs import beam_runner
 
     monkeypatch.setenv("BEAM_OPTIONS", "--parallelism=2 -- --of_the_server=7")
-    options = runners._make_pipeline("FlinkRunner")._options
+    options = beam_runner._make_pipeline("FlinkRunner")._options
     found = options.get_all_options(retain_unknown_options=True)
     assert (found["parallelism"], found["of_the_server"]) == (2, "7")
     with pytest.raises(InputError, match="--of_the_server=7 is for a job server, which DirectRunner has not"):
-        runners._make_pipeline("DirectRunner")
+        beam_runner._make_pipeline("DirectRunner")
 
 
 @needs_beam
 def test_a_runner_that_fails_is_named(tmp_path, monkeypatch):
-    from data_gen.jobs import runners
+    from data_gen.jobs import beam_runner
 
     def fail_to_start(self, *arguments, **named):
         raise RuntimeError("first line\nno job server at localhost:8099")
 
-    monkeypatch.setattr(runners.beam.Pipeline, "run", fail_to_start)
+    monkeypatch.setattr(beam_runner.beam.Pipeline, "run", fail_to_start)
     with pytest.raises(
         OSError, match=r"^DirectRunner failed: RuntimeError: no job server at localhost:8099$"
     ):
-        runners.run_pipeline("DirectRunner", fail, [0], str(tmp_path))
+        beam_runner.run_pipeline("DirectRunner", fail, [0], str(tmp_path))
 
 
 @needs_beam
 def test_mistakes_of_users_and_ours_are_distinguished(tmp_path, caplog):
-    from data_gen.jobs import runners
+    from data_gen.jobs import beam_runner
 
     with pytest.raises(InputError, match=r"^a mistake of the user's$"):
-        runners.run_pipeline("DirectRunner", fail, [0, 2], str(tmp_path))
+        beam_runner.run_pipeline("DirectRunner", fail, [0, 2], str(tmp_path))
     with caplog.at_level(logging.CRITICAL), pytest.raises(Exception, match="a mistake of ours") as error:
-        runners.run_pipeline("DirectRunner", fail, [0, 1], str(tmp_path))
+        beam_runner.run_pipeline("DirectRunner", fail, [0, 1], str(tmp_path))
     assert not isinstance(error.value, OSError | InputError)  # so that its traceback is shown
 
 
 def test_a_note_that_nobody_finds(tmp_path, monkeypatch):
     """As where a machine sees another disk under the name of `output_dir`."""
-    deaf = types.ModuleType("data_gen.jobs.runners")
+    deaf = types.ModuleType("data_gen.jobs.beam_runner")
     deaf.run_pipeline = lambda *arguments: None
-    monkeypatch.setitem(sys.modules, "data_gen.jobs.runners", deaf)
+    monkeypatch.setitem(sys.modules, "data_gen.jobs.beam_runner", deaf)
     with (
         pytest.raises(
             OSError, match=r"read-1\.done is missing after FlinkRunner has ended: all its machines"
