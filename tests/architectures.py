@@ -10,9 +10,12 @@ import tiny
 
 from bert_packed.architectures.base_config import BaseConfig
 from bert_packed.architectures.registry import FAMILIES
-from bert_packed.objectives.next_tokens import next_token_objective
 from bert_packed.objectives.objective import Objective
-from bert_packed.objectives.pretraining import masked_lm_objective, pretraining_objective
+from bert_packed.objectives.pretraining import (
+    masked_lm_objective,
+    next_token_objective,
+    pretraining_objective,
+)
 from bert_packed.training import engines
 
 

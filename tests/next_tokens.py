@@ -68,7 +68,7 @@ def packed_and_unpacked(lengths=LENGTHS, max_seq_length=12):
 def make_engine(weighting="per_token", config=CONFIG, seed=1, build=None, **engine):
     """An engine around a new tiny model; `build` has further arguments of `build_mamba`."""
     # Imported here, so that tests without Keras can write files
-    from bert_packed.objectives.next_tokens import next_token_objective
+    from bert_packed.objectives.pretraining import next_token_objective
     from bert_packed.training import engines
 
     objective = next_token_objective(weighting)

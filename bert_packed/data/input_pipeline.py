@@ -9,8 +9,14 @@ import numpy as np
 
 from bert_packed import schema
 from bert_packed.assembly.online_assembly import assemble_stream
-from bert_packed.data.process_shards import WHOLE
-from bert_packed.data.read_order import IN_ORDER_PACKS, index_files, read_blocks, read_order, read_packs
+from bert_packed.data.read_order import (
+    IN_ORDER_PACKS,
+    WHOLE,
+    index_files,
+    read_blocks,
+    read_order,
+    read_packs,
+)
 from bert_packed.objectives.features import BATCH_NAMES, RECORDED
 from bert_packed.packing.online import OnlinePacker
 from bert_packed.records.examples import parse_examples

@@ -4,8 +4,11 @@ import dataclasses
 
 from bert_packed.architectures.registry import FAMILIES, OBJECTIVE_HEADS, family_of
 from bert_packed.core.settings import InputError
-from bert_packed.objectives.next_tokens import next_token_objective
-from bert_packed.objectives.pretraining import masked_lm_objective, pretraining_objective
+from bert_packed.objectives.pretraining import (
+    masked_lm_objective,
+    next_token_objective,
+    pretraining_objective,
+)
 from bert_packed.schema import CAUSAL_LM, FORMS, MLM, MLM_NSP
 
 

@@ -5,7 +5,7 @@ import math
 
 from bert_packed.architectures.registry import ablation_fields
 from bert_packed.core.settings import InputError, check_divides, check_settings
-from bert_packed.data.batch_growth import BatchGrowth
+from bert_packed.data.batches import BatchGrowth
 from bert_packed.runs import pretraining_settings as groups
 from bert_packed.runs.run_config import RunConfig
 from bert_packed.schema import MLM

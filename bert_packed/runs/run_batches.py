@@ -1,10 +1,9 @@
 """Batches of a pre-training run: this process's part of each, checked, masked and grown."""
 
 from bert_packed.data import input_pipeline
-from bert_packed.data.batch_growth import GrowingBatches
-from bert_packed.data.batches import CheckedBatches, ReadAhead
+from bert_packed.data.batches import CheckedBatches, GrowingBatches, ReadAhead
 from bert_packed.data.dynamic_masking import MaskedBatches
-from bert_packed.data.process_shards import ProcessShard
+from bert_packed.data.read_order import ProcessShard
 from bert_packed.parallel.replicas import count_replicas, group_of
 
 

@@ -23,8 +23,7 @@ from benchmarks.synthetic_data import (
 )
 from bert_packed.architectures.registry import load_model_config
 from bert_packed.core.settings import InputError
-from bert_packed.objectives.next_tokens import next_token_objective
-from bert_packed.objectives.pretraining import pretraining_objective
+from bert_packed.objectives.pretraining import next_token_objective, pretraining_objective
 from bert_packed.packing.histogram import load_known_histogram
 from bert_packed.records.read_bert import read_unpacked
 from bert_packed.schema import CAUSAL_LM, PackSpec

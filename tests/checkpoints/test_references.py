@@ -29,8 +29,7 @@ from bert_packed.architectures.registry import (
 )
 from bert_packed.checkpoints import starting_weights
 from bert_packed.checkpoints.export_formats import write_hugging_face
-from bert_packed.objectives.next_tokens import next_token_objective
-from bert_packed.objectives.pretraining import masked_lm_objective
+from bert_packed.objectives.pretraining import masked_lm_objective, next_token_objective
 from bert_packed.schema import CAUSAL_LM
 from bert_packed.training import engines
 from bert_packed.training.backend import compiled

@@ -14,8 +14,7 @@ from bert_packed.data import dynamic_masking
 from bert_packed.data.batches import CheckedBatches
 from bert_packed.data.dynamic_masking import DynamicMasking, MaskedBatches
 from bert_packed.data.input_pipeline import train_batches
-from bert_packed.data.process_shards import WHOLE, ProcessShard
-from bert_packed.data.read_order import index_files
+from bert_packed.data.read_order import WHOLE, ProcessShard, index_files
 from bert_packed.schema import PackSpec
 from bert_packed.text.masking import MaskingRules
 from bert_packed.text.tokenization import SPECIAL_TOKENS, Vocabulary

@@ -12,8 +12,7 @@ from keras import ops
 from packs import VOCAB_SIZE
 from tiny import to_floats
 
-from bert_packed.objectives.next_tokens import next_token_objective
-from bert_packed.objectives.pretraining import pretraining_objective
+from bert_packed.objectives.pretraining import next_token_objective, pretraining_objective
 from bert_packed.training.backend import gradient
 
 # `test_engine.py` compares compiled steps with these; here they would compile for longer than they run

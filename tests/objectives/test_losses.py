@@ -13,9 +13,13 @@ from packs import VOCAB_SIZE, packed_and_unpacked
 from scipy.special import log_softmax, softmax
 from tiny import to_floats
 
-from bert_packed.objectives.next_tokens import next_token_objective
 from bert_packed.objectives.objective import add_sums, nll_and_right
-from bert_packed.objectives.pretraining import masked_lm_objective, prediction_weights, pretraining_objective
+from bert_packed.objectives.pretraining import (
+    masked_lm_objective,
+    next_token_objective,
+    prediction_weights,
+    pretraining_objective,
+)
 from bert_packed.tasks.glue.objective import classes_objective, numbers_objective
 from bert_packed.tasks.ner.objective import tags_objective
 from bert_packed.tasks.squad.objective import answers_objective

@@ -8,7 +8,7 @@ import pytest
 from next_tokens import CONFIG, MAMBA2, VOCAB_SIZE, batch_of, packed_and_unpacked, random_packs
 
 from bert_packed.architectures.packed_model import build_model
-from bert_packed.objectives.next_tokens import next_token_counts, next_token_objective
+from bert_packed.objectives.pretraining import next_token_counts, next_token_objective
 from bert_packed.schema import CAUSAL_LM
 
 

@@ -20,7 +20,7 @@ def devices():
 
 
 def square(side):
-    from bert_packed.parallel.mesh import make_mesh
+    from bert_packed.parallel.mesh_layout import make_mesh
 
     return make_mesh((1, side, side), jax.devices())
 
@@ -30,7 +30,7 @@ def numbers(rng, *shape):
 
 
 def on_mesh(function, side, in_specs, out_specs):
-    from bert_packed.parallel.mesh import on_blocks
+    from bert_packed.parallel.mesh_layout import on_blocks
 
     return jax.jit(on_blocks(function, square(side), in_specs, out_specs))
 
@@ -95,8 +95,7 @@ def test_what_a_product_sends(name, kinds):
 
 
 def layouts_of(side):
-    from bert_packed.parallel.megatron import Megatron1D
-    from bert_packed.parallel.optimus import Optimus2D
+    from bert_packed.parallel.layouts import Megatron1D, Optimus2D
 
     mesh = square(side)
     return {**{name: Optimus2D(mesh, name) for name in NAMES}, "megatron": Megatron1D(mesh)}

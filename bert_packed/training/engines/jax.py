@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from bert_packed.layers.cpu_gradients import gradients_for_cpus
 from bert_packed.layers.dropout import packs_from
-from bert_packed.parallel.mesh import FetchedVariable, SpreadVariable, spread
+from bert_packed.parallel.mesh_layout import FetchedVariable, SpreadVariable, spread
 from bert_packed.parallel.replicas import AXIS
 from bert_packed.training.backend import out_of_memory_names, products_in
 from bert_packed.training.engines.engine import Engine, clip, num_used_micro_batches
