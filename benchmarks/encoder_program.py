@@ -16,8 +16,7 @@ from bert_packed.architectures.bert.config import ModelConfig
 from bert_packed.architectures.bert.layers import TransformerBlock
 from bert_packed.architectures.bert.model import PackedEncoder
 from bert_packed.layers.layout import ONE_DEVICE
-from bert_packed.parallel.layouts import make_layout_replicas
-from bert_packed.parallel.optimus import HIDDEN, IDS
+from bert_packed.parallel.layouts import HIDDEN, IDS, make_layout_replicas
 from bert_packed.training.step_report import jax_program
 
 WHOLE = PartitionSpec()

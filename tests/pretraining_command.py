@@ -14,7 +14,7 @@ from bert_packed.records import tfrecords
 from bert_packed.records.example_bytes import serialize_examples
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.training import metrics_log
-from bert_packed.training.training_metrics import TIMED_FIGURES
+from bert_packed.training.metrics_log import TIMED_FIGURES
 
 
 def write_all(folder):

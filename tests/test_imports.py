@@ -19,7 +19,8 @@ OTHER_NAMES = {"absl": "absl-py", "google": "tensorflow"}  # of packages; protob
 PRIVATE = {
     "bert_packed.core.runtime": {"ctypes": "mallopt is a function of the C library alone"},
     "bert_packed.torch.pretraining": {"_attn_implementation": "transformers has a public setter alone"},
-    "bert_packed.training.absent_devices": {
+    "bert_packed.training.backend": {"_r": "TensorFlow's guide marks a step by it"},
+    "bert_packed.training.engines.tensorflow": {
         "jax.interpreters.mlir.make_ir_context": "TensorFlow's program for JAX's absent devices",
         "jaxlib.mlir.ir": "the same",
         "jaxlib.xla_client.DeviceList": "the same",
@@ -28,7 +29,6 @@ PRIVATE = {
         "_all_reduce_sum_gradients": "Keras would add up once more, and asks no one",
         "_get_variable_index": "Keras's own optimizers find moments so, and nothing public does",
     },
-    "bert_packed.training.profiling": {"_r": "TensorFlow's guide marks a step by it"},
     "data_gen.jobs.steps": {"_processes": "a pool kills its workers in public from Python 3.14 on"},
 }
 PRIVATE_PACKAGES = (

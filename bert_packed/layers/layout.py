@@ -1,6 +1,6 @@
 """Layout of weights and activations, and the products that join them: here, all on one device.
 
-`parallel.optimus` and `parallel.megatron` spread the matrices over a mesh of devices.
+The layouts of `parallel.layouts` spread the matrices over a mesh of devices.
 
 Legend: B packs per batch, S pack length, D model width, N heads, H head width, V vocabulary, P predictions
 per pack, Q = S, P or K tokens of each pack.

@@ -1,9 +1,11 @@
-"""A mesh of devices, and the base of layouts over it: linear layers and tables with sharded weights.
+"""Base of layouts over a mesh of devices: arrays and variables spread over it, and sharded layers.
 
-A mesh, `[copies of the model, rows, columns]`, of 2,2,2: two copies, each on four devices.
+A mesh is `[copies of the model, rows, columns]`. One of 2,2,2 has two copies, each on four devices:
 
     copy 0   0 1     copy 1   4 5
              2 3              6 7
+
+Linear layers and tables have sharded weights, padded so that devices divide them.
 
 Legend: B packs, Q = S, P or K tokens of each pack, S pack length, D model width, V vocabulary, X and Y
 widths.
@@ -25,6 +27,8 @@ from bert_packed.parallel.replicas import AXIS
 from bert_packed.parallel.summa import COLUMN, ROW
 
 AXES = (AXIS, ROW, COLUMN)
+# Logit of padding: far below any other, and finite, as infinity times 0 is NaN
+NO_LOGIT = -1e9
 
 
 def make_mesh(shape, devices):
@@ -128,10 +132,6 @@ class FetchedVariable:
         return self._values
 
 
-# Logit of padding: far below any other, and finite, as infinity times 0 is NaN
-NO_LOGIT = -1e9
-
-
 class LaidDense(keras.layers.Dense):
     """A linear layer whose product is the layout's. Columns beyond `width` are padding, initialised to 0."""
 
@@ -158,7 +158,7 @@ class MeshLayout(Layout):
     """Base class of layouts. A subclass has the attributes, the padding, `multiply`, `look_up` and `_logits`.
 
     Args:
-        mesh: `jax.sharding.Mesh` with the axes of `mesh.AXES`.
+        mesh: `jax.sharding.Mesh` with the axes of `AXES`.
 
     Attributes:
         name: Value of `--layout`.

@@ -1,7 +1,8 @@
 """Devices that a step is compiled for: those of this process, or accelerators that need not be here.
 
 XLA compiles for a device by its description alone. libtpu has those of TPUs; a GPU's is written below, and
-compiled for by JAX's CUDA plugin, which needs no driver. Both come with `pip install -e ".[aot]"`.
+compiled for by JAX's CUDA plugin, which needs no driver. Both come with `pip install -e ".[aot]"`. TensorFlow
+compiles for the devices that it sees alone: JAX's compiler of an absent device gets its program.
 """
 
 import dataclasses
@@ -36,6 +37,11 @@ TPU_ENVIRONMENT = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
 }
+
+# Words of libtpu where a program does not fit a chip's memory. Smaller memories run out by the same status
+FULL = re.compile(
+    r"RESOURCE_EXHAUSTED.*?(?:Used (\S+) of (\S+) hbm|temporaries \((\S+)\) exceeds available HBM \((\S+)\))"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,3 +175,47 @@ def _tpu_topology(accelerator, sides):
         # A host has four chips or more, unless it is said to have one
         options |= {"chips_per_host_bounds": (1, 1, 1), "num_slices": 1, "wrap": (False, False, False)}
     return {"topology_name": f"{accelerator.topology}:{'x'.join(map(str, sides))}", **options}
+
+
+class TooLargeError(InputError):
+    """A step that needs more memory than a device has."""
+
+    def __init__(self, target, micro_batch_size, used, has):
+        super().__init__(
+            f"`micro_batch_size` must be small enough for the devices of compile_for={target.name}. "
+            f"Received: {micro_batch_size}, for which one needs {used} and has {has}."
+        )
+
+
+def programs_for(target, engine, batch, micro_batch_size):
+    """`engine.step_programs(batch)` for the absent devices of the engine's `Target`.
+
+    Raises:
+        TooLargeError: a device has too little memory.
+        InputError: the compiler does not take the step.
+    """
+    import jax  # an extra
+
+    try:
+        # From JAX 0.11 kernels for GPUs are lowered for the default device, which would be this machine's CPU
+        with jax.default_device(target.devices[0]):
+            programs = engine.step_programs(batch)
+    except jax.errors.JaxRuntimeError as error:
+        reason = " ".join(str(error).split())
+        if sizes := memory_in(reason):
+            raise TooLargeError(target, micro_batch_size, *sizes) from error
+        raise InputError(
+            "`compile_for` must be devices whose compiler takes this step. Received: "
+            f"{target.name}, which says {reason[:200]}"
+        ) from error
+    # The compiler for GPUs refuses nothing
+    used, has = max(program.peak_bytes for program in programs), target.accelerator.memory_bytes
+    if used > has:
+        raise TooLargeError(target, micro_batch_size, f"{used / GIB:.2f}G", f"{has / GIB:.2f}G")
+    return programs
+
+
+def memory_in(reason):
+    """What a refused program needs and what a chip has, as (str, str), from a compiler's words, or None."""
+    found = FULL.search(reason)
+    return tuple(size for size in found.groups() if size) if found else None

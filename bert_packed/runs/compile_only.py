@@ -16,11 +16,10 @@ from bert_packed.core.runtime import versions
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import write_json, write_text
 from bert_packed.parallel.replicas import count_replicas
-from bert_packed.parallel.targets import GIB, absent_target, devices_here
+from bert_packed.parallel.targets import GIB, TooLargeError, absent_target, devices_here, programs_for
 from bert_packed.runs.pretraining import Run
 from bert_packed.runs.pretraining_data import read_shapes
 from bert_packed.runs.run_directory import RUN_FILE
-from bert_packed.training.absent_devices import TooLargeError, programs_for
 from bert_packed.training.backend import make_virtual_devices, out_of_memory_names
 from bert_packed.training.step_report import (
     describe_step,

@@ -30,11 +30,10 @@ from bert_packed.runs.pretraining_data import PackedData, check_fits, model_conf
 from bert_packed.runs.run_batches import eval_batches, train_batches
 from bert_packed.runs.run_summary import describe_cost, describe_run, last_figures, show_line, tell_skipped
 from bert_packed.runs.step_cost import measured_flops_per_second
-from bert_packed.training import loop, metrics_log, training_metrics
-from bert_packed.training.backend import TRAINING_COPIES, check_memory, out_of_memory_names
+from bert_packed.training import loop, metrics_log
+from bert_packed.training.backend import TRAINING_COPIES, Profile, check_memory, out_of_memory_names
 from bert_packed.training.engines import make_engine
 from bert_packed.training.optimization import build_optimizer, build_schedule
-from bert_packed.training.profiling import Profile
 
 NUM_TIMED_STEPS = 5
 DTYPES_OF_PRODUCTS = {"float32": "float32", "mixed_bfloat16": "bfloat16"}
@@ -244,12 +243,12 @@ class Run:
         return found
 
     def scale(self, flops_per_second):
-        """Reference quantities of a step's logged rates: `training_metrics.Scale`.
+        """Reference quantities of a step's logged rates: `metrics_log.Scale`.
 
         `flops_per_second` is of one device, measured; None for no figure.
         """
         num_devices = self.engine.replicas.num_whole if self.engine.replicas else 1
-        return training_metrics.Scale(
+        return metrics_log.Scale(
             positions_per_step=self.config.train_batch_size * self.data.train.spec.max_seq_length,
             model_flops=functools.partial(self.engine.objective.model_flops, self.model_config),
             peak_flops=flops_per_second and flops_per_second * num_devices,

@@ -3,7 +3,7 @@
 from bert_packed.data import input_pipeline
 from bert_packed.data.batches import CheckedBatches, GrowingBatches, ReadAhead
 from bert_packed.data.dynamic_masking import MaskedBatches
-from bert_packed.data.input_pipeline import ProcessShard
+from bert_packed.data.read_order import ProcessShard
 from bert_packed.parallel.replicas import count_replicas, group_of
 
 

@@ -22,7 +22,7 @@ from bert_packed.tasks.batches import predict, train_batches
 from bert_packed.tasks.config import FinetuningResult
 from bert_packed.text.tokenization import TextTokenizer
 from bert_packed.text.vocabularies import file_name, load_text_tokenizer
-from bert_packed.training import loop, metrics_log, training_metrics
+from bert_packed.training import loop, metrics_log
 from bert_packed.training.backend import TRAINING_COPIES, check_memory, compiled, out_of_memory_names
 from bert_packed.training.engines import make_engine
 from bert_packed.training.engines.engine import named_weights
@@ -151,7 +151,7 @@ def _fine_tune(config, text, objective, data, inputs, folder):
     if latest:
         state = checkpoint.restore_checkpoint(latest, engine)
         first_step = state["step"]
-        due = loop.due_steps(config.log_steps, steps, first_step)
+        due = metrics_log.due_steps(config.log_steps, steps, first_step)
         # The log may be damaged, so it is read before any file changes
         rows = metrics_log.rows_to_keep(path, first_step, due, config.accept_lost_rows)
         print(run_directory.describe_continuation(folder, latest))
@@ -186,7 +186,7 @@ def _fine_tune(config, text, objective, data, inputs, folder):
         learning_rate=lambda step: float(schedule(step)),
         means=objective.means,
         tell_skipped=tell_skipped,
-        scale=training_metrics.Scale(num_packs * config.max_seq_length),
+        scale=metrics_log.Scale(num_packs * config.max_seq_length),
     )
     with run_directory.naming_last_checkpoint(folder):
         stopped_by = loop.train(engine, steps, hooks, first_step, state)

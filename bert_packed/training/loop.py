@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from tqdm import tqdm
 
 from bert_packed.objectives.objective import add_sums
+from bert_packed.training.backend import Profile
+from bert_packed.training.metrics_log import LogInterval, Scale, describe, is_due
 from bert_packed.training.nonfinite import NotFiniteError, SkippedSteps, check_sums
-from bert_packed.training.profiling import Profile
 from bert_packed.training.stop_request import StopRequest
-from bert_packed.training.training_metrics import LogInterval, Scale, describe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,16 +162,6 @@ def _evaluate_step(hooks, step):
         hooks.evaluate(step)
     except NotFiniteError as error:
         raise NotFiniteError(str(error), step) from error
-
-
-def is_due(step, every, config):
-    """True after every `every` steps (0 for never), and after the last step always."""
-    return step == config.num_train_steps or (every > 0 and step % every == 0)
-
-
-def due_steps(every, config, last_step):
-    """The steps from 1 to `last_step` for which `is_due` holds: list of int."""
-    return [step for step in range(1, last_step + 1) if is_due(step, every, config)]
 
 
 def _progress_bar(config, hooks, first_step):

@@ -17,7 +17,7 @@ from benchmarks.communication_volume import (
 )
 from benchmarks.encoder_program import EncoderShape, compile_encoder
 from benchmarks.parallelism import SCALAR_BYTES
-from bert_packed.parallel import optimus, summa
+from bert_packed.parallel import layouts, summa
 
 pytestmark = [
     pytest.mark.both_backends,
@@ -83,7 +83,7 @@ def test_one_broadcast_left_out_is_seen(monkeypatch):
 
 def test_what_the_forward_pass_sent_is_not_kept(monkeypatch):
     """Else XLA takes what the gradient sends for what has been sent: the count is below Table 1."""
-    monkeypatch.setattr(optimus, "_sent_here", lambda *blocks: blocks)
+    monkeypatch.setattr(layouts, "_sent_here", lambda *blocks: blocks)
     shape = small_shape(2)
     name = "backward, all kept"
     sent = count_passes(*TREE, 2, shape, names=(name,))[name].products

@@ -5,8 +5,8 @@ import pytest
 from tiny import CONFIG, MAX_SEQ_LENGTH, write_data
 
 from bert_packed.data.batches import BatchGrowth, CheckedBatches, GrowingBatches
-from bert_packed.data.input_pipeline import WHOLE, ProcessShard, train_batches
-from bert_packed.data.read_order import index_files
+from bert_packed.data.input_pipeline import train_batches
+from bert_packed.data.read_order import WHOLE, ProcessShard, index_files
 from bert_packed.schema import PackSpec
 
 SPEC = PackSpec(MAX_SEQ_LENGTH, 4, 12)

@@ -13,8 +13,8 @@ from bert_packed.core.settings import InputError
 from bert_packed.data import dynamic_masking
 from bert_packed.data.batches import CheckedBatches
 from bert_packed.data.dynamic_masking import DynamicMasking, MaskedBatches
-from bert_packed.data.input_pipeline import WHOLE, ProcessShard, train_batches
-from bert_packed.data.read_order import index_files
+from bert_packed.data.input_pipeline import train_batches
+from bert_packed.data.read_order import WHOLE, ProcessShard, index_files
 from bert_packed.schema import PackSpec
 from bert_packed.text.masking import MaskingRules
 from bert_packed.text.tokenization import SPECIAL_TOKENS, Vocabulary

@@ -12,8 +12,8 @@ from tiny import CONFIG, MAX_SEQ_LENGTH, write_data
 
 from bert_packed.core.settings import InputError
 from bert_packed.data.batches import CheckedBatches
-from bert_packed.data.input_pipeline import WHOLE, ProcessShard, eval_batches, train_batches
-from bert_packed.data.read_order import index_files
+from bert_packed.data.input_pipeline import eval_batches, train_batches
+from bert_packed.data.read_order import WHOLE, ProcessShard, index_files
 from bert_packed.objectives.features import BATCH_NAMES, NEXT_TOKENS, NEXT_TOKENS_OF_ROWS, RECORDED
 from bert_packed.records import tfrecords
 from bert_packed.records.example_bytes import serialize_examples

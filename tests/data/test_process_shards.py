@@ -11,8 +11,8 @@ from tiny import CONFIG, MAX_SEQ_LENGTH
 
 from bert_packed.core.settings import InputError
 from bert_packed.data.batches import CheckedBatches
-from bert_packed.data.input_pipeline import WHOLE, ProcessShard, eval_batches, train_batches
-from bert_packed.data.read_order import index_files, read_order
+from bert_packed.data.input_pipeline import eval_batches, train_batches
+from bert_packed.data.read_order import WHOLE, ProcessShard, index_files, read_order
 from bert_packed.schema import PackSpec
 
 SPEC = PackSpec(MAX_SEQ_LENGTH, 4, 12)

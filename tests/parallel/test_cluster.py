@@ -12,8 +12,8 @@ import pytest
 
 from bert_packed.core.settings import InputError
 from bert_packed.parallel import cluster
-from bert_packed.parallel.cluster import Cluster, meet, read_cluster
-from bert_packed.parallel.processes import ALONE, JaxService, is_refused
+from bert_packed.parallel.cluster import Cluster, JaxService, is_refused, meet, read_cluster
+from bert_packed.parallel.processes import ALONE
 
 WORKERS = ["a:1", "b:2"]
 

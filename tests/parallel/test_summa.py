@@ -95,8 +95,7 @@ def test_what_a_product_sends(name, kinds):
 
 
 def layouts_of(side):
-    from bert_packed.parallel.layouts import Megatron1D
-    from bert_packed.parallel.optimus import Optimus2D
+    from bert_packed.parallel.layouts import Megatron1D, Optimus2D
 
     mesh = square(side)
     return {**{name: Optimus2D(mesh, name) for name in NAMES}, "megatron": Megatron1D(mesh)}

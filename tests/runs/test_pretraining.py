@@ -15,8 +15,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.parallel.processes import Alone
 from bert_packed.runs.pretraining import Run
 from bert_packed.runs.pretraining_config import PretrainingConfig
-from bert_packed.training.metrics_log import read_rows
-from bert_packed.training.training_metrics import Scale
+from bert_packed.training.metrics_log import Scale, read_rows
 
 pytestmark = pytest.mark.usefixtures("uncompiled_file")
 

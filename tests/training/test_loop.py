@@ -13,8 +13,8 @@ from clock import Clock
 
 from bert_packed.core.settings import InputError
 from bert_packed.training import loop
+from bert_packed.training.metrics_log import TIMED_FIGURES, Scale
 from bert_packed.training.nonfinite import NotFiniteError
-from bert_packed.training.training_metrics import TIMED_FIGURES, Scale
 
 SECONDS = ("sequences_per_second", "tokens_per_second", *TIMED_FIGURES)
 

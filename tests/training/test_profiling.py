@@ -6,9 +6,8 @@ import keras
 import numpy as np
 import pytest
 
-from bert_packed.training import profiling
-from bert_packed.training.backend import compiled
-from bert_packed.training.profiling import Profile
+from bert_packed.training import backend
+from bert_packed.training.backend import Profile, compiled
 
 pytestmark = pytest.mark.both_backends
 
@@ -55,8 +54,8 @@ def test_the_steps_asked_for_are_traced(tmp_path):
 )
 def test_what_is_traced_of_a_run(monkeypatch, asked, steps, ends_at, calls):
     found = []
-    monkeypatch.setattr(profiling, "_start", lambda folder: found.append("start"))
-    monkeypatch.setattr(profiling, "_end", lambda: found.append("end"))
+    monkeypatch.setattr(backend, "_start_trace", lambda folder: found.append("start"))
+    monkeypatch.setattr(backend, "_end_trace", lambda: found.append("end"))
     profile = Profile("x", asked) if asked else Profile()
     with pytest.raises(KeyError) if ends_at else contextlib.nullcontext(), profile:
         for step in steps:

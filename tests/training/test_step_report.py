@@ -8,7 +8,7 @@ import pytest
 from packs import packed_and_unpacked
 from tiny import CONFIG, make_engine
 
-from bert_packed.training.absent_devices import memory_in
+from bert_packed.parallel.targets import memory_in
 from bert_packed.training.optimization import Lamb
 from bert_packed.training.step_report import (
     StepProgram,

@@ -13,7 +13,7 @@ from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import CLASSIFICATION, FAMILIES, PRETRAINING
 from bert_packed.objectives.pretraining import pretraining_counts
 from bert_packed.training.engines.engine import named_weights
-from bert_packed.training.training_metrics import (
+from bert_packed.training.metrics_log import (
     STEP_FIGURES,
     TIMED_FIGURES,
     WATCHED,

@@ -8,6 +8,7 @@ Legend: A micro-batches per step (accumulation), M packs per micro-batch, S pack
 
 import contextlib
 import dataclasses
+import time
 
 import tensorflow as tf
 
@@ -17,7 +18,7 @@ from bert_packed.layers.rematerialisation import find_dropouts
 from bert_packed.training.backend import out_of_memory_names, products_in
 from bert_packed.training.engines.engine import Engine, clip, num_used_micro_batches
 from bert_packed.training.optimization import trust_ratios
-from bert_packed.training.step_report import tensorflow_program
+from bert_packed.training.step_report import compiled_program, tensorflow_program
 
 SUM = tf.distribute.ReduceOp.SUM
 
@@ -55,9 +56,7 @@ class TensorFlowEngine(Engine):
 
     def step_programs(self, batch):
         if self.target.devices:
-            from bert_packed.training.absent_devices import tensorflow_program_for  # JAX's, an extra
-
-            return [tensorflow_program_for(self.compiled_train_step, batch, self.target)]
+            return [_program_for_absent(self.target, self.compiled_train_step, batch)]
         if self.replicas is None:
             return [tensorflow_program(self.compiled_train_step, batch)]
         # The program of one replica, which ends with its gradients: reduction and update are in no program
@@ -200,3 +199,51 @@ class TensorFlowEngine(Engine):
         finally:
             for layer in self._dropouts:
                 layer.given_seed = None
+
+
+def _program_for_absent(target, function, batch):
+    """Compile a `tf.function(..., jit_compile=True)` for the first device of a `Target`: `StepProgram`.
+
+    JAX's compiler gets the program as HLO before any optimisation. JAX promises none of the names used here.
+    """
+    from jax.extend.backend import get_compile_options
+    from jaxlib.xla_client import DeviceList
+
+    compiler_ir = function.experimental_get_compiler_ir(batch)
+    # Unoptimised, the program is the same for every platform but for the forms that we chose
+    module = _as_stablehlo(compiler_ir(stage="hlo_serialized", platform_name="CPU"))
+    device = target.devices[0]
+    start = time.perf_counter()
+    options = get_compile_options(1, 1, env_options_overrides=target.compiler_options)
+    compiled = device.client.compile(module, DeviceList((device,)), options)
+    seconds = time.perf_counter() - start
+    try:
+        counts = compiled.cost_analysis()
+    except RuntimeError:  # the compiler for GPUs has no counts
+        counts = {}
+    counts = counts[0] if isinstance(counts, list) else counts
+    (program,) = compiled.hlo_modules()
+    return compiled_program(program.to_string(), seconds, counts, compiled.get_compiled_memory_stats())
+
+
+def _as_stablehlo(serialized):
+    """A serialized `xla.HloModuleProto` as JAX's compilers take it."""
+    from jax.extend.mlir import hlo_to_stablehlo
+    from jax.interpreters.mlir import make_ir_context
+    from jaxlib.mlir import ir
+
+    with make_ir_context():
+        module = ir.Module.parse(hlo_to_stablehlo(serialized))
+        copies = []
+
+        def note(operation):
+            if operation.name == "mhlo.copy":
+                copies.append(operation)
+            return ir.WalkResult.ADVANCE
+
+        module.operation.walk(note)
+        # TensorFlow copies variables; StableHLO has no such operation, and the compiler needs none
+        for copy in copies:
+            copy.results[0].replace_all_uses_with(copy.operands[0])
+            copy.erase()
+    return module
