@@ -20,9 +20,9 @@ from bert_packed.objectives.pretraining import (
     prediction_weights,
     pretraining_objective,
 )
-from bert_packed.tasks.glue.objective import classes_objective, numbers_objective
-from bert_packed.tasks.ner.objective import tags_objective
-from bert_packed.tasks.squad.objective import answers_objective
+from bert_packed.tasks.glue.task import classes_objective, numbers_objective
+from bert_packed.tasks.ner.task import tags_objective
+from bert_packed.tasks.squad.task import answers_objective
 from bert_packed.training import engines
 from bert_packed.training.backend import gradient
 
