@@ -13,8 +13,6 @@ import importlib
 import importlib.metadata
 import importlib.util
 
-import keras
-
 from bert_packed.architectures.registry import family_of
 from bert_packed.core.settings import InputError
 
@@ -41,6 +39,8 @@ def choose_kernels(attention, model_config, max_seq_length, platform):
     "auto" takes those of the config's `kernels` that can do the same work, and "dense" none. Raises
     `InputError` where "flash" cannot be honoured: 128 must divide `max_seq_length`.
     """
+    import keras  # not above: a command chooses the backend first
+
     kernel_name = platform if keras.backend.backend() == "jax" else keras.backend.backend()
     options = {}
     if attention != "dense" and not _no_kernel(kernel_name):

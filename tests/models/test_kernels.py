@@ -18,7 +18,7 @@ from bert_packed.architectures.packed_model import check_options
 from bert_packed.checkpoints import checkpoint
 from bert_packed.core import command_line
 from bert_packed.core.settings import InputError
-from bert_packed.evaluation import pack_coverage
+from bert_packed.evaluation import checkpoint_audit
 from bert_packed.evaluation.checkpoint_audit import AuditConfig
 from bert_packed.kernels import choose as kernels
 from bert_packed.layers.context import PackContext
@@ -160,7 +160,7 @@ def test_without_a_kernel_flash_is_refused(monkeypatch, platform, backend, lengt
 
 def test_kernels_have_the_tiles_that_the_audit_covers():
     assert {gpu_scan.CHUNK_LENGTH, tpu_scan.CHUNK_LENGTH, tpu_duality.CHUNK_LENGTH} == {kernels.TILE}
-    assert {kernels.TILE, min(gpu_attention.TILES.values())} == {*pack_coverage.TILES}
+    assert {kernels.TILE, min(gpu_attention.TILES.values())} == {*checkpoint_audit.TILES}
 
 
 @pytest.mark.both_backends
