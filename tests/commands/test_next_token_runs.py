@@ -164,7 +164,7 @@ def test_the_audit_takes_rows_as_training_does(data, tmp_path, monkeypatch):
     monkeypatch.setattr(contamination, "audit", lambda *_: [])
     found = [Check("carried", 1.0, 0.5)]
     seen = run_audit({(contamination, "audit_rows"): lambda *_: found}, **given)
-    (call,) = seen.calls["audit"]
+    (call,) = seen.calls["audit_rows"]
     model, packs, tolerance = call.values()
     assert seen.status == 1 and model.backbone.num_rows == NUM_ROWS and tolerance == 0.5
     tokens = [one[schema.INPUT_IDS] for one in read_examples((folder / "rows").glob("*.tfrecord"))]
