@@ -10,11 +10,10 @@ import numpy as np
 from keras import ops
 
 from benchmarks.training_steps import device_options
-from bert_packed.architectures.mamba.selective_scan import CHUNK_LENGTH, ssm_pack
+from bert_packed.architectures.mamba.operators import CHUNK_LENGTH, conv1d_pack, ssm_pack
 from bert_packed.architectures.mamba2.config import Mamba2Config
 from bert_packed.architectures.mamba2.state_space_duality import ssd_pack
 from bert_packed.architectures.registry import MIXED
-from bert_packed.layers.causal_convolution import conv1d_pack
 from bert_packed.parallel.targets import devices_here
 from bert_packed.training.backend import compiled, gradient
 

@@ -19,8 +19,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from bert_packed.architectures.registry import config_json, load_model_config
-from bert_packed.architectures.tensor_names import check_floats, check_same_family
+from bert_packed.architectures.registry import check_same_family, config_json, load_model_config
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.training.nonfinite import NotFiniteError, check_arrays
@@ -33,8 +32,9 @@ WEIGHTS, TRAINING, MODEL_CONFIG, STATE = FILES = (
 )
 CHECKSUMS = "SHA256SUMS"
 NAME = re.compile(r"checkpoint-(\d+)")
-
 DAMAGED = re.compile(r"checkpoint-(\d+)\.damaged(-\d+)?")  # put aside by `set_aside`
+# Names of types in safetensors, then in TensorFlow
+FLOAT_TYPES = ("F16", "BF16", "F32", "F64", "float16", "bfloat16", "float32", "float64")
 _CHECKSUM = re.compile(r"([0-9a-f]{64})  ([^/\n]+)\n")  # a line of `CHECKSUMS`
 
 
@@ -220,6 +220,16 @@ def read_tensors(path, floats_only=False):
         tensors = {name: file.get_tensor(name) for name in names_in(file)}
     check_arrays(tensors, f"of {path}")
     return tensors
+
+
+def check_floats(path, types):
+    """Raise `InputError` where a file's weights, a dict from names to types, are quantized.
+
+    Without its scale an int8 or a float8 is a number like any other, but another one.
+    """
+    for name, found in types.items():
+        if found not in FLOAT_TYPES:
+            raise InputError(f"{path} must hold {name} in floats of 16, 32 or 64 bits. Received: {found}.")
 
 
 @contextlib.contextmanager

@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from bert_packed.architectures.registry import family_of, load_model_config
-from bert_packed.architectures.tensor_names import check_floats, check_same_family
-from bert_packed.checkpoints.checkpoint import names_in, opened
+from bert_packed.architectures.registry import check_same_family, family_of, load_model_config
+from bert_packed.checkpoints.checkpoint import check_floats, names_in, opened
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import read_json
 

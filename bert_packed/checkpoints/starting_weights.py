@@ -9,10 +9,10 @@ from bert_packed.architectures.registry import (
     ablations,
     check_at_most,
     check_heads,
+    check_same_family,
     family_of,
     load_model_config,
 )
-from bert_packed.architectures.tensor_names import check_same_family
 from bert_packed.checkpoints import checkpoint, pretrained_files
 from bert_packed.checkpoints.pretrained_files import (
     GoogleCheckpoint,

@@ -137,7 +137,7 @@ def load_encoder(
     from keras import ops
 
     from bert_packed.architectures.packed_model import build_model
-    from bert_packed.checkpoints.exported_tokenizer import check_form
+    from bert_packed.checkpoints.export_formats import check_form
     from bert_packed.kernels.choose import choose_kernels
     from bert_packed.runs.vocabulary import find_vocab, known_case, known_length
     from bert_packed.training.backend import check_memory, compiled

@@ -13,8 +13,6 @@ import importlib
 import importlib.metadata
 import importlib.util
 
-import keras
-
 from bert_packed.architectures.registry import family_of
 from bert_packed.core.settings import InputError
 
@@ -41,6 +39,8 @@ def choose_kernels(attention, model_config, max_seq_length, platform):
     "auto" takes those of the config's `kernels` that can do the same work, and "dense" none. Raises
     `InputError` where "flash" cannot be honoured: 128 must divide `max_seq_length`.
     """
+    import keras  # not above: a command chooses the backend first
+
     kernel_name = platform if keras.backend.backend() == "jax" else keras.backend.backend()
     options = {}
     if attention != "dense" and not _no_kernel(kernel_name):
@@ -81,14 +81,14 @@ def _imported(module, function):
 # The keys are JAX's name of the platform, and the option of the model
 KERNELS = {
     "gpu": {
-        "attend": _imported("gpu.attention", "attend"),
-        "scan": _imported("gpu.selective_scan", "ssm_pack"),
+        "attend": _imported("gpu_attention", "attend"),
+        "scan": _imported("gpu_selective_scan", "ssm_pack"),
     },
     "tpu": {
-        "attend": _imported("tpu.attention", "attend"),
-        "convolve": _imported("tpu.convolution", "conv1d_pack"),
-        "scan": _imported("tpu.selective_scan", "ssm_pack"),
-        "duality": _imported("tpu.duality", "ssd_pack"),
+        "attend": _imported("tpu_attention", "attend"),
+        "convolve": _imported("tpu_convolution", "conv1d_pack"),
+        "scan": _imported("tpu_selective_scan", "ssm_pack"),
+        "duality": _imported("tpu_duality", "ssd_pack"),
     },
 }
 # What the options of models that do not attend compute

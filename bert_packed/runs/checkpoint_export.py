@@ -83,7 +83,7 @@ def check_output(output_dir):
 
 def check_fits(config, model_config):
     """Raise `InputError` where lengths or the vocabulary of an export do not fit the model."""
-    from bert_packed.checkpoints.exported_tokenizer import check_vocabulary
+    from bert_packed.checkpoints.export_formats import check_vocabulary
 
     if config.format == "saved_model":
         check_at_most(model_config, "max_position_embeddings", "`max_seq_length`", config.max_seq_length)

@@ -16,8 +16,7 @@ from bert_packed.architectures.registry import (
     family_of,
 )
 from bert_packed.checkpoints import checkpoint
-from bert_packed.checkpoints.export_formats import write_hugging_face
-from bert_packed.checkpoints.exported_tokenizer import check_vocabulary
+from bert_packed.checkpoints.export_formats import check_vocabulary, write_hugging_face
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256, read_json, write_folder
 from bert_packed.records.inputs import folder_of

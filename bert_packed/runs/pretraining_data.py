@@ -11,7 +11,7 @@ from bert_packed.architectures.registry import (
     override_context,
     override_dropout,
 )
-from bert_packed.checkpoints.exported_tokenizer import check_form
+from bert_packed.checkpoints.export_formats import check_form
 from bert_packed.core.settings import InputError
 from bert_packed.data.dynamic_masking import DynamicMasking
 from bert_packed.data.read_order import index_files

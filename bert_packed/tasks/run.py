@@ -11,7 +11,7 @@ from bert_packed.architectures.base_config import BaseConfig
 from bert_packed.architectures.registry import FINETUNING_HEADS, override_dropout
 from bert_packed.assembly.update_packs import fit_predictions, pack_all, plan_updates
 from bert_packed.checkpoints import checkpoint, starting_weights
-from bert_packed.checkpoints.exported_tokenizer import check_form
+from bert_packed.checkpoints.export_formats import check_form
 from bert_packed.core.command_line import print_table, to_flagfile
 from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError

@@ -81,7 +81,7 @@ def check(config, num_bytes):
     """Refuse now what a later step would refuse, after hours of earlier ones; raises `InputError`."""
     choose_backend()
     # Keras: not before the backend is chosen
-    from bert_packed.checkpoints.exported_tokenizer import check_vocabulary
+    from bert_packed.checkpoints.export_formats import check_vocabulary
     from bert_packed.runs.vocabulary import known_case
     from bert_packed.training.backend import TRAINING_COPIES, check_memory
 

@@ -8,7 +8,7 @@ from reference import import_reference
 from tokenizers import Tokenizer
 from tokenizers.processors import ByteLevel, RobertaProcessing, Sequence, TemplateProcessing
 
-from bert_packed.checkpoints.exported_tokenizer import write_tokenizer
+from bert_packed.checkpoints.export_formats import write_tokenizer
 from bert_packed.text import byte_bpe, tokenization
 from bert_packed.text.vocabularies import encoder_ids
 

@@ -17,7 +17,7 @@ from checkpoint_cases import CASES
 from reference import import_reference
 from safetensors.numpy import load_file, save_file
 
-from bert_packed.architectures.modern_bert import model as modern_bert
+from bert_packed.architectures.modern_bert import layers as modern_bert_layers
 from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import (
     FAMILIES,
@@ -176,12 +176,12 @@ def test_a_sequence_cut_across_packs_equals_theirs_with_a_cache(both, tmp_path, 
 
 def leave_the_window(model, monkeypatch):
     """Let local blocks see the other sequences of their windows."""
-    attend = modern_bert.attend_in_window
+    attend = modern_bert_layers.attend_in_window
 
     def attend_to_all(heads, sequence_ids_BS, *arguments):
         return attend(heads, sequence_ids_BS * 0, *arguments)
 
-    monkeypatch.setattr(modern_bert, "attend_in_window", attend_to_all)
+    monkeypatch.setattr(modern_bert_layers, "attend_in_window", attend_to_all)
     return model, {}
 
 

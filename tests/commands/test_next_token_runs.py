@@ -17,7 +17,7 @@ from bert_packed import cli, schema
 from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import config_json
 from bert_packed.checkpoints import checkpoint
-from bert_packed.evaluation import carried_states, contamination
+from bert_packed.evaluation import contamination
 from bert_packed.evaluation.checkpoint_audit import AuditConfig
 from bert_packed.evaluation.model_audit import Check
 from bert_packed.schema import CAUSAL_LM
@@ -163,8 +163,8 @@ def test_the_audit_takes_rows_as_training_does(data, tmp_path, monkeypatch):
     # Other tests audit packs alone
     monkeypatch.setattr(contamination, "audit", lambda *_: [])
     found = [Check("carried", 1.0, 0.5)]
-    seen = run_audit({(carried_states, "audit"): lambda *_: found}, **given)
-    (call,) = seen.calls["audit"]
+    seen = run_audit({(contamination, "audit_rows"): lambda *_: found}, **given)
+    (call,) = seen.calls["audit_rows"]
     model, packs, tolerance = call.values()
     assert seen.status == 1 and model.backbone.num_rows == NUM_ROWS and tolerance == 0.5
     tokens = [one[schema.INPUT_IDS] for one in read_examples((folder / "rows").glob("*.tfrecord"))]

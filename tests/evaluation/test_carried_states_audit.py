@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras import ops
 
 from bert_packed.core.settings import InputError
-from bert_packed.evaluation import carried_states
+from bert_packed.evaluation import contamination
 from bert_packed.training.backend import compiled
 
 pytestmark = pytest.mark.both_backends
@@ -59,8 +59,8 @@ def failed(model, batch):
     """Names of the checks that fail; a graph is made in less time than XLA's program."""
     is_jax = keras.backend.backend() == "jax"
     graph = compiled if is_jax else lambda function, _: tf.function(function)
-    packs = carried_states.take_rows(batch, model.backbone.num_rows)
-    checks = carried_states.audit(model, packs, compile=graph)
+    packs = contamination.take_rows(batch, model.backbone.num_rows)
+    checks = contamination.audit_rows(model, packs, compile=graph)
     assert [check.name for check in checks] == [LEAKS, WITHOUT, UNCUT]
     return {check.name for check in checks if not check.passed}
 
@@ -135,9 +135,9 @@ def flat(values_NRS):
 
 def test_a_leak_into_one_place_is_seen_wherever_it_is(monkeypatch):
     """The first place of a row and the last one too, which a check that is off by one would leave out."""
-    packs = carried_states.take_rows(batch_of(), 3)
+    packs = contamination.take_rows(batch_of(), 3)
     model = SimpleNamespace(config=next_tokens.CONFIG)
-    monkeypatch.setattr(carried_states, "_uncut", lambda _, packs: own_sums(packs))
+    monkeypatch.setattr(contamination, "_uncut_rows", lambda _, packs: own_sums(packs))
 
     def found(place=None):
         def run(model, step, packs):
@@ -146,8 +146,8 @@ def test_a_leak_into_one_place_is_seen_wherever_it_is(monkeypatch):
                 states_NRSD[place] += packs["token_ids"].sum()
             return states_NRSD
 
-        monkeypatch.setattr(carried_states, "_run", run)
-        checks = carried_states.audit(model, packs, compile=lambda function, _: function)
+        monkeypatch.setattr(contamination, "_run_rows", run)
+        checks = contamination.audit_rows(model, packs, compile=lambda function, _: function)
         return {check.name for check in checks if not check.passed}
 
     assert found() == set()
@@ -158,8 +158,8 @@ def test_a_leak_into_one_place_is_seen_wherever_it_is(monkeypatch):
 def test_packs_that_show_nothing_are_refused():
     batch = batch_of()
     with pytest.raises(InputError, match=r"`num_packs` must be at least 6 .* Received: 3 packs without"):
-        carried_states.take_rows({name: values[:5] for name, values in batch.items()}, 3)
+        contamination.take_rows({name: values[:5] for name, values in batch.items()}, 3)
     with pytest.raises(
         InputError, match=r"from the first on. Received: pack 0, which goes on at position 2, not 0"
     ):
-        carried_states.take_rows({name: values[3:] for name, values in batch.items()}, 3)
+        contamination.take_rows({name: values[3:] for name, values in batch.items()}, 3)

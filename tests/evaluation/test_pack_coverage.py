@@ -8,7 +8,7 @@ from bert_packed.architectures.bert.config import ModelConfig
 from bert_packed.data.batches import CheckedBatches
 from bert_packed.data.input_pipeline import chosen_packs, eval_batches
 from bert_packed.evaluation import contamination
-from bert_packed.evaluation.pack_coverage import (
+from bert_packed.evaluation.checkpoint_audit import (
     choose_packs,
     describe_boundaries,
     describe_places,

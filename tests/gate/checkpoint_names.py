@@ -1,7 +1,6 @@
 """Names of its tensors here and in Hugging Face's form."""
 
-from bert_packed.architectures.registry import MASKED_LM, config_json
-from bert_packed.architectures.tensor_names import CheckpointNames, TensorName
+from bert_packed.architectures.registry import MASKED_LM, CheckpointNames, TensorName, config_json
 
 
 def tensor_names(config, head):

@@ -18,15 +18,16 @@ jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 pytest.importorskip("libtpu", reason="pip install -e '.[aot]'")
 from jax import numpy as jnp  # noqa: E402
 
-from bert_packed.architectures.mamba import selective_scan  # noqa: E402
+from bert_packed.architectures.mamba.operators import conv1d_pack, ssm_pack  # noqa: E402
 from bert_packed.architectures.mamba2 import state_space_duality  # noqa: E402
-from bert_packed.kernels.gpu import attention as gpu_attention  # noqa: E402
-from bert_packed.kernels.gpu import selective_scan as gpu_scan  # noqa: E402
-from bert_packed.kernels.tpu import attention as packed_attention  # noqa: E402
-from bert_packed.kernels.tpu import convolution as tpu_convolution  # noqa: E402
-from bert_packed.kernels.tpu import duality as tpu_duality  # noqa: E402
-from bert_packed.kernels.tpu import selective_scan as tpu_scan  # noqa: E402
-from bert_packed.layers import causal_convolution  # noqa: E402
+from bert_packed.kernels import (  # noqa: E402
+    gpu_attention,
+    tpu_convolution,
+    tpu_duality,
+)
+from bert_packed.kernels import gpu_selective_scan as gpu_scan  # noqa: E402
+from bert_packed.kernels import tpu_attention as packed_attention  # noqa: E402
+from bert_packed.kernels import tpu_selective_scan as tpu_scan  # noqa: E402
 from bert_packed.layers.context import (  # noqa: E402
     PackContext,
     attend_in_sequences,
@@ -248,8 +249,8 @@ def test_kernels_alone_compute_an_operator(case):
 @pytest.mark.parametrize(
     ("operator", "shapes", "loops"),
     [
-        (causal_convolution.conv1d_pack, convolution(1, 4096, 2048, 4, "float32"), False),
-        (selective_scan.ssm_pack, scan(1, 256, 256, 16), True),
+        (conv1d_pack, convolution(1, 4096, 2048, 4, "float32"), False),
+        (ssm_pack, scan(1, 256, 256, 16), True),
         (
             functools.partial(state_space_duality.ssd_pack, chunk_length=128),
             duality(1, 512, 4, 64, 1, 128, "bfloat16"),

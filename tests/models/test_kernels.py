@@ -18,7 +18,7 @@ from bert_packed.architectures.packed_model import check_options
 from bert_packed.checkpoints import checkpoint
 from bert_packed.core import command_line
 from bert_packed.core.settings import InputError
-from bert_packed.evaluation import pack_coverage
+from bert_packed.evaluation import checkpoint_audit
 from bert_packed.evaluation.checkpoint_audit import AuditConfig
 from bert_packed.kernels import choose as kernels
 from bert_packed.layers.context import PackContext
@@ -27,10 +27,12 @@ from bert_packed.parallel import targets
 jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 from jax.experimental import pallas  # noqa: E402
 
-from bert_packed.kernels.gpu import attention as gpu_attention  # noqa: E402
-from bert_packed.kernels.gpu import selective_scan as gpu_scan  # noqa: E402
-from bert_packed.kernels.tpu import duality as tpu_duality  # noqa: E402
-from bert_packed.kernels.tpu import selective_scan as tpu_scan  # noqa: E402
+from bert_packed.kernels import (  # noqa: E402
+    gpu_attention,
+    tpu_duality,
+)
+from bert_packed.kernels import gpu_selective_scan as gpu_scan  # noqa: E402
+from bert_packed.kernels import tpu_selective_scan as tpu_scan  # noqa: E402
 
 needs_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
 
@@ -40,7 +42,7 @@ WITH_DROPOUT = dataclasses.replace(CONFIG, attention_probs_dropout_prob=0.1)
 
 def interpret(monkeypatch):
     """Let the kernel for GPUs run as plain JAX on this machine, in fewer steps than there."""
-    from bert_packed.kernels.gpu import attention as gpu_attention  # needs JAX
+    from bert_packed.kernels import gpu_attention  # needs JAX
 
     monkeypatch.setattr(gpu_attention, "TILES", dict.fromkeys(gpu_attention.TILES, 128))
     monkeypatch.setattr(pallas, "pallas_call", functools.partial(pallas.pallas_call, interpret=True))
@@ -158,7 +160,7 @@ def test_without_a_kernel_flash_is_refused(monkeypatch, platform, backend, lengt
 
 def test_kernels_have_the_tiles_that_the_audit_covers():
     assert {gpu_scan.CHUNK_LENGTH, tpu_scan.CHUNK_LENGTH, tpu_duality.CHUNK_LENGTH} == {kernels.TILE}
-    assert {kernels.TILE, min(gpu_attention.TILES.values())} == {*pack_coverage.TILES}
+    assert {kernels.TILE, min(gpu_attention.TILES.values())} == {*checkpoint_audit.TILES}
 
 
 @pytest.mark.both_backends

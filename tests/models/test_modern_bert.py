@@ -14,15 +14,15 @@ from keras import ops
 from modern_bert_models import CONFIG
 from packs import packed_and_unpacked
 
-from bert_packed.architectures.modern_bert import model as modern_bert
 from bert_packed.architectures.modern_bert.config import FULL_ATTENTION
-from bert_packed.architectures.modern_bert.local_attention import attend_in_window
+from bert_packed.architectures.modern_bert.layers import CutoffNormal, RotaryAttention, attend_in_window
+from bert_packed.architectures.modern_bert.model import count_flops
 from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import MASKED_LM, MODEL_SIZES
 from bert_packed.core.settings import InputError
 from bert_packed.layers.context import PackContext
-from bert_packed.layers.cpu_gradients import gradients_for_cpus, has_gradients_for_cpus
 from bert_packed.layers.dropout import Dropout, packs_from
+from bert_packed.layers.gradients import gradients_for_cpus, has_gradients_for_cpus
 from bert_packed.training.backend import compiled, gradient
 from bert_packed.training.step_report import jax_program, tensorflow_program
 
@@ -109,7 +109,7 @@ def test_a_part_of_a_batch_drops_the_units_of_the_whole():
 def temporary_bytes(is_global, length):
     """Of the compiled forward and backward pass of an attention layer, of one pack."""
     config = dataclasses.replace(CONFIG, local_attention=128)
-    layer = modern_bert.RotaryAttention(config, is_global)
+    layer = RotaryAttention(config, is_global)
     layer.build((None, None, config.hidden_size))
 
     def target(hidden_BSD, ids_BS):
@@ -140,7 +140,7 @@ def test_memory_of_local_attention_grows_with_the_length():
 def test_initial_weights_are_finite_at_any_cutoff():
     """In float32 the share of the normal that is kept must be below 1."""
     config = dataclasses.replace(CONFIG, initializer_cutoff_factor=5.0)
-    values = np.asarray(modern_bert.CutoffNormal(config)((2000, 1000)))
+    values = np.asarray(CutoffNormal(config)((2000, 1000)))
     assert 4.5 < np.abs(values).max() / 0.02 < 5.01
     with pytest.raises(InputError, match="`initializer_cutoff_factor` must be at most 5"):
         dataclasses.replace(CONFIG, initializer_cutoff_factor=5.5)
@@ -169,7 +169,7 @@ def test_operations_are_counted_by_hand():
     near = sum(min(i + 64, 999) - max(i - 64, 0) + 1 for i in range(1000))
     assert config.layer_types.count(FULL_ATTENTION) == 8
     pairs = 8 * 1e6 + 14 * near
-    assert modern_bert.count_flops(MASKED_LM, config, sums) == 6 * weights + 12 * 768 * pairs
+    assert count_flops(MASKED_LM, config, sums) == 6 * weights + 12 * 768 * pairs
     short = {"num_tokens": 20.0, "num_pairs": 400.0, "num_predictions": 0.0}
     alike = 6 * 22 * (4 * 768**2 + 3 * 768 * 1152) * 20 + 12 * 768 * 22 * 400
-    assert modern_bert.count_flops(None, config, short) == alike
+    assert count_flops(None, config, short) == alike

@@ -9,7 +9,7 @@ from modern_bert_models import CONFIG as MODERN_BERT
 from tiny import CONFIG
 from tokenizers import normalizers
 
-from bert_packed.checkpoints.exported_tokenizer import write_tokenizer
+from bert_packed.checkpoints.export_formats import write_tokenizer
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256
 from bert_packed.runs import vocabulary

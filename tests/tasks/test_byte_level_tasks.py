@@ -12,7 +12,7 @@ from tokenizers import decoders, normalizers
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import ByteLevel as TrimOffsets
 
-from bert_packed.checkpoints.exported_tokenizer import write_tokenizer
+from bert_packed.checkpoints.export_formats import write_tokenizer
 from bert_packed.tasks.glue.files import make_glue_sequences
 from bert_packed.tasks.ner.conll import make_tag_sequences
 from bert_packed.tasks.squad.files import read_squad

@@ -15,8 +15,9 @@ from bert_packed.architectures.registry import (
     PRETRAINING,
     QUESTION_ANSWERING,
     TOKEN_CLASSIFICATION,
+    CheckpointNames,
+    TensorName,
 )
-from bert_packed.architectures.tensor_names import CheckpointNames, TensorName
 
 
 def tensor_names(num_hidden_layers, head=PRETRAINING):

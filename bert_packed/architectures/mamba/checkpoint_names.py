@@ -8,8 +8,7 @@
 `^T`: stored as outputs × inputs there, as inputs × outputs here. The output matrix is the token embeddings.
 """
 
-from bert_packed.architectures.registry import config_json
-from bert_packed.architectures.tensor_names import CheckpointNames, TensorName
+from bert_packed.architectures.registry import CheckpointNames, TensorName, config_json
 from bert_packed.schema import CAUSAL_LM
 from bert_packed.text.vocabularies import boundary_ids
 

@@ -15,14 +15,12 @@ import numpy as np
 from keras import ops
 
 from bert_packed.architectures.mamba.config import MambaConfig
-from bert_packed.architectures.mamba.selective_scan import ssm_pack
+from bert_packed.architectures.mamba.operators import conv1d_pack, ssm_pack
 from bert_packed.architectures.packed_model import PackedModel
 from bert_packed.architectures.registry import CAUSAL_LM
-from bert_packed.layers.causal_convolution import conv1d_pack
 from bert_packed.layers.context import PackContext
-from bert_packed.layers.cpu_gradients import Linear
+from bert_packed.layers.gradients import Linear, rematerialised
 from bert_packed.layers.layout import ONE_DEVICE
-from bert_packed.layers.rematerialisation import rematerialised
 
 
 def fan_in(size):
@@ -68,8 +66,8 @@ class MambaMixer(keras.layers.Layer):
     """The part of a Mamba block between its norm and its residual.
 
     Args:
-        convolve, scan: Functions of the tensors of `causal_convolution.conv1d_pack` and
-            `selective_scan.ssm_pack` that compute the same; None for these.
+        convolve, scan: Functions of the tensors of `operators.conv1d_pack` and
+            `operators.ssm_pack` that compute the same; None for these.
     """
 
     def __init__(self, config, convolve=None, scan=None, name="mixer", **kwargs):

@@ -10,8 +10,7 @@ import dataclasses
 
 from bert_packed.architectures.base_config import LARGEST_FLOAT32
 from bert_packed.architectures.mamba import checkpoint_names as mamba_names
-from bert_packed.architectures.registry import config_json
-from bert_packed.architectures.tensor_names import TensorName
+from bert_packed.architectures.registry import TensorName, config_json
 from bert_packed.schema import CAUSAL_LM
 
 

@@ -13,10 +13,10 @@ import numpy as np
 from keras import ops
 
 from bert_packed.architectures.mamba.model import PackedMamba, RMSNorm, StepSizes, fan_in
+from bert_packed.architectures.mamba.operators import conv1d_pack
 from bert_packed.architectures.mamba2.config import Mamba2Config
 from bert_packed.architectures.mamba2.state_space_duality import ssd_pack
-from bert_packed.layers.causal_convolution import conv1d_pack
-from bert_packed.layers.cpu_gradients import Linear, multiply
+from bert_packed.layers.gradients import Linear, multiply
 
 
 class SplitLinear(Linear):
@@ -40,7 +40,7 @@ class Mamba2Mixer(keras.layers.Layer):
     """The part of a Mamba-2 block between its norm and its residual.
 
     Args:
-        convolve, duality: Functions of the arguments of `causal_convolution.conv1d_pack` and
+        convolve, duality: Functions of the arguments of `operators.conv1d_pack` and
             `state_space_duality.ssd_pack` that compute the same; None for these.
     """
 
@@ -153,7 +153,7 @@ def make_model(head, config, num_outputs, remat=False, num_rows=0, convolve=None
 
 
 def count_flops(head, config, sums):
-    """Operations that a Mamba-2 needs to learn from sequences, counted as `heads.count_flops` counts BERT's.
+    """Operations that a Mamba-2 needs to learn from sequences, counted as `bert.model.count_flops` does.
 
     6 L (D (2 E + 2 G Z + N) + E D)    per token; L blocks
     6 L W U                            per token, for the convolution

@@ -14,9 +14,10 @@ from bert_packed.architectures.registry import (
     MASKED_LM,
     QUESTION_ANSWERING,
     TOKEN_CLASSIFICATION,
+    CheckpointNames,
+    TensorName,
     config_json,
 )
-from bert_packed.architectures.tensor_names import CheckpointNames, TensorName
 from bert_packed.text.vocabularies import encoder_ids
 
 _EMBEDDINGS = TensorName("modern_bert/token_embeddings", "model.embeddings.tok_embeddings.weight")

@@ -1,4 +1,4 @@
-"""The scan of `selective_scan.py` for TPUs: two Pallas kernels that keep the states in the chip's memory.
+"""The scan of `mamba/operators.py` for TPUs: two Pallas kernels that keep the states in the chip's memory.
 
 A step of the grid has a chunk of a pack's tokens and a block of its channels. Chunks follow in the order of
 time, and the states wait on the chip. The forward pass also writes the states before each chunk to memory.
@@ -27,7 +27,7 @@ from jax import numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bert_packed.kernels.tpu import calls as tpu_calls
+from bert_packed.kernels import tpu_calls as tpu_calls
 
 LANES = 128  # I of the chip's vectors
 ROWS = 8  # of a vector, and at most in a block: with 16, states would not fit the registers
@@ -38,7 +38,7 @@ UNROLL = 4  # tokens in a loop's step: while the states of one are added, the ne
 def ssm_pack(
     u_BSE, delta_BSE, a_ZE, b_BSZ, c_BSZ, position_ids_BS, state_BZE=None, chunk_length=CHUNK_LENGTH
 ):
-    """As `selective_scan.ssm_pack`; for a TPU, 128 divides `chunk_length`."""
+    """As `operators.ssm_pack`; for a TPU, 128 divides `chunk_length`."""
     num_packs, length, width = u_BSE.shape
     num_states = a_ZE.shape[0]
     filled, missing = -length % chunk_length, -width % LANES

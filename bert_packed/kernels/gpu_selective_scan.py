@@ -1,4 +1,4 @@
-"""The scan of `selective_scan.py` for GPUs: Pallas kernels that take a chunk of tokens in one launch.
+"""The scan of `mamba/operators.py` for GPUs: Pallas kernels that take a chunk of tokens in one launch.
 
 A program of a kernel has a few channels of a pack. It goes through the chunk's tokens with the states in
 registers, and loads the numbers of one token while it computes the one before. As on CPUs, only the states
@@ -24,7 +24,7 @@ WIDTH = 32  # A: a thread has all states of a channel, and sums over them by its
 def ssm_pack(
     u_BSE, delta_BSE, a_ZE, b_BSZ, c_BSZ, position_ids_BS, state_BZE=None, chunk_length=CHUNK_LENGTH
 ):
-    """As `selective_scan.ssm_pack`."""
+    """As `operators.ssm_pack`."""
     num_packs, length, width = u_BSE.shape
     num_states = a_ZE.shape[0]
     # Triton's tiles have powers of 2. A state of numbers 0 in B and C adds nothing

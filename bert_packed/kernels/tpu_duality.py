@@ -27,7 +27,7 @@ from jax import numpy as jnp
 from jax.experimental import pallas as pl
 
 from bert_packed.architectures.mamba2 import state_space_duality
-from bert_packed.kernels.tpu import calls as tpu_calls
+from bert_packed.kernels import tpu_calls as tpu_calls
 
 LANES = 128  # I
 CHUNK_LENGTH = 128  # T, whatever a config says: weights of 128 tokens are whole vectors

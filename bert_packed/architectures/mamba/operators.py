@@ -1,4 +1,4 @@
-"""The selective state-space model of packs: a recurrence that restarts with every sequence.
+"""Operators of a Mamba over packs, convolution and selective scan, which restart with every sequence.
 
     h[t] = a[t] * h[t-1] + delta[t] * u[t] * B[t]      a[t] = exp(delta[t] * A), 0 at the start of a sequence
     y[t] = sum over states of C[t] * h[t]
@@ -9,17 +9,53 @@ is the same recurrence backwards:
 
     g[t] = dy[t] * C[t] + a[t+1] * g[t+1]              the gradient of h[t]; cut one step before a start
 
-Here is the loop for CPUs and for TensorFlow. `kernels/` has those for JAX on GPUs and TPUs.
+Here is the scan as a loop for CPUs and for TensorFlow. `kernels/` has those for JAX on GPUs and TPUs.
 
-Legend: B packs per batch, S pack length, E inner width, Z states of a channel, T tokens of a chunk, C chunks.
+Legend: B packs per batch, S pack length, E channels or inner width, W taps, X = W - 1 tokens before a pack,
+Z states of a channel, T tokens of a chunk, C chunks.
 """
 
 from keras import ops
 
 from bert_packed.architectures.mamba.config import MambaConfig
-from bert_packed.layers.loops import scan, with_gradient
+from bert_packed.layers.gradients import scan, with_gradient
 
 CHUNK_LENGTH = MambaConfig.chunk_size
+
+
+def conv1d_pack(x_BSE, kernel_WE, bias_E, position_ids_BS, tail_BXE=None):
+    """SiLU of a convolution of each channel over a token and the W - 1 before it in its own sequence.
+
+    Section 3.3 and Algorithm 1 of "PackMamba". For a kernel of W = 3 taps, the last on the token itself:
+
+        position_ids   [ 0     1           2                  0     1           ]
+        before SiLU    [ k2 a  k1 a + k2 b k0 a + k1 b + k2 c k2 d  k1 d + k2 e ]
+
+    Args:
+        x_BSE, kernel_WE, bias_E: float; no bias is None.
+        position_ids_BS: int32, restarts at 0 in every sequence, and 0 for padding; None where each pack is
+            one sequence.
+        tail_BXE: float, the inputs before a pack whose first position is not 0; None for zeros.
+
+    Returns:
+        float `[B, S, E]`, and the tail for the pack after this one, `[B, X, E]`. No gradient passes a tail.
+    """
+    num_taps, length = kernel_WE.shape[0], x_BSE.shape[1]
+    if tail_BXE is None:
+        tail_BXE = ops.zeros_like(x_BSE[:, :1]) * ops.zeros((1, num_taps - 1, 1), x_BSE.dtype)
+    tail_BXE = ops.cast(ops.stop_gradient(tail_BXE), x_BSE.dtype)
+    longer = ops.concatenate([tail_BXE, x_BSE], axis=1)  # [B, W - 1 + S, E]
+    out_BSE = x_BSE * kernel_WE[-1]
+    for back in range(1, num_taps):
+        first = num_taps - 1 - back
+        before_BSE = longer[:, first : first + length]
+        if position_ids_BS is not None:
+            # Not times 0: a neighbour's value may be infinite
+            before_BSE = ops.where((position_ids_BS >= back)[:, :, None], before_BSE, 0.0)
+        out_BSE = out_BSE + before_BSE * kernel_WE[first]
+    if bias_E is not None:
+        out_BSE = out_BSE + bias_E
+    return ops.silu(out_BSE), ops.stop_gradient(longer[:, length:])
 
 
 def ssm_pack(

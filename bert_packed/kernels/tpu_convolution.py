@@ -1,4 +1,4 @@
-"""The convolution of `causal_convolution.py` for TPUs: two Pallas kernels that read each number once.
+"""The convolution of `mamba/operators.py` for TPUs: two Pallas kernels that read each number once.
 
 XLA makes an array of each tap, which it shifts against the tokens. Here a chunk of tokens is copied on the
 chip, behind the last tokens before it, and a tap is read from there:
@@ -20,7 +20,7 @@ from jax import lax
 from jax import numpy as jnp
 from jax.experimental import pallas as pl
 
-from bert_packed.kernels.tpu import calls as tpu_calls
+from bert_packed.kernels import tpu_calls as tpu_calls
 
 LANES, ROWS = 128, 8  # of the chip's vectors
 PIECE = 32  # P: tokens that are computed at once, in registers
@@ -29,7 +29,7 @@ BLOCK = 1024  # A at most
 
 
 def conv1d_pack(x_BSE, kernel_WE, bias_E, position_ids_BS, tail_BXE=None, chunk_length=CHUNK_LENGTH):
-    """As `causal_convolution.conv1d_pack`, but sums are float32, and rounded once to the dtype of `x_BSE`.
+    """As `operators.conv1d_pack`, but sums are float32, and rounded once to the dtype of `x_BSE`.
 
     `PIECE` divides `chunk_length`, the most tokens of a chunk.
     """

@@ -1,1 +1,0 @@
-"""Kernels for NVIDIA's GPUs, by Triton."""
