@@ -81,14 +81,14 @@ def _imported(module, function):
 # The keys are JAX's name of the platform, and the option of the model
 KERNELS = {
     "gpu": {
-        "attend": _imported("gpu_attention", "attend"),
-        "scan": _imported("gpu_selective_scan", "ssm_pack"),
+        "attend": _imported("gpu.attention", "attend"),
+        "scan": _imported("gpu.selective_scan", "ssm_pack"),
     },
     "tpu": {
-        "attend": _imported("tpu_attention", "attend"),
-        "convolve": _imported("tpu_convolution", "conv1d_pack"),
-        "scan": _imported("tpu_selective_scan", "ssm_pack"),
-        "duality": _imported("tpu_duality", "ssd_pack"),
+        "attend": _imported("tpu.attention", "attend"),
+        "convolve": _imported("tpu.convolution", "conv1d_pack"),
+        "scan": _imported("tpu.selective_scan", "ssm_pack"),
+        "duality": _imported("tpu.duality", "ssd_pack"),
     },
 }
 # What the options of models that do not attend compute

@@ -7,7 +7,7 @@ Legend: B packs per batch, S pack length, D model width, N heads, H head width, 
 from keras import ops
 
 from bert_packed.assembly.block_attention_mask import attention_mask
-from bert_packed.layers.gradients import attention_scores, weighted_values
+from bert_packed.layers.cpu_gradients import attention_scores, weighted_values
 from bert_packed.layers.layout import ONE_DEVICE
 
 MASKED_SCORE = -1e9  # exp(MASKED_SCORE - any score) is exactly 0 in float32 and bfloat16

@@ -289,7 +289,7 @@ def _known(combine, values):
 
 LIBRARY_PRODUCTS = re.compile(r"__cublas\$(lt\$)?matmul|__cublas\$gemm")
 OTHER_PRODUCTS = re.compile(r"gemm|matmul|triton|mosaic_gpu|__cudnn\$", re.IGNORECASE)
-# Programs of Pallas kernels are not printed. XLA adds this for TPUs, and `kernels/gpu_attention.py` for GPUs
+# Programs of Pallas kernels are not printed. XLA adds this for TPUs, and `kernels/gpu/attention.py` for GPUs
 _DECLARED_FLOPS = {
     "tpu_custom_call": re.compile(r'"cost_estimate":\{"flops":"?(\d+)'),
     "__gpu$xla.gpu.triton": re.compile(r"\\22flops\\22: \\22(\d+)"),

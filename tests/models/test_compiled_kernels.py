@@ -20,14 +20,12 @@ from jax import numpy as jnp  # noqa: E402
 
 from bert_packed.architectures.mamba.operators import conv1d_pack, ssm_pack  # noqa: E402
 from bert_packed.architectures.mamba2 import state_space_duality  # noqa: E402
-from bert_packed.kernels import (  # noqa: E402
-    gpu_attention,
-    tpu_convolution,
-    tpu_duality,
-)
-from bert_packed.kernels import gpu_selective_scan as gpu_scan  # noqa: E402
-from bert_packed.kernels import tpu_attention as packed_attention  # noqa: E402
-from bert_packed.kernels import tpu_selective_scan as tpu_scan  # noqa: E402
+from bert_packed.kernels.gpu import attention as gpu_attention  # noqa: E402
+from bert_packed.kernels.gpu import selective_scan as gpu_scan  # noqa: E402
+from bert_packed.kernels.tpu import attention as packed_attention  # noqa: E402
+from bert_packed.kernels.tpu import convolution as tpu_convolution  # noqa: E402
+from bert_packed.kernels.tpu import duality as tpu_duality  # noqa: E402
+from bert_packed.kernels.tpu import selective_scan as tpu_scan  # noqa: E402
 from bert_packed.layers.context import (  # noqa: E402
     PackContext,
     attend_in_sequences,

@@ -10,8 +10,8 @@ import pytest
 from packs import packed_and_unpacked
 from tiny import SHALLOW, make_engine
 
-from bert_packed.layers import gradients
-from bert_packed.layers.gradients import (
+from bert_packed.layers import cpu_gradients
+from bert_packed.layers.cpu_gradients import (
     Linear,
     attention_scores,
     gradients_for_cpus,
@@ -41,7 +41,7 @@ def as_float64(values):
 
 def assert_gradients(loss, inputs, expected, tolerance, is_compiled=True):
     """Those of a loss by its inputs, of their dtype; returns the shapes that barriers were put around."""
-    shapes, barrier = [], gradients._barrier
+    shapes, barrier = [], cpu_gradients._barrier
 
     def note(values):
         shapes.append(tuple(values.shape))
@@ -52,7 +52,7 @@ def assert_gradients(loss, inputs, expected, tolerance, is_compiled=True):
             return loss(inputs)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(gradients, "_barrier", note)
+        patched.setattr(cpu_gradients, "_barrier", note)
         differentiate = backend.gradient(traced)
         found = (backend.compiled(differentiate) if is_compiled else differentiate)(inputs)
     for name, values in expected.items():

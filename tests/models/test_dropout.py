@@ -11,7 +11,7 @@ from keras import ops
 from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import CLASSIFICATION, MASKED_LM
 from bert_packed.layers.dropout import Dropout, is_kept, keep_mask, packs_from
-from bert_packed.layers.gradients import find_dropouts
+from bert_packed.layers.rematerialisation import find_dropouts
 from bert_packed.training.backend import compiled
 
 pytestmark = pytest.mark.both_backends  # the formula's test on each: they drop the same units

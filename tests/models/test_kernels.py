@@ -27,12 +27,10 @@ from bert_packed.parallel import targets
 jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 from jax.experimental import pallas  # noqa: E402
 
-from bert_packed.kernels import (  # noqa: E402
-    gpu_attention,
-    tpu_duality,
-)
-from bert_packed.kernels import gpu_selective_scan as gpu_scan  # noqa: E402
-from bert_packed.kernels import tpu_selective_scan as tpu_scan  # noqa: E402
+from bert_packed.kernels.gpu import attention as gpu_attention  # noqa: E402
+from bert_packed.kernels.gpu import selective_scan as gpu_scan  # noqa: E402
+from bert_packed.kernels.tpu import duality as tpu_duality  # noqa: E402
+from bert_packed.kernels.tpu import selective_scan as tpu_scan  # noqa: E402
 
 needs_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
 
@@ -42,7 +40,7 @@ WITH_DROPOUT = dataclasses.replace(CONFIG, attention_probs_dropout_prob=0.1)
 
 def interpret(monkeypatch):
     """Let the kernel for GPUs run as plain JAX on this machine, in fewer steps than there."""
-    from bert_packed.kernels import gpu_attention  # needs JAX
+    from bert_packed.kernels.gpu import attention as gpu_attention  # needs JAX
 
     monkeypatch.setattr(gpu_attention, "TILES", dict.fromkeys(gpu_attention.TILES, 128))
     monkeypatch.setattr(pallas, "pallas_call", functools.partial(pallas.pallas_call, interpret=True))

@@ -15,8 +15,8 @@ jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 from jax import numpy as jnp  # noqa: E402
 from jax.experimental import pallas  # noqa: E402
 
-from bert_packed.kernels import gpu_attention  # noqa: E402
-from bert_packed.kernels import tpu_attention as packed_attention  # noqa: E402
+from bert_packed.kernels.gpu import attention as gpu_attention  # noqa: E402
+from bert_packed.kernels.tpu import attention as packed_attention  # noqa: E402
 
 pytestmark = [
     pytest.mark.both_backends,

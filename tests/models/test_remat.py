@@ -10,7 +10,7 @@ from architectures import ARCHITECTURES
 from tiny import CONFIG, to_floats
 
 from bert_packed.layers.context import PackContext
-from bert_packed.layers.gradients import run_rematerialised
+from bert_packed.layers.rematerialisation import run_rematerialised
 from bert_packed.training.optimization import Lamb
 
 # Queries, keys, values, scores, context, its output, and the first layer of the feed-forward network; the

@@ -15,7 +15,7 @@ from tiny import SHALLOW, Trained, to_floats
 
 from bert_packed.core.settings import InputError
 from bert_packed.layers import context as layers
-from bert_packed.layers.gradients import has_gradients_for_cpus
+from bert_packed.layers.cpu_gradients import has_gradients_for_cpus
 from bert_packed.objectives.pretraining import (
     masked_lm_objective,
     next_token_objective,

@@ -27,8 +27,8 @@ from bert_packed.architectures.registry import (
 )
 from bert_packed.layers.context import PackContext
 from bert_packed.layers.dropout import Dropout
-from bert_packed.layers.gradients import run_rematerialised
 from bert_packed.layers.layout import ONE_DEVICE
+from bert_packed.layers.rematerialisation import run_rematerialised
 
 
 class PackedEncoder(keras.layers.Layer):

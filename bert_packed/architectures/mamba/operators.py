@@ -18,7 +18,7 @@ Z states of a channel, T tokens of a chunk, C chunks.
 from keras import ops
 
 from bert_packed.architectures.mamba.config import MambaConfig
-from bert_packed.layers.gradients import scan, with_gradient
+from bert_packed.layers.loops import scan, with_gradient
 
 CHUNK_LENGTH = MambaConfig.chunk_size
 

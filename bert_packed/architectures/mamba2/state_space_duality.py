@@ -22,7 +22,7 @@ A pack adds a mask. For a chunk of 5 tokens, in which the sequence from before h
 
 Groups of heads are independent of each other, as packs are, and are computed as such.
 
-Here are the chunks for CPUs, GPUs and TensorFlow. `kernels/tpu_duality.py` has kernels for JAX on TPUs.
+Here are the chunks for CPUs, GPUs and TensorFlow. `kernels/tpu/duality.py` has kernels for JAX on TPUs.
 
 Legend: B packs per batch, G groups of heads; below `ssd_pack` B is their product. S pack length, T tokens of
 a chunk, C chunks, N heads, H head width, E = N * H, Z states of a channel.
@@ -32,7 +32,7 @@ import math
 
 from keras import ops
 
-from bert_packed.layers.gradients import pull_back, scan, with_gradient
+from bert_packed.layers.loops import pull_back, scan, with_gradient
 
 LEAST_LOG = -104.0  # its `exp` is 0 in float32
 

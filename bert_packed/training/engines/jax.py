@@ -14,8 +14,8 @@ import numpy as np
 from jax import numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from bert_packed.layers.cpu_gradients import gradients_for_cpus
 from bert_packed.layers.dropout import packs_from
-from bert_packed.layers.gradients import gradients_for_cpus
 from bert_packed.parallel.mesh_layout import FetchedVariable, SpreadVariable, spread
 from bert_packed.parallel.replicas import AXIS
 from bert_packed.training.backend import out_of_memory_names, products_in

@@ -12,8 +12,9 @@ import time
 
 import tensorflow as tf
 
+from bert_packed.layers.cpu_gradients import gradients_for_cpus
 from bert_packed.layers.dropout import packs_from
-from bert_packed.layers.gradients import find_dropouts, gradients_for_cpus
+from bert_packed.layers.rematerialisation import find_dropouts
 from bert_packed.training.backend import out_of_memory_names, products_in
 from bert_packed.training.engines.engine import Engine, clip, num_used_micro_batches
 from bert_packed.training.optimization import trust_ratios

@@ -20,7 +20,7 @@ from jax import lax
 from jax import numpy as jnp
 from jax.experimental import pallas as pl
 
-from bert_packed.kernels import tpu_calls as tpu_calls
+from bert_packed.kernels.tpu import calls
 
 LANES, ROWS = 128, 8  # of the chip's vectors
 PIECE = 32  # P: tokens that are computed at once, in registers
@@ -38,7 +38,7 @@ def conv1d_pack(x_BSE, kernel_WE, bias_E, position_ids_BS, tail_BXE=None, chunk_
     edge = _whole(num_taps - 1, ROWS)
     num_chunks = -(-length // chunk_length)
     chunk_length = max(_whole(-(-length // num_chunks), PIECE), _whole(edge, PIECE))
-    num_blocks, rows = tpu_calls.block_sizes(-(-width // LANES), BLOCK // LANES)
+    num_blocks, rows = calls.block_sizes(-(-width // LANES), BLOCK // LANES)
     filled, missing = -length % chunk_length, num_blocks * rows * LANES - width
     if tail_BXE is None:
         tail_BXE = jnp.zeros((num_packs, num_taps - 1, width))
@@ -182,7 +182,7 @@ class _Blocks:
 
     def __init__(self, x_BSE, positions_BCFI, order):
         (num_packs, length, width), num_chunks = x_BSE.shape, positions_BCFI.shape[1]
-        num_blocks, rows = tpu_calls.block_sizes(width // LANES, BLOCK // LANES)
+        num_blocks, rows = calls.block_sizes(width // LANES, BLOCK // LANES)
         self.grid = num_packs, num_blocks, num_chunks
         self.width, self.chunk_length = rows * LANES, length // num_chunks
         self.edge = positions_BCFI.shape[2] - self.chunk_length
@@ -211,6 +211,6 @@ class _Blocks:
         """Run a kernel with copies of a chunk and its edge on the chip."""
         copy = self.width // LANES, self.edge + self.chunk_length, LANES
         (x_BSE, _), *_ = inputs
-        return tpu_calls.call(
+        return calls.call(
             kernel, name, self.grid, inputs, outputs, [copy] * num_copies, transcendentals=x_BSE.size
         )

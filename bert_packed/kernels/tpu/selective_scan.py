@@ -27,7 +27,7 @@ from jax import numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bert_packed.kernels import tpu_calls as tpu_calls
+from bert_packed.kernels.tpu import calls
 
 LANES = 128  # I of the chip's vectors
 ROWS = 8  # of a vector, and at most in a block: with 16, states would not fit the registers
@@ -112,7 +112,7 @@ def _scan(u_BSE, delta_BSE, a_MZQI, b_BC1t, c_BC1t, positions, state_BMZQI, size
 def _forward(u_BSE, delta_BSE, a_MZQI, b_BC1t, c_BC1t, positions, state_BMZQI, sizes):
     blocks = _Blocks(sizes, lambda chunk: chunk)
     before_BCMZQI = jax.ShapeDtypeStruct((sizes.num_packs, sizes.num_chunks, *a_MZQI.shape), jnp.float32)
-    y_BSE, after_BMZQI, before_BCMZQI = tpu_calls.call(
+    y_BSE, after_BMZQI, before_BCMZQI = calls.call(
         functools.partial(_forward_kernel, sizes=sizes),
         "selective_scan",
         sizes.grid,
@@ -134,7 +134,7 @@ def _backward(sizes, kept, gradients):
     blocks = _Blocks(sizes, lambda chunk: sizes.num_chunks - 1 - chunk)
     states_BMZQI = jax.ShapeDtypeStruct((sizes.num_packs, *a_MZQI.shape), jnp.float32)
     sums_BMZS = jax.ShapeDtypeStruct((*states_BMZQI.shape[:3], u_BSE.shape[1]), jnp.float32)
-    du_BSE, ddelta_BSE, da_BMZQI, db_BMZS, dc_BMZS = tpu_calls.call(
+    du_BSE, ddelta_BSE, da_BMZQI, db_BMZS, dc_BMZS = calls.call(
         functools.partial(_backward_kernel, sizes=sizes),
         "selective_scan_backward",
         sizes.grid,

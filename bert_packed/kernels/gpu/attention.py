@@ -24,7 +24,7 @@ from jax import numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from bert_packed.kernels.tpu_attention import may_attend, product
+from bert_packed.kernels.tpu.attention import may_attend, product
 from bert_packed.layers.context import MASKED_SCORE
 from bert_packed.layers.dropout import is_kept
 

@@ -27,7 +27,7 @@ from jax import numpy as jnp
 from jax.experimental import pallas as pl
 
 from bert_packed.architectures.mamba2 import state_space_duality
-from bert_packed.kernels import tpu_calls as tpu_calls
+from bert_packed.kernels.tpu import calls
 
 LANES = 128  # I
 CHUNK_LENGTH = 128  # T, whatever a config says: weights of 128 tokens are whole vectors
@@ -64,7 +64,7 @@ def over_chunks(
     else:
         wide = -(-head_width // LANES) * LANES
     group = max(1, LANES // wide)
-    num_blocks, groups = tpu_calls.block_sizes(-(-num_heads // group), max(1, BLOCK // (group * wide)))
+    num_blocks, groups = calls.block_sizes(-(-num_heads // group), max(1, BLOCK // (group * wide)))
     missing = num_blocks * groups * group - num_heads
     of_batch, of_heads = (num_packs, num_blocks, num_chunks, chunk_length), (groups, group, wide)
     sizes = _Sizes(*of_batch, num_states, *of_heads, x_CBTE.dtype)
@@ -386,7 +386,7 @@ def _call(kernel, name, sizes, inputs, outputs, scratch, products):
     length, states = sizes.chunk_length, sizes.num_states
     of_products = length * states, states * sizes.width, length * sizes.lanes * sizes.heads
     flops = sum(2 * length * count * size for count, size in zip(products, of_products, strict=True))
-    return tpu_calls.call(
+    return calls.call(
         functools.partial(kernel, sizes=sizes),
         name,
         grid,
