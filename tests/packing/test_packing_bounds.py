@@ -3,14 +3,12 @@
 import itertools
 import math
 import tracemalloc
-from collections import Counter
+from unittest import mock
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_packed.assembly import feature_packs as vector_packing
 from bert_packed.packing import bounds, knapsack
 from bert_packed.packing.column_generation import pack_cghp
 from bert_packed.packing.descending import pack_lpfhp
@@ -74,19 +72,14 @@ def test_values_are_summed_to_the_depth_that_lengths_allow():
 @settings(max_examples=60, deadline=None)
 def test_knapsack_equals_trying_every_pack(values, max_slots, block_entries):
     values = np.array([0, *itertools.accumulate(values, max)], np.int64)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(knapsack, "BLOCK_ENTRIES", block_entries)
-        check_every_pack(values, max_slots)
-
-
-def check_every_pack(values, max_slots):
-    table = best_packs(values, max_slots)
     capacities = np.arange(len(values))
+    with mock.patch.object(knapsack, "BLOCK_ENTRIES", block_entries):
+        table = best_packs(values, max_slots)
+        slots = table.slots(capacities)
     for capacity in capacities:
         packs = itertools.combinations_with_replacement(range(capacity + 1), max_slots)
         worth = max(values[list(pack)].sum() for pack in packs if sum(pack) <= capacity)
         assert table.best[capacity] == worth
-    slots = table.slots(capacities)
     assert slots.shape[1] <= max_slots
     assert np.array_equal(values[slots].sum(axis=1), table.best)
     assert (slots.sum(axis=1) <= capacities).all()
@@ -105,39 +98,3 @@ def test_knapsack_of_long_packs_needs_no_square_of_their_length():
     # joined in three steps: a value somewhere is what two slots and three slots give together
     two, three = best_packs(values, 2).best, best_packs(values, 3).best
     assert table.best[1000] == max(two[given] + three[1000 - given] for given in range(1001))
-
-
-def fewest_by_trying(sequences, capacities, depth):
-    """The fewest packs of a few sequences, each a tuple of lengths: every open pack is tried for each."""
-
-    def fewest(index, packs):
-        if index == len(sequences):
-            return len(packs)
-        options = [fewest(index + 1, (*packs, (sequences[index], 1)))]
-        for place, (used, count) in enumerate(packs):
-            total = tuple(a + b for a, b in zip(used, sequences[index], strict=True))
-            if count < depth and all(a <= b for a, b in zip(total, capacities, strict=True)):
-                options.append(fewest(index + 1, (*packs[:place], (total, count + 1), *packs[place + 1 :])))
-        return min(options)
-
-    return fewest(0, ())
-
-
-def test_bounds_of_packs_of_several_lengths():
-    """Plain trial on small cases: no plan is below the fewest packs, and no bound above."""
-    rng = np.random.default_rng(3)
-    seen = Counter()
-    for _ in range(150):
-        capacities = rng.integers(2, 9, 2)
-        sizes = np.unique(rng.integers([1, 0], capacities + 1, (3, 2)), axis=0)
-        counts, depth = rng.integers(1, 3, len(sizes)), int(rng.integers(1, 4))
-        sequences = [tuple(size) for size in np.repeat(sizes, counts, axis=0).tolist()]
-        fewest = fewest_by_trying(sequences, capacities.tolist(), depth)
-        packs = sum(vector_packing.pack_vectors(sizes, counts, capacities, depth).values())
-        bound = vector_packing.lower_bound(sizes, counts, capacities, depth)
-        assert bound <= fewest <= packs
-        seen[bound == fewest] += 1
-        totals = [sum(lengths) for lengths in zip(*sequences, strict=True)]
-        parts = [-(-total // capacity) for total, capacity in zip(totals, capacities.tolist(), strict=True)]
-        assert bound == max(*parts, -(-len(sequences) // depth))
-    assert min(seen[True], seen[False]) > 5  # cases where the bound is tight, and where it is not

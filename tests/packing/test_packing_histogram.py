@@ -8,7 +8,6 @@ import pytest
 from bert_packed.packing.histogram import (
     check_limits,
     count_lengths,
-    fold,
     known_histogram_names,
     load_histogram,
     load_known_histogram,
@@ -28,7 +27,7 @@ def test_json_round_trip_and_truncation(tmp_path):
     path.write_text(json.dumps(to_json(np.array([1, 0, 2, 1, 7]))))
     assert json.loads(path.read_text()) == {"lengths": [1, 3, 4, 5], "counts": [1, 2, 1, 7]}
     assert load_histogram(path, 5).tolist() == [1, 0, 2, 1, 7]
-    assert load_histogram(path, 3).tolist() == [1, 0, 10]
+    assert load_histogram(path, 3).tolist() == [1, 0, 10] and load_histogram(path, 1).tolist() == [11]
     assert load_histogram(path, 7).tolist() == [1, 0, 2, 1, 7, 0, 0]
 
 
@@ -38,12 +37,6 @@ def test_whole_floats_are_lengths_and_counts(tmp_path):
     assert load_histogram(path).tolist() == [5, 0, 2]
     path.write_text('{"lengths": [1048576], "counts": [3]}')
     assert load_histogram(path, 2).tolist() == [0, 3]
-
-
-def test_folding_adds_up_without_overflow():
-    assert fold(np.array([1, 2, 3, 4]), 3).tolist() == [1, 2, 7]
-    assert fold(np.array([1, 2]), 4).tolist() == [1, 2, 0, 0]
-    assert fold(np.array([1, 2, 3]), 1).tolist() == [6]
 
 
 def test_no_pack_is_deeper_than_it_is_long():

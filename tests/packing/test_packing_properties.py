@@ -1,12 +1,15 @@
 """Every algorithm keeps every promise, on random and adversarial histograms."""
 
 import functools
+import operator
+from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from bert_packed.assembly import feature_packs
 from bert_packed.packing.algorithms import ALGORITHM_NAMES, ALGORITHMS
 from bert_packed.packing.column_generation import pack_cghp
 from bert_packed.packing.histogram import count_lengths
@@ -37,23 +40,20 @@ def huge_histograms():
     return st.lists(st.one_of(st.just(0), st.integers(2**53 - 9, 2**53)), min_size=1, max_size=24)
 
 
-def fewest_packs_by_trying(histogram, depth):
-    """The fewest packs, by trying for every sequence every open pack and a new one."""
-    size = len(histogram)
-    depth = size if depth == "max" else depth
-    lengths = [length for length in range(size, 0, -1) for _ in range(histogram[length - 1])]
+def fewest_by_trying(sequences, capacities, depth):
+    """The fewest packs of sequences with several lengths each: every open pack and a new one are tried."""
 
     @functools.cache
     def fewest(index, packs):
-        if index == len(lengths):
+        if index == len(sequences):
             return len(packs)
-        length = lengths[index]
-        options = [fewest(index + 1, tuple(sorted([*packs, (size - length, 1)])))]
-        for space, count in set(packs):
-            if space >= length and count < depth:
+        options = [fewest(index + 1, tuple(sorted([*packs, (sequences[index], 1)])))]
+        for used, count in set(packs):
+            total = tuple(map(operator.add, used, sequences[index]))
+            if count < depth and all(map(operator.le, total, capacities)):
                 others = list(packs)
-                others.remove((space, count))
-                options.append(fewest(index + 1, tuple(sorted([*others, (space - length, count + 1)]))))
+                others.remove((used, count))
+                options.append(fewest(index + 1, tuple(sorted([*others, (total, count + 1)]))))
         return min(options)
 
     return fewest(0, ())
@@ -80,10 +80,28 @@ def test_every_plan_keeps_every_promise(name, histogram, depth):
     assert plan.algorithm == name and from_json(plan.to_json()) == plan
     assert plan.num_packs >= plan.certificate.lower_bound and plan.certificate.gap >= 0
     if sum(histogram) <= MOST_TRIED and len(histogram) <= 10:
-        fewest = fewest_packs_by_trying(tuple(histogram), depth)
+        sequences = [(length,) for length in range(len(histogram), 0, -1) for _ in range(counts[length - 1])]
+        fewest = fewest_by_trying(sequences, (len(histogram),), 99 if depth == "max" else depth)
         assert plan.certificate.lower_bound <= fewest <= plan.num_packs
         if name == "cghp":
             assert pack_cghp(counts, len(histogram), depth, gap=0).num_packs == fewest
+
+
+def test_bounds_of_packs_of_several_lengths():
+    rng = np.random.default_rng(3)
+    seen = Counter()
+    for _ in range(150):
+        capacities = rng.integers(2, 9, 2)
+        sizes = np.unique(rng.integers([1, 0], capacities + 1, (3, 2)), axis=0)
+        counts, depth = rng.integers(1, 3, len(sizes)), int(rng.integers(1, 4))
+        sequences = [tuple(size) for size in np.repeat(sizes, counts, axis=0).tolist()]
+        fewest = fewest_by_trying(sequences, capacities.tolist(), depth)
+        bound = feature_packs.lower_bound(sizes, counts, capacities, depth)
+        assert bound <= fewest <= sum(feature_packs.pack_vectors(sizes, counts, capacities, depth).values())
+        seen[bound == fewest] += 1
+        totals = np.sum(sequences, axis=0)
+        assert bound == max(*-(-totals // capacities), -(-len(sequences) // depth))
+    assert min(seen[True], seen[False]) > 5  # cases where the bound is tight, and where it is not
 
 
 @pytest.mark.parametrize("name", ALGORITHM_NAMES)
