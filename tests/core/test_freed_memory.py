@@ -30,25 +30,9 @@ for _ in range(20):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     run()
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-print(min(faults))
+print(min(faults))  # not their mean: on a busy machine a run may begin before the last one's memory is free
 """
 is_glibc = platform.libc_ver()[0] == "glibc"
-
-
-def least_faults(backend):
-    """Pages that the system brought in for a run of a program that makes `NUM_BYTES`, the least of twenty.
-
-    Not their mean: on a busy machine a run may begin before the last one's memory is free.
-    """
-    return int(output_of(PROGRAM, KERAS_BACKEND=backend))
-
-
-def output_of(program, **more):
-    """Output of a Python program, without the user's settings in its environment."""
-    tuned = "GLIBC_TUNABLES", "MALLOC_"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(tuned)} | more
-    command = [sys.executable, "-c", program]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
@@ -57,8 +41,13 @@ def test_a_program_gets_its_memory_from_the_system_once(backend):
     if not is_glibc:
         assert freed_memory.keep_freed_memory() is False
         return
+    tuned = "GLIBC_TUNABLES", "MALLOC_"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(tuned)}
+    environment["KERAS_BACKEND"] = backend
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     # Not 0: other threads of the libraries allocate as well
-    assert least_faults(backend) < NUM_BYTES / resource.getpagesize() / 20
+    assert int(done.stdout) < NUM_BYTES / resource.getpagesize() / 20
 
 
 def faults_of_large_arrays():
@@ -76,10 +65,8 @@ def test_workers_keep_what_they_free():
     if not is_glibc:
         pytest.skip("another C library")
     with start_workers(1) as pool:
-        assert (
-            pool.submit(faults_of_large_arrays).result()
-            < NUM_ARRAYS * ARRAY_BYTES / resource.getpagesize() / 20
-        )
+        faults = pool.submit(faults_of_large_arrays).result()
+    assert faults < NUM_ARRAYS * ARRAY_BYTES / resource.getpagesize() / 20
 
 
 @pytest.mark.parametrize("name", ["GLIBC_TUNABLES", "MALLOC_ARENA_MAX"])

@@ -15,32 +15,13 @@ class Example:
     algorithm: str = setting("lpfhp", "how", choices=("spfhp", "lpfhp"))
     overwrite: bool = setting(False, "replace")
     depth: int | str = setting("max", "sequences per pack", parse=parse_depth)
+    micro_batch_size: int = setting(0, "part")
+    train_batch_size: int = setting(8, "whole")
+    name: str = setting("", "text")
 
     def __post_init__(self):
         check_settings(self)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "rule"),
-    [
-        ("num_shards", 0, "at least 1"),
-        ("num_shards", 100, "at most 99"),
-        ("num_shards", 1.5, "a whole number"),
-        ("num_shards", True, "a whole number"),
-        ("eval_fraction", -0.1, "at least 0"),
-        ("eval_fraction", math.nan, "a finite number"),
-        ("eval_fraction", "half", "a finite number"),
-        ("algorithm", "zpfhp", "one of spfhp, lpfhp"),
-        ("overwrite", "yes", "true or false"),
-        ("depth", 0, "a whole number of at least 1, or the word max"),
-        ("depth", -1, "a whole number of at least 1, or the word max"),
-        ("depth", "some", "a whole number of at least 1, or the word max"),
-    ],
-)
-def test_bad_values_are_named(name, value, rule):
-    with pytest.raises(InputError) as caught:
-        Example(**{name: value})
-    assert str(caught.value) == f"`{name}` must be {rule}. Received: {value!r}."
+        check_divides(self, "micro_batch_size", "train_batch_size")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,23 +44,43 @@ class Company:
         check_settings(self)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"input_file": ""}, "`input_file` must be given. Received: nothing."),
-        ({"histogram": "h"}, "`histogram` must be given with --dry_run only. Received: 'h'."),
-        ({"goal": "lm", "rate": 0.0}, "`rate` must be given with --goal=mlm or nsp only. Received: 0.0."),
-        ({"dry_run": True, "goal": "lm", "rows": 3}, "`rows` must be left out with --dry_run. Received: 3."),
-        ({"rows": 3}, "`rows` must be 0 with --goal=mlm, which has none. Received: 3."),
-        ({"dry_run": "yes", "rows": 3}, "`dry_run` must be true or false. Received: 'yes'."),
-    ],
-)
-def test_settings_that_others_need_or_rule_out(values, message):
+DEPTH = "a whole number of at least 1, or the word max"
+SIZES = "divide `train_batch_size`. Received: micro_batch_size={}, train_batch_size=8"
+MISTAKES = [
+    (Example, {"num_shards": 0}, "be at least 1. Received: 0"),
+    (Example, {"num_shards": 100}, "be at most 99. Received: 100"),
+    (Example, {"num_shards": 1.5}, "be a whole number. Received: 1.5"),
+    (Example, {"num_shards": True}, "be a whole number. Received: True"),
+    (Example, {"eval_fraction": -0.1}, "be at least 0. Received: -0.1"),
+    (Example, {"eval_fraction": math.nan}, "be a finite number. Received: nan"),
+    (Example, {"eval_fraction": "half"}, "be a finite number. Received: 'half'"),
+    (Example, {"algorithm": "zpfhp"}, "be one of spfhp, lpfhp. Received: 'zpfhp'"),
+    (Example, {"overwrite": "yes"}, "be true or false. Received: 'yes'"),
+    *((Example, {"depth": depth}, f"be {DEPTH}. Received: {depth!r}") for depth in (0, -1, "some")),
+    *((Example, {"micro_batch_size": size}, SIZES.format(size)) for size in (3, 16)),
+    (Example, {"name": 3}, "be text. Received: 3"),
+    (Example, {"name": "\udcff"}, r"be UTF-8, as file names must be for TensorFlow. Received: '\udcff'"),
+    (Company, {"input_file": ""}, "be given. Received: nothing"),
+    (Company, {"histogram": "h"}, "be given with --dry_run only. Received: 'h'"),
+    (Company, {"rate": 0.0, "goal": "lm"}, "be given with --goal=mlm or nsp only. Received: 0.0"),
+    (Company, {"rows": 3, "dry_run": True, "goal": "lm"}, "be left out with --dry_run. Received: 3"),
+    (Company, {"rows": 3}, "be 0 with --goal=mlm, which has none. Received: 3"),
+    (Company, {"dry_run": "yes", "rows": 3}, "be true or false. Received: 'yes'"),
+]
+
+
+@pytest.mark.parametrize(("config", "values", "message"), MISTAKES)
+def test_the_setting_its_rule_and_its_value_are_named(config, values, message):
     with pytest.raises(InputError) as caught:
-        Company(**{"input_file": "a", **values})
-    assert str(caught.value) == message
+        config(**({"input_file": "a"} if config is Company else {}) | values)
+    assert str(caught.value) == f"`{next(iter(values))}` must {message}."
+
+
+def test_settings_within_their_rules_are_taken():
     Company("a", dry_run=True, histogram="h", goal="nsp", rate=0.0)
     Company("a", goal="lm", rows=3)
+    for size in (0, 1, 4, 8):
+        Example(micro_batch_size=size)
 
 
 def test_a_default_counts_where_it_was_given():

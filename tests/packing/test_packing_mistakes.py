@@ -55,12 +55,7 @@ MISTAKES = [
     (pack_nnlshp, (COUNTS, 3, 2), {"offset": -1}, "`offset` must be a whole number from 0. Received: -1"),
     (pack_nnlshp, (COUNTS, 3, 2), {"weight": 1.5}, r"`weight` must be in 0..1. Received: 1.5"),
     (pack_nnlshp, (np.ones(512, int), 512, 8), {}, r"use cghp .*Received: max_seq_length=512, depth=8"),
-    (
-        pack_local_greedy,
-        ([1, 2], 2, 1),
-        {"buffer_size": 0},
-        "`buffer_size` .* whole number from 1. Received: 0",
-    ),
+    (pack_local_greedy, ([1], 1, 1), {"buffer_size": 0}, "`buffer_size` .* number from 1. Received: 0"),
     (pack_greedy, ([2**40, 0], 2, 1), {}, "at most 100,000,000; use an algorithm on the histogram"),
     (cost_of_sorted_batching, ([1], 1, 0), {}, "`batch_size` must be at least 1. Received: 0"),
     *(
@@ -76,12 +71,7 @@ MISTAKES = [
     (count_lengths, ([True], 5), {}, "every length must be a whole number. Received: True"),
     (count_lengths, ([[1], [2]], 5), {}, r"`lengths` must have one dimension. Received: \[\[1\], \[2\]\]"),
     (count_lengths, ([[1], 2], 5), {}, "`lengths` must have one dimension"),
-    (
-        check_histogram,
-        ([7, 2**53 + 1, 3],),
-        {},
-        "sequences of a length. Received: 9007199254740993 of length 2",
-    ),
+    (check_histogram, ([7, 2**53 + 1, 3],), {}, "of a length. Received: 9007199254740993 of length 2"),
     (fold, (np.full(2050, 2**53), 2), {}, r"more than 2\*\*53 sequences of a length. Received: 184557"),
     *(
         (check_limits, (length, 1), {}, rf"number from 1 to 1,048,576. Received: {length}\.")
@@ -114,26 +104,11 @@ MISTAKES = [
     (resume, ({"num_arrived": 1},), {}, "below num_arrived. Received: num_arrived=1"),
     (add_online, ([3, 9],), {}, "every length must be in 1..max_seq_length=8. Received: 9"),
     (add_online, ([3, 2.7],), {}, "every length must be a whole number. Received: 2.7"),
-    (
-        OnlinePacker,
-        (8.0, 2),
-        {},
-        "`max_seq_length` must be a whole number from 1 to 1,048,576. Received: 8.0",
-    ),
+    (OnlinePacker, (8.0, 2), {}, "`max_seq_length` must be .* from 1 to 1,048,576. Received: 8.0"),
     (OnlinePacker, (8, 2), {"buffer_size": 4.5}, "`buffer_size` .* whole number from 1. Received: 4.5"),
-    (
-        OnlinePacker,
-        (8, 2),
-        {"buffer_size": 9, "max_age": 8},
-        "`max_age` .* at least buffer_size=9. Received: 8",
-    ),
+    (OnlinePacker, (8, 2), {"buffer_size": 9, "max_age": 8}, "`max_age` .* buffer_size=9. Received: 8"),
     (OnlinePacker, (8, 2), {"max_age": math.nan}, "at least buffer_size=10000. Received: nan"),
-    (
-        OnlinePacker,
-        (8, 2),
-        {"policy": "worst"},
-        "`policy` must be one of best_fit, first_fit. Received: 'worst'",
-    ),
+    (OnlinePacker, (8, 2), {"policy": "worst"}, "one of best_fit, first_fit. Received: 'worst'"),
     (OnlinePacker, (8, 2), {"leaving_share": 0}, "`leaving_share` must be over 0 and at most 1. Received: 0"),
 ]
 

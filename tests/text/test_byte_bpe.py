@@ -85,21 +85,14 @@ def check_bytes(path):
     ByteBpe(0, is_encoder=True).check(path)
 
 
+BOTH = load_maskable, check_bytes
+
+
 @pytest.mark.parametrize(
     ("make", "name", "readers", "message"),
     [
-        (
-            without_mask,
-            "a.json",
-            (load_maskable, check_bytes),
-            r"must hold .*<mask>, <pad>, to mask tokens\.",
-        ),
-        (
-            words,
-            "a.json",
-            (load_maskable, check_bytes),
-            r"must be byte-level BPE .*Received: .*, WordLevel, ",
-        ),
+        (without_mask, "a.json", BOTH, r"must hold .*<mask>, <pad>, to mask tokens\."),
+        (words, "a.json", BOTH, r"must be byte-level BPE .*Received: .*, WordLevel, "),
         (drawn_at_random, "a.json", (load_maskable, byte_bpe.load), r"no dropout.* with dropout=0\.1\.$"),
         (words, "a.txt", (load_maskable,), r"one WordPiece a line, or end in \.json where it is byte"),
         (Path.touch, "a.txt", (check_bytes,), r"must be a tokenizer\.json, as `tokenizers` writes it"),

@@ -70,25 +70,19 @@ def test_equal_seeds_mask_as_in_version_0_1(whole_words, positions, written):
     assert (found.tolist(), masked[found].tolist()) == (positions, written)
 
 
-def test_a_word_longer_than_the_share_is_still_predicted():
+def test_whole_words_that_are_long_or_cut():
     vocabulary = Vocabulary((*SPECIAL_TOKENS, "a", "##b", "##c"))
-    token_ids = np.array([2, 5, 6, 7, 3, 5, 6, 3], np.int32)
-    rng = np.random.default_rng(0)
-    _, positions, labels = masking.mask_tokens(token_ids, vocabulary, 1, 20, MaskingRules(True), rng)
-    assert positions.tolist() == [5, 6]  # the shortest word
-    assert labels.tolist() == [5, 6]
-    _, positions, _ = masking.mask_tokens(token_ids, vocabulary, 1, 1, MaskingRules(True), rng)
-    assert positions.tolist() == [5]  # never over the limit
 
+    def mask(token_ids, limit, seed=0):
+        rules, rng = MaskingRules(True), np.random.default_rng(seed)
+        found = masking.mask_tokens(np.array(token_ids, np.int32), vocabulary, 1, limit, rules, rng)
+        return [values.tolist() for values in found[1:]]
 
-def test_no_word_crosses_a_border_of_segments():
-    vocabulary = Vocabulary((*SPECIAL_TOKENS, "a", "##b"))
-    token_ids = np.array([2, 5, 3, 6, 3], np.int32)  # cut within a word: B opens with a continuation
-    for seed in range(9):
-        _, positions, _ = masking.mask_tokens(
-            token_ids, vocabulary, 1, 20, MaskingRules(True), np.random.default_rng(seed)
-        )
-        assert len(positions) == 1
+    long_words = [2, 5, 6, 7, 3, 5, 6, 3]
+    # A word longer than the share is still predicted, the shortest, and never over the limit
+    assert mask(long_words, 20) == [[5, 6], [5, 6]] and mask(long_words, 1)[0] == [5]
+    # Cut within a word, B opens with a continuation: no word crosses the border
+    assert all(len(mask([2, 5, 3, 6, 3], 20, seed)[0]) == 1 for seed in range(9))
 
 
 @pytest.mark.parametrize("prob", [0.15, 0.3, 0.07])

@@ -19,21 +19,21 @@ def to_tokens(vocabulary, text, do_lower_case=True):
     return [vocabulary.tokens[index] for index in ids]
 
 
-def test_longest_piece_first_lower_case_without_accents():
-    tokens = to_tokens(VOCABULARY, "UNwanted, Runn\u00efng unaffable CAF\u00c9")
-    # "unwanted" is unknown as a whole: "want" may open a word but not continue one
-    assert tokens == ["[UNK]", ",", "runn", "##ing", "un", "##aff", "##able", "cafe"]
-
-
-def test_chinese_characters_are_words_and_words_may_be_long():
-    vocabulary = tokenization.Vocabulary((*SPECIAL, "\u4e2d", "\u56fd", "a", "##a"))
-    assert to_tokens(vocabulary, "\u4e2d\u56fda") == ["\u4e2d", "\u56fd", "a"]
-    assert to_tokens(vocabulary, "a" * 100) == ["a", *["##a"] * 99]
-    assert to_tokens(vocabulary, "a" * 101) == ["[UNK]"]  # past the tokenizer's limit of a word
-
-
-def test_a_special_token_in_the_text_is_text():
-    assert to_tokens(VOCABULARY, "[MASK]") == ["[", "mask", "]"]
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        # "unwanted" is unknown as a whole: "want" may open a word but not continue one
+        ("UNwanted, Runn\u00efng unaffable", ["[UNK]", ",", "runn", "##ing", "un", "##aff", "##able"]),
+        ("CAF\u00c9", ["cafe"]),
+        ("\u4e2d\u56fda", ["\u4e2d", "\u56fd", "a"]),
+        ("a" * 100, ["a", *["##a"] * 99]),
+        ("a" * 101, ["[UNK]"]),  # past the tokenizer's limit of a word
+        ("[MASK]", ["[", "mask", "]"]),  # a special token in the text is text
+    ],
+)
+def test_words_are_spelt_by_their_longest_pieces(text, tokens):
+    vocabulary = tokenization.Vocabulary((*SPECIAL, *WORDS, "\u4e2d", "\u56fd", "a", "##a"))
+    assert to_tokens(vocabulary, text) == tokens
 
 
 def test_vocabulary_round_trip_and_roles(tmp_path):
