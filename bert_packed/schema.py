@@ -128,13 +128,7 @@ class PackSpec:
         return (self.size({**PACKED_LENGTHS, **CAUSAL_LENGTHS}[feature]),)
 
     def size(self, kind):
-        """S, K or P, for the kinds "S", "K" and "P"."""
-        sizes = {
-            "S": self.max_seq_length,
-            "K": self.max_sequences_per_pack,
-            "P": self.max_predictions_per_pack,
-        }
-        return sizes[kind]
+        return dict(zip("SKP", dataclasses.astuple(self), strict=True))[kind]
 
 
 def dtype(feature):

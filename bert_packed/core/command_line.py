@@ -36,18 +36,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def run(main, config_class, argv=None):
-    """Parse flags into a config, run a command, and turn mistakes into one line.
+    """Parse flags into a config, run `main` with it, and turn mistakes into one line; returns the status.
 
-    Args:
-        main: Function from the config to an exit status (None is 0).
-        config_class: Frozen dataclass whose fields come from `settings.setting`; it checks itself. Its
-            docstring heads the flags in `--help`.
-        argv: Program name and arguments; default `sys.argv`.
-
-    Returns:
-        Exit status: 0 success, 2 a user's mistake or an operating-system error, 130 interrupted, otherwise
-        the result of `main`. Started with SIGINT ignored, as by `command &` in a script, it is never
-        interrupted; SIGTERM ends it.
+    0 is success, 2 a user's mistake or an operating-system error, 130 an interrupt, others are the result
+    of `main`. Started with SIGINT ignored, as by `command &` in a script, it is never interrupted; SIGTERM
+    ends it.
     """
     argv = sys.argv if argv is None else argv
     program = Path(argv[0]).name
@@ -255,8 +248,6 @@ def _define(config_class):
 
 
 class _TextParser(flags.ArgumentParser):
-    """absl parser around a setting's own `parse`."""
-
     def __init__(self, parse):
         super().__init__()
         self._parse = parse

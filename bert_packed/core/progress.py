@@ -34,7 +34,6 @@ def follow(report):
 
 @contextlib.contextmanager
 def following(report):
-    """`follow` for the length of a block."""
     follow(report)
     try:
         yield

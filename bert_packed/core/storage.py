@@ -27,7 +27,6 @@ _NO_DEFAULT = object()
 
 
 def is_remote(path):
-    """True if a path is a URL."""
     return "://" in str(path)
 
 
@@ -170,17 +169,14 @@ def make_folder(path):
 
 
 def exists(path):
-    """True if a file or folder exists."""
     return _call(_gfile().exists, str(path)) if is_remote(path) else os.path.exists(path)
 
 
 def is_folder(path):
-    """True if a path is a folder."""
     return _call(_gfile().isdir, str(path)) if is_remote(path) else os.path.isdir(path)
 
 
 def is_file(path):
-    """True if a path is a file."""
     return exists(path) and not is_folder(path)
 
 
@@ -230,16 +226,7 @@ def check_local(path, name):
 
 
 def read_json(path, kind=dict, default=_NO_DEFAULT):
-    """The content of a JSON file.
-
-    Args:
-        path: Of the file.
-        kind: Type that the content must have: dict, list, or object for any.
-        default: Returned where there is no such file, which is an error otherwise.
-
-    Raises:
-        InputError: the file is missing, not UTF-8, not JSON, or of another kind; the message names it.
-    """
+    """The content of a JSON file of a `kind`: dict, list, or object for any; `default` without such a one."""
     try:
         content = json.loads(read_text(path))
     except (FileNotFoundError, NotADirectoryError) as error:  # the second below what is a file
@@ -259,7 +246,6 @@ def read_json(path, kind=dict, default=_NO_DEFAULT):
 
 
 def write_text(path, text):
-    """Write a UTF-8 file that appears under its name only when complete."""
     with write_whole(path) as partial, open_file(partial, "wb") as file:
         file.write(text.encode())
 
@@ -272,13 +258,10 @@ def write_json(path, content):
 
 @contextlib.contextmanager
 def lock(path, in_use):
-    """Hold a local file, made where it is missing, or folder against other processes.
+    """Hold a local file, made where it is missing, or folder against other processes: yields its descriptor.
 
-    The system frees it even where this process is killed. A URL is not locked: an object store has no locks
-    that a killed process would free. Yields the descriptor of what is locked, None for a URL.
-
-    Raises:
-        InputError: another process holds it, with the message `in_use`, or a file is a link.
+    The system frees it even where this process is killed. A URL is not locked, and yields None: an object
+    store has no locks that a killed process would free. Where it is held, `in_use` is the message.
     """
     if is_remote(path):
         yield None

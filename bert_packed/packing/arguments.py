@@ -13,19 +13,11 @@ MAX_SEED = 2**63 - 1
 
 
 def as_array(values, name, rule, kinds=NUMBERS, shape=None):
-    """The NumPy array of an argument: a number, nested lists, or an array or tensor of any library.
+    """The NumPy array of an argument, for messages that begin "{name} must {rule}".
 
-    What NumPy has no type for, such as bfloat16, becomes float32, which holds each of its values, unless all
-    kinds will do.
-
-    Args:
-        values: The argument.
-        name, rule: Beginning of the message: "`lengths`", "be a list of whole numbers".
-        kinds: Kinds of NumPy's types; None for all. An empty array of another kind becomes int64.
-        shape: Sizes of the dimensions, None where any will do; None for any shape.
-
-    Raises:
-        ValueError: values are masked, lists are ragged, or kind or shape differ.
+    It is a number, nested lists, or an array or tensor of any library. What NumPy has no type for, such as
+    bfloat16, becomes float32, which holds each of its values. `kinds` are NumPy's, None for all; an empty
+    array of another kind becomes int64. `shape` has None for any size. Masked values are refused.
     """
     try:
         array = _to_numpy(values, kinds)

@@ -26,12 +26,7 @@ class Certificate:
 
 
 def certify(num_packs, histogram, max_seq_length, max_sequences_per_pack, dual_values=(), lp_bound=None):
-    """The `Certificate` of a number of packs, whose other arguments are those of all algorithms.
-
-    Args:
-        dual_values: As in `dual_bound`; empty for none.
-        lp_bound: What they prove; None to compute it here, if the other bounds leave a gap.
-    """
+    """The `Certificate` of a number of packs; `lp_bound` is what `dual_values` prove, None to compute it."""
     bounds = {
         "material": material_bound(histogram, max_seq_length),
         "depth": depth_bound(histogram, max_seq_length, max_sequences_per_pack),

@@ -73,15 +73,8 @@ def pack_cghp(
     if len(dual_values):
         dual_values[search.lengths - 1] = search.dual_values
     filled = [(search.lengths[list(rows)], count) for rows, count in fill_slots(packs, search.demand)]
-    return make_plan(
-        "cghp",
-        max_seq_length,
-        max_sequences_per_pack,
-        filled,
-        notes,
-        dual_values.tolist(),
-        search.lower_bound if len(dual_values) else None,
-    )
+    proof = dual_values.tolist(), search.lower_bound if len(dual_values) else None
+    return make_plan("cghp", max_seq_length, max_sequences_per_pack, filled, notes, *proof)
 
 
 def _search(search, gap, effort):
@@ -118,10 +111,9 @@ TOLERANCE = 1e-6
 
 
 def dive(search, target):
-    """Round the fractional plan of a `Relaxation`, whose master's demand is changed, to a whole one.
+    """Round the fractional plan of a `Relaxation`, whose master's demand changes, to `target` packs or more.
 
-    Returns a list of `(ascending tuple of rows, count)` that can hold the demand, in `target` packs if it can
-    be; and whether it ended before the limit of the search's effort.
+    Returns `(ascending tuple of rows, count)` that can hold the demand; and whether the effort sufficed.
     """
     demand, master, pack_counts = search.demand, search.master, search.pack_counts
     best = search.first_plan

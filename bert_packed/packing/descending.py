@@ -76,12 +76,6 @@ def packs_of_three(histogram):
     sequences the one other that fits exactly, and the short ones that it leaves fill packs in number only:
 
         S = 8, lengths 4 4 3 2 2 1     packs of three 4 2 2 | 4 3 1     LPFHP of depth 3: 4 4 | 3 2 2 | 1
-
-    Args:
-        histogram: int `[S]`, checked.
-
-    Returns:
-        List of `(lengths, 1)`, as from `longest_pack_first`.
     """
     left, packs = np.array(histogram), []
     for longest in range(len(left), 0, -1):
@@ -135,8 +129,7 @@ def _descending(histogram):
 class _OpenPacks:
     """Equal packs with their count, in one stack per number of free tokens.
 
-    The bits of one whole number say which stacks hold something, so that the emptiest and the fullest pack
-    that fits are found by bit arithmetic instead of trying every free space.
+    The bits of a whole number say which stacks hold something, so that a pack is found without a search.
     """
 
     def __init__(self, max_seq_length, depth):
@@ -154,7 +147,6 @@ class _OpenPacks:
             self._bits |= 1 << space
 
     def pop(self, space):
-        """Take the `(count, pack)` last pushed with this space."""
         stack = self._stacks[space]
         last = stack.pop()
         if not stack:
@@ -175,10 +167,7 @@ class _OpenPacks:
 
 
 def _fit(histogram, depth, preference):
-    """Pack by groups `(space, count, pack)` in the order in which they were opened.
-
-    Of the groups with room, that of the lowest `preference(group)` is filled first, of equals the earlier.
-    """
+    """Pack by groups `(space, count, pack)`: the lowest `preference(group)` first, of equals the earlier."""
     max_seq_length, closed, groups = len(histogram), [], []
     for length, num_left in _descending(histogram):
         fitting = [index for index, group in enumerate(groups) if group[0] >= length]

@@ -81,13 +81,10 @@ def check_limits(max_seq_length, max_sequences_per_pack):
 
 
 def load_histogram(path, max_seq_length=None):
-    """Read a histogram, int64 `[S]`, from JSON with `lengths` and `counts`.
+    """Read a histogram, int64 `[S]`, from JSON with `lengths` and `counts`; a `ValueError` names the file.
 
     Lengths over `max_seq_length` are counted at `max_seq_length`, as truncated sequences; None truncates
     nothing and takes the longest length for S.
-
-    Raises:
-        ValueError: the file is not such JSON, or its numbers are no histogram; the message names the file.
     """
     try:
         return _parse_histogram(Path(path).read_bytes(), max_seq_length)

@@ -85,11 +85,10 @@ MAX_ROUND_NODES = 20
 MAX_COPIES = 8  # of equal packs in a round
 
 
-def fewest_packs(demand, row_of_slot, depth, max_nodes=MAX_NODES):
-    """Solve the packing program over all strategies; `demand` and `row_of_slot` are those of `Relaxation`.
+def fewest_packs(demand, row_of_slot, depth):
+    """Packs `(ascending tuple of rows, count)` by a program over all strategies, and whether nodes sufficed.
 
-    Returns a list of `(ascending tuple of rows, count)` that can hold the demand, or None where the case is
-    too large or the nodes of branch and bound ran out; and whether they did not run out.
+    None for packs where the case is too large or the nodes ran out.
     """
     max_seq_length = len(row_of_slot) - 1
     num_strategies = count_strategies(max_seq_length, depth, limit=MAX_STRATEGIES)
@@ -100,20 +99,16 @@ def fewest_packs(demand, row_of_slot, depth, max_nodes=MAX_NODES):
     # Enough slots of at least each length: with nested slots that is the same as an assignment.
     slots = np.array([[sum(slot >= row for slot in pack) for pack in packs] for row in range(len(demand))])
     needed = np.array([sum(demand[row:]) for row in range(len(demand))], float)
-    no_limits = np.full(len(packs), highspy.kHighsInf), np.full(len(demand), highspy.kHighsInf)
-    options = {"mip_max_nodes": max_nodes, "mip_rel_gap": 0.0, "mip_abs_gap": 0.5}
-    counts, end = _solve(slots, np.ones(len(packs)), no_limits[0], (needed, no_limits[1]), options)
+    most, limits = np.full(len(packs), highspy.kHighsInf), (needed, np.full(len(demand), highspy.kHighsInf))
+    options = {"mip_max_nodes": MAX_NODES, "mip_rel_gap": 0.0, "mip_abs_gap": 0.5}
+    counts, end = _solve(slots, np.ones(len(packs)), most, limits, options)
     if end != Status.kOptimal:
         return None, False
     return [(pack, count) for pack, count in zip(packs, counts, strict=True) if count], True
 
 
 def repack(packs, lengths, max_seq_length, depth, bound):
-    """Save packs until there are `bound`, or no round is left. Equal input gives equal output.
-
-    Packs are `(ascending tuple of rows, count)`, rows are those of `lengths`; the sequences of the result are
-    the same.
-    """
+    """Save packs, `(ascending tuple of rows, count)`, until there are `bound` or no round is left."""
     plan = Counter()
     for pack, count in packs:
         if pack:
@@ -143,9 +138,7 @@ def repack(packs, lengths, max_seq_length, depth, bound):
 
 
 def _choose(plan, lengths, max_seq_length, depth, num_sequences, draw):
-    """Packs for one round, those with most free tokens until these are a pack, then others by chance; and
-    the tokens that are free in them.
-    """
+    """Packs for one round, those with most free tokens, then others by chance; and their free tokens."""
     free_tokens = {pack: max_seq_length - sum(lengths[row] for row in pack) for pack in plan}
     chosen, free, placed = [], 0, 0
     for pack in sorted(plan, key=lambda pack: (-free_tokens[pack], pack)):
@@ -169,10 +162,7 @@ def _choose(plan, lengths, max_seq_length, depth, num_sequences, draw):
 
 
 def list_packs(demand, lengths, max_seq_length, depth, spare, most, draw):
-    """List packs that leave at most `spare` tokens free: all there are, or about `most` by chance.
-
-    Sorted, each an ascending tuple of rows, none with more of a row than `demand`, a dict from rows.
-    """
+    """List packs that leave at most `spare` tokens free: all there are, or about `most` by chance."""
     rows = sorted(demand, reverse=True)
     sums = [0] * (len(rows) + 1)  # bit t of entry i: rows[i:] can be added up to t tokens
     sums[-1] = 1
@@ -214,37 +204,23 @@ def list_packs(demand, lengths, max_seq_length, depth, spare, most, draw):
 
 
 def _mix(candidates, demand, num_packs):
-    """Choose `num_packs` of the candidates, tuples of rows, that hold exactly the demand, a counter of rows.
-
-    A counter of packs, or None; and whether the program was solved, if only to find that there is none.
-    """
+    """A counter of `num_packs` candidates that hold the demand, or None; and whether that is proven."""
     rows = sorted(demand)
     places = np.array([[pack.count(row) for pack in candidates] for row in rows])
     wanted = np.array([*(demand[row] for row in rows), num_packs], float)
     most = [min(demand[row] // times for row, times in Counter(pack).items()) for pack in candidates]
     options = {"mip_max_nodes": MAX_ROUND_NODES, "presolve": "off"}  # which takes seconds and finds little
-    times, end = _solve(
-        np.vstack([places, np.ones(len(candidates))]),
-        np.zeros(len(candidates)),
-        np.array(most, float),
-        (wanted, wanted),
-        options,
-    )
+    matrix, costs = np.vstack([places, np.ones(len(candidates))]), np.zeros(len(candidates))
+    times, end = _solve(matrix, costs, np.array(most, float), (wanted, wanted), options)
     if times is None:
         return None, end == Status.kInfeasible
     chosen = Counter({pack: count for pack, count in zip(candidates, times, strict=True) if count})
-    held = Counter({row: 0 for row in rows})
-    for pack, count in chosen.items():
-        for row in pack:
-            held[row] += count
+    held = Counter(row for pack in chosen.elements() for row in pack)
     return (chosen, True) if held == demand else (None, False)  # else the solver's tolerance
 
 
 def _solve(matrix, costs, most, limits, options):
-    """Minimise the costs of whole numbers from 0 to `most`, by which the matrix is within two `limits`.
-
-    A list of the numbers, None without a solution; and the status by which the program ended.
-    """
+    """Whole numbers of least cost within the limits, None without a solution; and the program's status."""
     columns, rows = np.nonzero(matrix.T)
     program = highspy.HighsLp()
     program.num_row_, program.num_col_ = matrix.shape

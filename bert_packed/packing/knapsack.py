@@ -59,7 +59,7 @@ def best_packs(values, max_slots):
     """Compute the table for packs of at most `max_slots` slots, fewer where more of them add nothing.
 
     `values` are int64 `[S + 1]`, of a slot by its size, 0 first, and must not fall: a slot may always be
-    filled with something shorter. `ValueError` where the largest, `max_slots` times, is not below 2**60.
+    filled with something shorter.
     """
     if int(values.max()) * max_slots >= 2**VALUE_BITS:
         raise ValueError(

@@ -40,8 +40,6 @@ DEPENDENCE_TOLERANCE = 1e-10
 
 @dataclasses.dataclass(frozen=True)
 class NnlsResult:
-    """The mix, `x`."""
-
     x: np.ndarray  # float64 [n], not negative
     converged: bool  # False where the iterations ran out; `x` is then the best so far
 
@@ -190,18 +188,10 @@ def mix_nnlshp(histogram, max_seq_length, max_sequences_per_pack, **settings):
 def first_mix(
     histogram, max_seq_length, max_sequences_per_pack, *, offset=OFFSET, weight=WEIGHT, max_iterations=None
 ):
-    """The rounded mix before its repair (Efficient Sequence Packing, Section F.4.4).
+    """The rounded mix before its repair (Efficient Sequence Packing, Section F.4.4), and notes.
 
-    Args:
-        histogram, max_seq_length, max_sequences_per_pack: As for all `algorithms`.
-        offset: Lengths up to this one count less in the distance (Section F.5).
-        weight: Their weight, 0 to 1; others weigh 1.
-        max_iterations: Of the least squares; default 3 per strategy. When they run out, the best mix so far
-            is repaired like any other, and a note says so.
-
-    Returns:
-        Strategies as from `list_strategies`, their counts, float64 `[strategies]` of whole numbers, and a
-        list of notes. Over two million strategies are a `ValueError`.
+    Lengths up to `offset` weigh `weight`, not 1 (Section F.5). Least squares end after `max_iterations`,
+    None for 3 per strategy, with the best mix so far and a note.
     """
     from scipy import sparse  # half a second: not for --help and the other algorithms
 
@@ -243,8 +233,6 @@ def pack_ennlshp(histogram, max_seq_length, max_sequences_per_pack, *, max_itera
 
 def _solve(matrix, target, num_strategies, max_iterations):
     """The mix, float64 `[columns of matrix]`, and a list with a note where the iterations ran out."""
-    from bert_packed.packing.nnlshp import solve_nnls  # SciPy
-
     limit = 3 * num_strategies if max_iterations is None else max_iterations
     result = solve_nnls(matrix, target, limit)
     note = f"Least squares stopped after {limit} iterations; its best mix so far was repaired."
@@ -290,6 +278,5 @@ def round_and_repair(strategies, whole_counts, histogram):
 
 
 def _plan_slots(algorithm, histogram, max_seq_length, max_sequences_per_pack, packs, notes):
-    """The plan that puts the sequences of a histogram into packs of slots."""
     filled = fill_slots(packs, [0, *check_histogram(histogram).tolist()])
     return make_plan(algorithm, max_seq_length, max_sequences_per_pack, filled, notes)

@@ -159,7 +159,6 @@ class OnlinePacker:
 
     @property
     def max_seq_length(self):
-        """S."""
         return self._settings["max_seq_length"]
 
     def _send(self, at_least):

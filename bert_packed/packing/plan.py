@@ -103,10 +103,7 @@ def make_plan(
 
 
 def merge_packs(packs):
-    """Add up equal packs `(lengths in any order, count)`, and drop empty ones and counts of 0.
-
-    Returns a dict from ascending tuple to count, in ascending order: equal plans are equal bytes.
-    """
+    """Add up equal packs `(lengths in any order, count)`: dict from ascending tuple to count, in order."""
     # The papers count strategies as their listings list them, equal ones not added up; SPFHP and LPFHP make
     # no equal ones, so the two numbers agree
     total = Counter()
@@ -162,11 +159,7 @@ def validate_plan(plan, histogram):
 
 
 def count_strategies(max_seq_length, depth, limit=math.inf):
-    """The number of partitions of S into at most `depth` parts, exactly.
-
-    S = 512: 257 at depth 2, 22,102 at depth 3, about 940 thousand at depth 4. Counting stops above `limit`,
-    at some number above it: all partitions of 8192 take seconds, and their number has 94 digits.
-    """
+    """The number of partitions of S into at most `depth` parts; a number above `limit` where it is more."""
     # Partitions into at most d parts are partitions into parts of at most d.
     ways = [1] + [0] * max_seq_length
     for part in range(1, min(depth, max_seq_length) + 1):

@@ -76,10 +76,7 @@ class Relaxation:
         return [(tuple(self.row_of_slot[list(pack)].tolist()), n) for pack, n in packs.items()]
 
     def add_coarse_packs(self):
-        """Add the packs that the same search finds for lengths rounded up to about a thousand classes.
-
-        With many lengths each round is slow and many are needed; the classes get close in a few seconds.
-        """
+        """Add what the same search finds, in seconds, for lengths rounded up to about a thousand classes."""
         grain = -(-self._size // COARSE_CLASSES)
         classes = -(-self.lengths // grain)
         inside = classes <= self._size // grain  # longer ones go alone, as they do from the start
@@ -108,10 +105,7 @@ class Relaxation:
         return objective <= self.lower_bound * (1 + gap) + TOLERANCE
 
     def _add_packs(self, objective, gap):
-        """Add packs that are worth more than one; False where there are none or none are needed.
-
-        True also where the steps ran out, at which the master's next solve ends.
-        """
+        """Add packs worth more than one; False if none are found or needed, True if the steps ran out."""
         # Prices between the master's values and the best ones known: the master's alone jump about for many
         # rounds (Wentges, Int. Trans. in Operational Research 4(2), 1997). Nearer to them if nothing is new.
         values = self.master.row_values()
@@ -129,10 +123,7 @@ class Relaxation:
             weight = weight / 2 if weight > 0.1 else 0
 
     def _price(self, values):
-        """Find the most valuable pack around each length, exactly, and keep the bound if it is the best.
-
-        The value of the best pack with each row's length, int64 `[rows]`, and the table of other slots.
-        """
+        """The value of the best pack with each row's length, int64 `[rows]`, and the table of other slots."""
         scaled = scale_values(values, self._depth)
         slot_values = np.where(self.row_of_slot >= 0, scaled[self.row_of_slot], 0)
         tables = best_packs(slot_values, self._depth - 1)
@@ -152,9 +143,7 @@ class Relaxation:
     def _select(self, worth, tables, values):
         """The packs worth most that the master would use, at most a few: more only make it slow."""
         order = np.argsort(-worth, kind="stable")
-        slots = np.column_stack(
-            [self.lengths[order], tables.slots(self._size - self.lengths[order])],
-        )
+        slots = np.column_stack([self.lengths[order], tables.slots(self._size - self.lengths[order])])
         rows = np.sort(self.row_of_slot[slots], axis=1)
         useful = np.where(rows >= 0, values[rows], 0).sum(axis=1) > 1 + TOLERANCE
         packs = dict.fromkeys(tuple(row for row in pack if row >= 0) for pack in rows[useful].tolist())
@@ -176,16 +165,12 @@ class Master:
         self._known = set()
         self._effort = effort
         self._num_rows = len(demand)
-        self._model = make_model(
-            presolve="off",  # it would throw the basis away
-            simplex_strategy=PRIMAL_SIMPLEX,
-        )
+        # Presolve would throw the basis away
+        self._model = make_model(presolve="off", simplex_strategy=PRIMAL_SIMPLEX)
         self._scale = SCALED_TOTAL / sum(demand)
-        none = np.zeros(0)
-        starts = np.zeros(self._num_rows, np.int32)
-        self._model.addRows(
-            self._num_rows, self._scaled(demand), self._infinities(), 0, starts, none.astype(np.int32), none
-        )
+        self._no_limits = np.full(self._num_rows, highspy.kHighsInf)
+        empty = np.zeros(self._num_rows, np.int32), np.zeros(0, np.int32), np.zeros(0)
+        self._model.addRows(self._num_rows, self._scaled(demand), self._no_limits, 0, *empty)
         self._num_exchanges = self._num_rows - 1
         lower_rows = np.arange(self._num_exchanges)
         self._add_columns(
@@ -210,10 +195,10 @@ class Master:
         return len(new)
 
     def set_demand(self, demand):
-        """Change the demand, for the rest that a part of the plan leaves; the basis stays dual feasible."""
+        """Change the demand to the rest that a part of the plan leaves; the basis stays dual feasible."""
         self._scale = SCALED_TOTAL / sum(demand)
         rows = np.arange(self._num_rows, dtype=np.int32)
-        self._model.changeRowsBounds(self._num_rows, rows, self._scaled(demand), self._infinities())
+        self._model.changeRowsBounds(self._num_rows, rows, self._scaled(demand), self._no_limits)
         self._model.setOptionValue("simplex_strategy", DUAL_SIMPLEX)
 
     def solve(self):
@@ -257,6 +242,3 @@ class Master:
 
     def _scaled(self, demand):
         return np.array([count * self._scale for count in demand])
-
-    def _infinities(self):
-        return np.full(self._num_rows, highspy.kHighsInf)

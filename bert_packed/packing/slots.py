@@ -44,10 +44,7 @@ def place(pack, demand):
 
 
 def fill_slots(packs, demand):
-    """Turn packs of slots, `(ascending tuple of rows, count)`, into packs of sequences, or empty ones.
-
-    `ValueError` where the slots cannot hold the demand.
-    """
+    """Turn packs of slots, `(ascending tuple of rows, count)`, into packs of sequences, or empty ones."""
     contents, left_over = _contents(count_slots(packs, len(demand)), demand)
     if any(left_over):
         row = max(row for row, left in enumerate(left_over) if left)

@@ -13,31 +13,19 @@ TABLE_SIZES = {2**14: np.uint16, 2**16: np.uint32}
 
 
 def serialize_examples(features):
-    """Encode a batch of fixed-length features as `tf.train.Example` records.
+    """Encode features, name -> array `[n, length]`, as n `tf.train.Example` records, `bytes`.
 
     Equal to TensorFlow's deterministic serialization, byte for byte, and many times as fast: the numbers of
     the whole batch become varints at once, and what repeats from record to record is made once.
-
-    Args:
-        features: Dict from feature name to array `[n, length]`; written as float32 where the array or
-            `schema.dtype` is of floats, otherwise as int64.
-
-    Returns:
-        List of n `bytes`, features by name. `ValueError` where shapes differ or a whole number is negative.
     """
     shapes = {name: np.shape(values) for name, values in features.items()}
     if any(len(shape) != 2 for shape in shapes.values()) or len({shape[0] for shape in shapes.values()}) != 1:
         raise ValueError(f"every feature must have shape [n, length] with one n. Received: {shapes}.")
-    columns = [_encode_feature(name, np.asarray(features[name])) for name in sorted(features)]
-    return _join_columns(columns)
+    return _join_columns([_encode_feature(name, np.asarray(features[name])) for name in sorted(features)])
 
 
 def serialize_ragged(features):
-    """`serialize_examples` for whole numbers of any lengths.
-
-    `features` is a dict from feature name to (values of all records, int `[T]`, number of values of each, int
-    `[n]`).
-    """
+    """`serialize_examples` of whole numbers: name -> (values of all records, number of each, int `[n]`)."""
     sizes = {
         name: (len(values), int(np.sum(counts)), len(counts)) for name, (values, counts) in features.items()
     }
@@ -47,13 +35,10 @@ def serialize_ragged(features):
 
 
 def encode_varints(values):
-    """Encode whole numbers as protocol-buffer varints: 7 bits a byte, lowest first, high bit = more follow.
+    """Encode rows as protocol-buffer varints: 7 bits a byte, lowest first, high bit = more follow.
 
-        [[1 300]        ->   bytes  1  172 2  5 7
-         [5   7]]            ends   3 5
-
-    Returns the `bytes` of all rows of an integer array `[n, length]`, and int64 `[n]`: where each row ends in
-    them. A negative number is a `ValueError`.
+    [[1 300]        ->   bytes  1  172 2  5 7
+     [5   7]]            ends   3 5
     """
     if values.size and values.min() < 0:
         raise ValueError(f"whole numbers must not be negative. Received: {values.min()}.")

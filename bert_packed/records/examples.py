@@ -32,16 +32,10 @@ class OtherFormError(Exception):
 
 
 def decode_columns(records, dtypes):
-    """Decode features that all records of a batch have.
+    """Decode features, "int64" or "float32" by name, of a batch; None where a record has another form.
 
-    Args:
-        records: `Records`, at least one.
-        dtypes: Dict from feature name to "int64" or "float32"; other features are passed over.
-
-    Returns:
-        Dict from name to (values of all records: float32, or the first of uint8, uint32 and int64 that holds
-        them; number of values of each, int64 `[n]`). None where a record has another form, lacks a feature,
-        or has it in another type.
+    Returns a dict from name to (values of all records: float32, or the first of uint8, uint32 and int64 that
+    holds them; number of values of each, int64 `[n]`).
     """
     try:
         found = _find_values(records, dtypes)
@@ -51,12 +45,9 @@ def decode_columns(records, dtypes):
 
 
 def decode_varints(content, ends):
-    """Decode the varints of several rows.
+    """Decode the varints of several rows: uint8, uint32 or int64, and how many each row has, int64 `[n]`.
 
-        bytes  1  172 2  5 7,  ends  [3 5]   ->   values  [1 300 5 7],  counts  [2 2]
-
-    `content` is uint8 `[m]`, `ends` int `[n]`. Returns values, uint8, uint32 or int64, and how many each row
-    has, int64 `[n]`.
+    bytes  1  172 2  5 7,  ends  [3 5]   ->   values  [1 300 5 7],  counts  [2 2]
     """
     is_last = content < MORE
     row_ends = ends[ends > 0]
@@ -148,7 +139,6 @@ class _Reader:
         self.place = records.starts
 
     def go_to(self, place):
-        """Go on at `place`, which no record may end before."""
         if (place > self._ends).any() or (place < self.place).any():
             raise OtherFormError
         self.place = place
@@ -165,7 +155,6 @@ class _Reader:
             raise OtherFormError
 
     def read_size(self):
-        """A varint: int64 `[n]`."""
         sizes, goes_on = np.zeros(len(self.place), np.int64), np.ones(len(self.place), bool)
         for number in range(MAX_SIZE_BYTES):
             byte = np.where(goes_on, self._peek(), 0)
@@ -242,11 +231,7 @@ def feature_names(record, path, number):
 
 
 def feature_lengths(record, path, number, names):
-    """Numbers of values of the named features of one record: dict; `path` and `number` are for messages.
-
-    Raises:
-        InputError: the record is no `tf.train.Example`, lacks a feature, or has it in another type.
-    """
+    """Numbers of values of the named features of one record: dict; `path` and `number` are for messages."""
     return _lengths(_features(record, path, number), path, number, names)
 
 
@@ -278,16 +263,10 @@ def parse_example(record, path, number, lengths):
 
 
 def parse_examples(batch, lengths, narrow=(), origins=None):
-    """Decode records whose features have fixed lengths: dict from name to `[n, length]`, int64 or float32.
+    """Decode records whose features have fixed `lengths`: dict from name to `[n, length]`, int64 or float32.
 
-    Args:
-        batch: `Records`, at least one.
-        lengths: Dict from feature name to its length in this file; other features are passed over.
-        narrow: Names of whole-number features that may come in any integer type, for speed.
-        origins: List of n (path, record number), if the batch holds records of several places.
-
-    Raises:
-        InputError: a record is no `tf.train.Example`, lacks a feature, or has it in another length or type.
+    Whole numbers of the features in `narrow` may come in any integer type, for speed. `origins` are n (path,
+    record number), if the batch holds records of several places.
     """
     dtypes = {name: schema.dtype(name) for name in lengths}
     columns = decode_columns(batch, dtypes)
@@ -307,15 +286,9 @@ def parse_examples(batch, lengths, narrow=(), origins=None):
 
 
 def parse_ragged(batch, dtypes):
-    """Decode records whose features have any lengths; 0 where a record lacks one.
+    """Decode features, "int64" or "float32" by name, of any lengths; 0 where a record lacks one.
 
-    Args:
-        batch: `Records`, at least one.
-        dtypes: Dict from feature name to "int64" or "float32".
-
-    Returns:
-        Dict from name to (values of all records, number of values of each, int64 `[n]`). `InputError` where a
-        record is no `tf.train.Example`, or has a feature in another type.
+    Returns a dict from name to (values of all records, number of values of each, int64 `[n]`).
     """
     columns = decode_columns(batch, dtypes)
     if columns is None:

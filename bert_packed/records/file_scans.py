@@ -36,10 +36,7 @@ def stamp_of(path):
 
 
 def write_scans(store, scans):
-    """Keep scans, a dict from path to what `scan_unchanged` returned, in a file, in the place of older ones.
-
-    None is of a damaged file.
-    """
+    """Keep scans of undamaged files, path -> result of `scan_unchanged`, in the place of older ones."""
     scans = {path: (scan, stamp) for path, (scan, stamp) in scans.items() if stamp[1]}
     facts = [[path, stamp, scan.sha256, scan.num_records] for path, (scan, stamp) in scans.items()]
     # Sizes instead of offsets: two bytes a record, most often, instead of eight

@@ -9,19 +9,14 @@ from bert_packed.core.settings import InputError, is_utf8
 from bert_packed.records.provenance import MANIFEST_NAME, SUFFIX, listed_files, read_manifest
 
 # Keys of a manifest that packs inherit: which vocabulary the token ids are of, and what is learnt from them
-INHERITED_KEYS = {
-    "vocab_size": int,
-    "vocab_sha256": str,
-    "do_lower_case": bool,
-    "tokenizer": str,
-    "objective": str,
-}
+_VOCABULARY_KEYS = {"vocab_size": int, "vocab_sha256": str, "do_lower_case": bool, "tokenizer": str}
+INHERITED_KEYS = {**_VOCABULARY_KEYS, "objective": str}  # in this order in a manifest, whose bytes it decides
 FILE_KEYS = {"num_records": int, "sha256": str}  # and what the entry of a file promises
 WRITERS = {"unpacked": "create_pretraining_data.py", "packed": "pack_tfrecords.py"}  # of manifests, by `kind`
 
 
 def find_files(pattern, argument):
-    """Find the files that comma-separated paths and globs name, as google-research/bert's flags do.
+    """Find the files that comma-separated paths and globs name, as google-research/bert's flags do, sorted.
 
         "train-*.tfrecord,more/eval.tfrecord"     a glob and a path; `**` crosses folders
         "a,b.txt"                                 one file, where there is one of that name
@@ -29,13 +24,6 @@ def find_files(pattern, argument):
     A glob matches no folder, and none of our own indexes, which `--provenance` leaves beside records. A comma
     may be part of a name: the whole pattern is tried as a name first, and a part that names nothing is tried
     together with the next. `argument` is the flag's name, for messages.
-
-    Returns:
-        List of paths, sorted, each once: `./a` and `a` are one.
-
-    Raises:
-        InputError: a part matches no file, or a link that leads nowhere; a file has no bytes; a name is not
-            UTF-8, which TensorFlow needs; one file has two names, by a link: it would be read twice.
     """
     return check_found([path for _, paths in find_parts(pattern, argument) for path in paths], argument)
 
@@ -74,7 +62,7 @@ def _refuse_lost_links(pattern):
 
 
 def check_found(paths, argument):
-    """Files that were found, sorted, each once; raises `InputError` as `find_files`."""
+    """Files that were found, sorted, each once: one with two names, by a link, would be read twice."""
     found = sorted(set(paths))
     for path in found:
         if not is_utf8(path):
@@ -116,12 +104,7 @@ def _check_stamps(stamps, inodes):
 
 
 def read_input_manifests(paths):
-    """Read the manifests beside files; other programs' manifests promise nothing.
-
-    Returns:
-        Dict with those of `INHERITED_KEYS` that are known, and `read_promises`. `InputError` where two
-        directories have different vocabularies or objectives, or a manifest of ours is broken in form.
-    """
+    """What manifests beside files say: dict of the `INHERITED_KEYS` that are known, and `read_promises`."""
     vocabulary, known_from = {}, None
     for directory, manifest in _manifests_beside(paths):
         found = _known(manifest, INHERITED_KEYS)
@@ -147,15 +130,13 @@ def read_promises(paths):
 def check_promises(promised, path, num_records, sha256):
     """Raise `InputError` where a file is not what was `promised` of it, by `read_promises`."""
     # the number first, for its message: of files that lost whole records, or have some twice
-    for rule, wanted, received in (
-        ("hold {} records", promised.get("num_records"), num_records),
-        ("have the SHA-256 {}", promised.get("sha256"), sha256),
+    for key, rule, received in (
+        ("num_records", "hold {} records", num_records),
+        ("sha256", "have the SHA-256 {}", sha256),
     ):
-        if wanted not in (None, received):
-            raise InputError(
-                f"{path} must {rule.format(wanted)}, as the manifest.json beside it says. "
-                f"Received: {received}."
-            )
+        if (wanted := promised.get(key)) not in (None, received):
+            rule = f"{rule.format(wanted)}, as the manifest.json beside it says"
+            raise InputError(f"{path} must {rule}. Received: {received}.")
 
 
 def folder_of(path):
@@ -197,10 +178,7 @@ def _manifests_beside(paths):
 
 
 def read_own_manifest(directory, kind):
-    """The manifest of a directory that only we write, None where there is none.
-
-    Raises `InputError` where it is not as the command writes it that makes records of `kind`, of `WRITERS`.
-    """
+    """The manifest, in its form for `kind` of `WRITERS`, of a directory that only we write, or None."""
     manifest = read_manifest(directory)
     if manifest is not None:
         _check_form(manifest, kind, os.path.join(directory, MANIFEST_NAME))

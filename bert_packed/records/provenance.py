@@ -106,14 +106,9 @@ def real_name(path):
 
 
 def write_traced(path, index_path, names, serialize):
-    """Write a file of records, and beside it the index of where they come from: `tfrecords.FileEntry`.
+    """Write a file of records, and beside it the index of where they come from, if it has a path.
 
-    Args:
-        path: The file.
-        index_path: Its index, which appears when complete; "" for none.
-        names: `PACK_COLUMNS` or `DOCUMENT_COLUMNS`.
-        serialize: Function from an `_Index`, to which it adds what it serializes, or None, to an iterable of
-            `bytes`, one a record.
+    `serialize` is a function from an `_Index`, to which it adds what it serializes, or None, to records.
     """
     if not index_path:
         return write_file(path, serialize(None))
@@ -175,11 +170,9 @@ class _Column:
 
     @property
     def dtype(self):
-        """The smallest type for its numbers."""
         return np.min_scalar_type(self.largest)
 
     def pieces(self):
-        """Yield its numbers from the first."""
         self._file.seek(0)
         while content := self._file.read(8 * VALUES_AT_ONCE):
             yield np.frombuffer(content, "<i8").astype(self.dtype)
@@ -202,10 +195,6 @@ def find_sources(path, record_number):
     """The input records of one pack: list of (path of the input file, number of its record), slot after slot.
 
     The pack is record `record_number`, from 1, of a shard that was packed with `--provenance`.
-
-    Raises:
-        InputError: there is no such record; the index or the manifest is missing, damaged, or of another
-            file; or an input is there and is not what was packed.
     """
     index_path = provenance_path(path)
     if not storage.exists(index_path):
@@ -231,16 +220,10 @@ def find_sources(path, record_number):
 
 
 def find_documents(sources, packed_file=""):
-    """The documents of some instances. What is not there any more is logged.
+    """The documents of some instances, None where these have no index here. What is not there is logged.
 
-    Args:
-        sources: List, as `find_sources` returns it.
-        packed_file: The shard that they are of, whose manifest says which instances were packed; "" takes
-            those that are there now.
-
-    Returns:
-        List of `Document`, in that order; None where the instances have no index here. `InputError` where an
-        index or the manifest beside it is damaged, or of other instances.
+    The manifest of `packed_file`, the shard that they are of, says which instances were packed; "" takes
+    those that are there now.
     """
     found = dict.fromkeys(sources)
     packed = _read_manifest_of(packed_file, packed_file)[0] if packed_file else []

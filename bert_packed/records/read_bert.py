@@ -21,17 +21,9 @@ NARROW = (schema.INPUT_IDS, schema.INPUT_MASK, schema.SEGMENT_IDS)
 
 
 def read_unpacked(path):
-    """Read one file of unpacked records, ours or anybody's, with the features of `schema.UNPACKED_LENGTHS`.
+    """Read one file of unpacked records, ours or anybody's: yields `Sequences`, a batch at a time.
 
     S and P are those of the file's first record. Predictions may be in any order and become ascending.
-
-    Yields:
-        `Sequences` of one batch of records each, in the order of the file.
-
-    Raises:
-        InputError: naming file and record, for a feature that is missing or of another length, a mask that
-            is not ones followed by zeros, predictions outside their sequence or twice at one position, or
-            numbers out of range.
     """
     lengths = _first_lengths(path)
     for batch in tfrecords.read_batches(path):
@@ -97,16 +89,7 @@ def _sorted_predictions(features):
 
 
 def read_packed(path):
-    """Read one file of packs, with the features of `schema.PACKED_LENGTHS`, and unpack it.
-
-    Yields:
-        `Sequences` of one batch of packs each, in the order of the file and of the slots.
-        `record_numbers` is the pack's, so the sequences of one pack share it.
-
-    Raises:
-        LayoutError: naming file and record, where a pack breaks a rule of the layout.
-        InputError: the file holds no packed records, or cannot be read.
-    """
+    """Read one file of packs: yields `Sequences`, a batch at a time; those of a pack share its number."""
     spec = record_rules.read_pack_spec([path], kinds=schema.PACKED_LENGTHS)
     lengths = {name: spec.size(kind) for name, kind in schema.PACKED_LENGTHS.items()}
     for batch in tfrecords.read_batches(path):
@@ -147,7 +130,6 @@ def _unpack(features, batch):
 
 
 def _check_next_sentence(features, starts, check):
-    """Check the features of length K."""
     sequence_ids = features[schema.INPUT_MASK]
     positions, labels = features[schema.NEXT_SENTENCE_POSITIONS], features[schema.NEXT_SENTENCE_LABELS]
     weights = features[schema.NEXT_SENTENCE_WEIGHTS]
@@ -162,7 +144,6 @@ def _check_next_sentence(features, starts, check):
 
 
 def _check_predictions(features, check):
-    """Check the features of length P."""
     sequence_ids = features[schema.INPUT_MASK]
     positions, ids = features[schema.MASKED_LM_POSITIONS], features[schema.MASKED_LM_IDS]
     weights = features[schema.MASKED_LM_WEIGHTS]

@@ -18,16 +18,9 @@ from bert_packed.records.sequences import (
 
 
 def read_causal(path):
-    """Read one file of unpacked records, ours or anybody's.
+    """Read one file of unpacked records, ours or anybody's: yields `Sequences`, a batch at a time.
 
     They have the features of `schema.CAUSAL_UNPACKED_LENGTHS`, and maybe of `CAUSAL_OPTIONAL_LENGTHS`.
-
-    Yields:
-        `Sequences` of one batch of records each, in the order of the file.
-
-    Raises:
-        InputError: naming file and record, for a feature that is missing or of another length, a label that
-            is not the next token, or numbers out of range.
     """
     names = examples.feature_names(tfrecords.first_record(path), path, 1)
     if schema.SEQUENCE_BYTES in names:
@@ -41,7 +34,6 @@ def read_causal(path):
 
 
 def read_packed_causal(path):
-    """Read one file of packs and unpack it: yields the `Sequences` of `read_parts`; raises as that."""
     for sequences, _ in read_parts(path, is_split=False):
         yield sequences
 
@@ -49,13 +41,8 @@ def read_packed_causal(path):
 def read_parts(path, is_split=True):
     """Read one file of packs of whole sequences or, with `is_split`, of parts that go on in other packs.
 
-    Yields:
-        `Sequences` of one batch of packs, in the order of the file and of the slots, without `label_bytes`;
-        and the `Records` that the packs are. The sequences of one pack share its `record_numbers`.
-
-    Raises:
-        LayoutError: naming file and record, where a pack breaks a rule of the layout.
-        InputError: the file holds no packed records, or cannot be read.
+    Yields, a batch at a time, `Sequences` without `label_bytes`, of which those of a pack share its
+    `record_numbers`, and the `Records` that the packs are.
     """
     spec = record_rules.read_pack_spec([path], kinds=schema.CAUSAL_LENGTHS)
     lengths = {name: spec.size(kind) for name, kind in schema.CAUSAL_LENGTHS.items()}

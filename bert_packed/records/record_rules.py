@@ -94,17 +94,10 @@ def find_common_objective(paths):
 
 
 def read_pack_spec(paths, argument="input_file", pattern=None, kinds=None):
-    """Read S, K and P from the first record of every file of packs: `schema.PackSpec`.
+    """Read the `schema.PackSpec` that all files of packs share, from the first record of each.
 
-    Args:
-        paths: List of paths, at least one.
-        argument, pattern: Flag and value that name them, for the command in the message about unpacked files.
-        kinds: Which feature has which length, `schema.PACKED_LENGTHS` or `schema.CAUSAL_LENGTHS`; None for
-            those of the records' objective.
-
-    Raises:
-        InputError: files disagree, a file holds unpacked records, or features are missing or of lengths that
-            no packed record has.
+    `argument` and `pattern` are the flag and the value that name them, for the command in the message about
+    unpacked files. `kinds` are `schema.PACKED_LENGTHS` or `schema.CAUSAL_LENGTHS`, None for the records' own.
     """
     specs = {}
     for path in paths:

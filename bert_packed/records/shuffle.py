@@ -19,10 +19,8 @@ def shuffle_places(items, num_items, key):
 
         items [0 1 2 3 4] of 5   ->   for instance [3 0 4 1 2]: each of 0..4 once
 
-    Args:
-        items: Integer array `[m]`, each in 0..num_items-1.
-        num_items: n, or an integer array `[m]` where the items belong to shuffles of different sizes.
-        key: Tuple of whole numbers, or integer arrays `[m]`, that chooses the shuffle.
+    `num_items` is an array `[m]` where the items belong to shuffles of different sizes; `key` is a tuple of
+    whole numbers, or arrays `[m]`, that chooses the shuffle.
     """
     return _walk(_move, items, num_items, key)
 

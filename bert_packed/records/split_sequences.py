@@ -44,17 +44,10 @@ def find_num_rows(paths):
 
 
 def read_joined(paths, num_rows, see):
-    """Read packs of split sequences, in order, and join their parts.
+    """Read packs of split sequences in R rows, and join their parts: yields `Sequences` of one folder.
 
-    Args:
-        paths: All files of the packs of one folder or several, those of each in order.
-        num_rows: R.
-        see: Function of (path, `Sequences`, number of packs), called with the parts of each batch.
-
-    Yields:
-        `Sequences` of one folder that are whole, each with the file and record that it begins in.
-        `LayoutError` where a part continues nothing, a row has tokens after padding, or R does not divide the
-        packs of a folder.
+    `paths` are all files of the packs of each folder, in order; each sequence has the file and record that it
+    begins in. `see` is called with the path, the parts and the number of packs of each batch.
     """
 
     def read(path):

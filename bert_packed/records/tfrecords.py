@@ -48,7 +48,6 @@ class Records:
         return int((self.ends - self.starts).sum()) + FRAME_BYTES * len(self)
 
     def to_list(self):
-        """List of n `bytes`."""
         limits = zip(self.starts.tolist(), self.ends.tolist(), strict=True)
         return [self.content[start:end] for start, end in limits]
 
@@ -75,19 +74,10 @@ class FileEntry:
 
 
 def read_batches(path, max_bytes=READ_BYTES, spans=None):
-    """Read the records of a file, or of parts of it, in batches.
+    """Read the records of a file, or parts of it, in batches of `Records`; what is before damage is yielded.
 
-    Args:
-        path: TFRecord file. An `OSError` names it.
-        max_bytes: Most bytes of a batch, unless it is one record.
-        spans: Parts of the file: for each the byte at which its first record starts, its bytes, and the
-            number of that record, from 1. None reads all.
-
-    Yields:
-        `Records`, from one to `READ_BATCH`.
-
-    Raises:
-        InputError: the file is empty, or a record is corrupt or truncated; those before it have been yielded.
+    A batch has at most `max_bytes`, unless it is one record. `spans` are parts: for each the byte at which
+    its first record starts, its bytes, and the number of that record, from 1.
     """
     path = os.fspath(path)
     size, _ = storage.size_and_time(path)
@@ -122,7 +112,6 @@ def first_record(path):
 
 
 def count_records(path):
-    """Number of records in one file; raises as `read_batches`."""
     return sum(len(batch) for batch in read_batches(path))
 
 

@@ -70,12 +70,7 @@ class EncoderVocabulary:
 
 
 def load(path, argument="vocab_file"):
-    """`DocumentTokenizer` of a `tokenizer.json`, ours or another's; `argument` names the flag in messages.
-
-    Raises:
-        InputError: the file is no tokenizer, draws its tokens at random, or has none of `BOUNDARIES`.
-        OSError: it cannot be read.
-    """
+    """`DocumentTokenizer` of a `tokenizer.json`, ours or another's; `argument` names the flag in messages."""
     try:
         content = storage.read_text(path)
         json.loads(content)  # whose message names the place
@@ -107,11 +102,7 @@ def load(path, argument="vocab_file"):
 
 
 def load_encoder_vocabulary(path):
-    """`EncoderVocabulary` of a `tokenizer.json`, with the first set of `ENCODER_TOKENS` that it holds.
-
-    Raises:
-        InputError: as `load`, or the tokens are not of bytes, or it lacks a special token.
-    """
+    """`EncoderVocabulary` of a `tokenizer.json`, with the first set of `ENCODER_TOKENS` that it holds."""
     tokenizer, found = _load_encoder(path)
     ids, added = tokenizer.get_vocab(), tokenizer.get_added_tokens_decoder()
     special = {index for index, token in added.items() if token.special} | {*found}
@@ -180,19 +171,9 @@ def split_lines(ids, ends_line):
 
 
 def train(texts, vocab_size, is_encoder=False):
-    """Train byte-level BPE. Equal text gives an equal vocabulary.
+    """Train byte-level BPE, for an encoder with `TRAINED_TOKENS`, else with `END_OF_TEXT`.
 
-    Args:
-        texts: Iterable of lists of texts.
-        vocab_size: Number of tokens; a small text may give fewer.
-        is_encoder: Whether the special tokens are `TRAINED_TOKENS`, which mask tokens; else `END_OF_TEXT`.
-
-    Returns:
-        `tokenizers.Tokenizer`: special tokens from id 0, then all bytes, then merges, the most frequent
-        first.
-
-    Raises:
-        InputError: `vocab_size` does not hold every byte and the special tokens.
+    Equal text gives an equal vocabulary: special tokens, all bytes, then merges; a small one may give fewer.
     """
     special = TRAINED_TOKENS if is_encoder else (END_OF_TEXT,)
     minimum = len(ByteLevel.alphabet()) + len(special)
@@ -238,6 +219,5 @@ def set_template(tokenizer, start, end):
 
 
 def save(tokenizer, path):
-    """Write a tokenizer for `load` and for Hugging Face's `PreTrainedTokenizerFast`."""
     with storage.open_file(path, "wb") as file:
         file.write(tokenizer.to_str(pretty=True).encode())

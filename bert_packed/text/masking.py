@@ -13,11 +13,7 @@ RANDOM_REPLACE_PROB = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class MaskingRules:
-    """Rules of masking.
-
-    Raises:
-        InputError: the two shares are more than 1 together.
-    """
+    """Rules of masking; the two shares are at most 1 together."""
 
     do_whole_word_mask: bool = False  # predict all pieces of a word or none
     mask_replace_prob: float = MASK_REPLACE_PROB  # share of the predicted tokens that become [MASK]

@@ -64,13 +64,7 @@ class Vocabulary:
 
 
 def load_vocab(path):
-    """`Vocabulary` of a file with one WordPiece a line, whose id is the line's number from 0.
-
-    Raises:
-        InputError: the file is not UTF-8, lacks a special token, has no other one, or [PAD] is not its
-            first line.
-        OSError: it cannot be read.
-    """
+    """`Vocabulary` of a file with one WordPiece a line, whose id is the line's number from 0."""
     text = storage.read_text(path)
     # Not `splitlines`, which takes WordPieces such as U+2028 for line ends
     line_end = "\n" if "\n" in text else "\r"
@@ -100,7 +94,6 @@ def load_vocab(path):
 
 
 def save_vocab(vocabulary, path):
-    """Write a vocabulary as `load_vocab` reads it."""
     with storage.open_file(path, "wb") as file:
         file.write("".join(f"{token}\n" for token in vocabulary.tokens).encode())
 
@@ -205,18 +198,7 @@ def batches(sentences):
 
 
 def train_vocab(texts, vocab_size, do_lower_case):
-    """Train a WordPiece vocabulary. Equal text gives an equal vocabulary.
-
-    Args:
-        texts: Iterable of lists of sentences; it is iterated twice.
-        vocab_size: Number of WordPieces; a small text may give fewer.
-
-    Returns:
-        `Vocabulary`, the special tokens first, in the order of `SPECIAL_TOKENS`.
-
-    Raises:
-        InputError: `vocab_size` does not hold the characters of the text.
-    """
+    """Train WordPieces from lists of sentences, iterated twice; equal text gives an equal vocabulary."""
     alphabet, continuations = _find_alphabet(texts, do_lower_case)
     # `tokenizers` numbers the continuation characters (`##a`) in the order of a hash map and breaks ties of
     # its merges by these numbers, so that two trainings on the same text differ. As special tokens they are

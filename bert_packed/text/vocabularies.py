@@ -17,10 +17,7 @@ def file_name(vocab_file):
 
 
 def count_tokens(path, argument="vocab_file"):
-    """Number of tokens of a file of either kind; `argument` names the flag in messages.
-
-    Raises `InputError` where a `tokenizer.json` is damaged; lines are counted as they are.
-    """
+    """Number of tokens of a file of either kind, lines as they are; `argument` names the flag in messages."""
     if file_name(path) == TOKENIZER_JSON:
         return byte_bpe.load(path, argument).vocab_size
     return len(Path(path).read_bytes().rstrip(b"\r\n").splitlines())
@@ -107,25 +104,13 @@ class ByteBpe:
 
 
 def load_maskable(path):
-    """The vocabulary of records with masks, by the name of its file.
-
-    Returns:
-        `tokenization.Vocabulary` of WordPieces, or of a `tokenizer.json` `byte_bpe.EncoderVocabulary`, which
-        has the same attributes.
-
-    Raises:
-        InputError: the file is no such vocabulary.
-        OSError: it cannot be read.
-    """
+    """`tokenization.Vocabulary`, or the alike `byte_bpe.EncoderVocabulary` of a `tokenizer.json`."""
     is_json = file_name(path) == TOKENIZER_JSON
     return (byte_bpe.load_encoder_vocabulary if is_json else tokenization.load_vocab)(path)
 
 
 def load_text_tokenizer(path, do_lower_case):
-    """`tokenization.TextTokenizer` of a vocabulary of either kind, by the name of its file.
-
-    `do_lower_case` is of WordPieces: a `tokenizer.json` has its own rule. Raises as `load_maskable`.
-    """
+    """`tokenization.TextTokenizer` of either kind; `do_lower_case` is of WordPieces alone."""
     if file_name(path) == TOKENIZER_JSON:
         return byte_bpe.load_byte_tokenizer(path)
     return tokenization.make_text_tokenizer(tokenization.load_vocab(path), do_lower_case)
