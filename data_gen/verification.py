@@ -13,9 +13,9 @@ from bert_packed.core.settings import InputError
 from bert_packed.records.examples import feature_names
 from bert_packed.records.inputs import folder_of
 from bert_packed.records.provenance import read_manifest
+from bert_packed.records.read_causal import find_num_rows, read_joined
 from bert_packed.records.record_rules import LayoutError, find_common_objective, read_pack_spec
 from bert_packed.records.sequences import content_digests, rank_in_groups
-from bert_packed.records.split_sequences import find_num_rows, read_joined
 from bert_packed.records.tfrecords import first_record
 from bert_packed.schema import CAUSAL_LM
 from data_gen.manifest_claims import FileFacts, find_false_claims, planned_strategies

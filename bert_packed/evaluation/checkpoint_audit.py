@@ -86,7 +86,7 @@ def audit_checkpoint(config):
     from bert_packed.objectives.pretraining import check_losses, choose_objective
     from bert_packed.parallel.targets import devices_here
     from bert_packed.records import record_rules
-    from bert_packed.records.split_sequences import find_num_rows
+    from bert_packed.records.read_causal import find_num_rows
     from bert_packed.training.backend import check_memory, out_of_memory_names
 
     files = find_files(config.input_file, "input_file")

@@ -10,10 +10,9 @@ import highspy
 import numpy as np
 from highspy import HighsModelStatus as Status
 
-from bert_packed.packing.bounds import lower_bound, most_sequences, scale_values
+from bert_packed.packing.bounds import best_packs, lower_bound, most_sequences, scale_values
 from bert_packed.packing.descending import longest_pack_first
 from bert_packed.packing.integer_programs import make_model, solve
-from bert_packed.packing.knapsack import best_packs
 from bert_packed.packing.plan import merge_packs
 
 SMOOTHING = 0.3  # measured on Wikipedia: halves the rounds of 0, and 0.5 to 0.9 are no better

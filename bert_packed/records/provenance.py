@@ -32,7 +32,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.records.tfrecords import write_file
 
 MANIFEST_NAME = "manifest.json"
-SCANS_NAME = ".scans.npz"  # of `file_scans.py`
+SCANS_NAME = ".scans.npz"  # of `inputs.write_scans`
 
 
 def read_manifest(directory, any_json=False):

@@ -4,8 +4,15 @@ from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.parallel.processes import ALONE
 from bert_packed.records import tfrecords
-from bert_packed.records.file_scans import read_checksums, read_scans, scan_unchanged, write_scans
-from bert_packed.records.inputs import check_promises, folder_of, read_promises
+from bert_packed.records.inputs import (
+    check_promises,
+    folder_of,
+    read_checksums,
+    read_promises,
+    read_scans,
+    scan_unchanged,
+    write_scans,
+)
 
 
 def describe_inputs(paths, scans=None, are_checked=False):

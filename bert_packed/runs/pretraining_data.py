@@ -21,7 +21,7 @@ from bert_packed.records import record_rules
 from bert_packed.records.inputs import find_files, folder_of
 from bert_packed.records.provenance import MANIFEST_NAME, dicts_in, read_manifest, resolve_path
 from bert_packed.records.read_bert import read_packed
-from bert_packed.records.split_sequences import find_num_rows
+from bert_packed.records.read_causal import find_num_rows
 from bert_packed.records.tfrecords import FileScan
 from bert_packed.runs.input_files import describe_inputs, scan_inputs
 from bert_packed.runs.run_directory import SCANS_FILE, check_own

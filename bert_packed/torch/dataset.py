@@ -12,8 +12,15 @@ from bert_packed.core.settings import InputError
 from bert_packed.data.read_order import index_files, read_order, read_packs
 from bert_packed.packing.arguments import MAX_SEED, check_whole
 from bert_packed.records.examples import parse_example
-from bert_packed.records.file_scans import read_scans, scan_unchanged, write_scans
-from bert_packed.records.inputs import check_promises, find_files, folder_of, read_promises
+from bert_packed.records.inputs import (
+    check_promises,
+    find_files,
+    folder_of,
+    read_promises,
+    read_scans,
+    scan_unchanged,
+    write_scans,
+)
 from bert_packed.records.provenance import read_manifest
 from bert_packed.records.record_rules import read_pack_spec
 

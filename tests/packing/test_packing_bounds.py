@@ -9,11 +9,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_packed.packing import bounds, knapsack
+from bert_packed.packing import bounds
+from bert_packed.packing.bounds import best_packs
 from bert_packed.packing.column_generation import pack_cghp
 from bert_packed.packing.descending import pack_lpfhp
 from bert_packed.packing.histogram import count_lengths
-from bert_packed.packing.knapsack import best_packs
 from bert_packed.packing.plan import from_json
 
 
@@ -73,7 +73,7 @@ def test_values_are_summed_to_the_depth_that_lengths_allow():
 def test_knapsack_equals_trying_every_pack(values, max_slots, block_entries):
     values = np.array([0, *itertools.accumulate(values, max)], np.int64)
     capacities = np.arange(len(values))
-    with mock.patch.object(knapsack, "BLOCK_ENTRIES", block_entries):
+    with mock.patch.object(bounds, "BLOCK_ENTRIES", block_entries):
         table = best_packs(values, max_slots)
         slots = table.slots(capacities)
     for capacity in capacities:

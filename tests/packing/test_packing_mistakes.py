@@ -7,7 +7,7 @@ import pytest
 
 from bert_packed.packing import nnlshp
 from bert_packed.packing.baselines import cost_of_sorted_batching, pack_greedy, pack_local_greedy
-from bert_packed.packing.bounds import dual_bound
+from bert_packed.packing.bounds import best_packs, dual_bound
 from bert_packed.packing.column_generation import pack_cghp
 from bert_packed.packing.histogram import (
     check_histogram,
@@ -17,7 +17,6 @@ from bert_packed.packing.histogram import (
     load_histogram,
     load_known_histogram,
 )
-from bert_packed.packing.knapsack import best_packs
 from bert_packed.packing.nnlshp import pack_nnlshp
 from bert_packed.packing.online import OnlinePacker
 from bert_packed.packing.plan import PackingPlan, from_json, validate_plan

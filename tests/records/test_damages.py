@@ -45,10 +45,10 @@ def duplicate(content, rng):
 
 
 def swap(content, rng):
-    first, last = np.sort(rng.integers(0, len(content), 2))
-    swapped = bytearray(content)
+    first, last = rng.integers(0, len(content), 2)
+    swapped = list(content)
     swapped[first], swapped[last] = swapped[last], swapped[first]
-    return bytes(swapped)
+    return bytes(swapped) if isinstance(content, bytes) else swapped
 
 
 def drop(content, rng):
@@ -66,25 +66,14 @@ def at_records(damage):
     return damage_records
 
 
-def swap_records(frames, rng):
-    first, last = rng.integers(0, len(frames), 2)
-    frames = list(frames)
-    frames[first], frames[last] = frames[last], frames[first]
-    return b"".join(frames)
-
-
-def replace_record(frames, rng):
+def replace(frames, rng):
     """One lost, another twice: not even their number is wrong."""
     first, last = rng.integers(0, len(frames), 2)
-    return b"".join([*frames[:first], frames[last], *frames[first + 1 :]])
+    return [*frames[:first], frames[last], *frames[first + 1 :]]
 
 
 DAMAGES = [flip, truncate, duplicate, swap, drop]
-RECORD_DAMAGES = [
-    *(at_records(damage) for damage in (truncate, duplicate, drop)),
-    swap_records,
-    replace_record,
-]
+RECORD_DAMAGES = [at_records(damage) for damage in (truncate, duplicate, drop, swap, replace)]
 
 
 def seed_of(damage):
@@ -131,16 +120,15 @@ def read_ids(path):
     return (sequences for sequences, *_ in FeatureKind(parse_features(f"ids:int:{S}"), "error").read(path))
 
 
-def read_each_part(path):
-    return (sequences for sequences, _ in read_parts(path))
-
-
 READERS = {
     "BERT": (write_bert, read_unpacked),
     "packs of BERT": (write_packs(write_bert), read_packed),
     "causal": (write_causal_records, read_causal),
     "causal packs": (write_packs(write_causal_records), read_packed_causal),
-    "parts of sequences": (write_packs(write_causal_records), read_each_part),
+    "parts of sequences": (
+        write_packs(write_causal_records),
+        lambda path: (parts for parts, _ in read_parts(path)),
+    ),
     "features": (write_ids, read_ids),
 }
 

@@ -10,8 +10,8 @@ from tiny import write_data
 
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
-from bert_packed.records import file_scans
-from bert_packed.records.file_scans import (
+from bert_packed.records import inputs
+from bert_packed.records.inputs import (
     read_checksums,
     read_scans,
     scan_unchanged,
@@ -104,23 +104,30 @@ def test_a_damaged_store_gives_nothing_wrong(store, files):
     assert numbers_found == {0, len(files)}
 
 
-@pytest.mark.parametrize("make", [os.mkdir, lambda store: os.symlink(store, store)], ids=["folder", "loop"])
-def test_what_is_no_store_holds_nothing(tmp_path, files, make):
-    store = str(tmp_path / "store")
-    make(store)
+def cut(store):
+    Path(store).write_bytes(Path(store).read_bytes()[:-30])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        os.remove,
+        cut,
+        lambda store: Path(store).write_bytes(b"PK"),
+        lambda store: Path(store).write_bytes(b""),
+        lambda store: (os.remove(store), os.mkdir(store)),
+        lambda store: (os.remove(store), os.symlink(store, store)),
+    ],
+    ids=["missing", "cut", "PK", "empty", "folder", "loop"],
+)
+def test_what_is_no_store_holds_nothing(store, files, change):
+    change(store)
     assert read_scans(store, files) == {} and read_checksums(store) == {}
 
 
-def test_a_store_that_is_cut_missing_or_of_another_version_holds_nothing(store, files, monkeypatch):
-    with monkeypatch.context() as patched:
-        patched.setattr(file_scans, "FORMAT", 2)
-        assert read_scans(store, files) == {}
-    whole = Path(store).read_bytes()
-    for content in (whole[:-30], b"PK", b""):
-        Path(store).write_bytes(content)
-        assert read_scans(store, files) == {} and read_checksums(store) == {}
-    os.remove(store)
-    assert read_scans(store, files) == {} and read_checksums(store) == {}
+def test_a_store_of_another_version_holds_nothing(store, files, monkeypatch):
+    monkeypatch.setattr(inputs, "SCANS_FORMAT", 2)
+    assert read_scans(store, files) == {}
 
 
 def test_a_killed_write_leaves_the_store_as_it_was(store, files, monkeypatch):
@@ -129,7 +136,7 @@ def test_a_killed_write_leaves_the_store_as_it_was(store, files, monkeypatch):
     def killed(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(file_scans.np, "savez", killed)
+    monkeypatch.setattr(inputs.np, "savez", killed)
     with pytest.raises(KeyboardInterrupt):
         write_scans(store, {files[0]: scan_unchanged(files[0])})
     assert Path(store).read_bytes() == before
@@ -141,7 +148,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(files, monkeypatch):
         flip(path)
         return found
 
-    monkeypatch.setattr(file_scans, "scan_file", scan)
+    monkeypatch.setattr(inputs, "scan_file", scan)
     with pytest.raises(InputError, match=r"packed-0\.tfrecord must stay as it is while it is read"):
         scan_unchanged(files[0])
 

@@ -4,7 +4,6 @@ import json
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 from unpacked_records import make_features, write_features
 
@@ -23,23 +22,11 @@ from data_gen.pack_job import pack
 from data_gen.verification import find_overlong
 
 S = 16
-LENGTHS = np.random.default_rng(3).integers(2, S + 1, 80)
 
 
 @pytest.fixture
-def features():
-    return make_features(LENGTHS, S)
-
-
-@pytest.fixture
-def input_file(tmp_path, features):
-    return write_features(tmp_path / "in.tfrecord", features)
-
-
-def config(input_file, output_dir, **changes):
-    return PackConfig(
-        **{"input_file": input_file, "output_dir": str(output_dir), "max_seq_length": S, **changes}
-    )
+def input_file(tmp_path):
+    return write_features(tmp_path / "in.tfrecord", make_features([3, 9, 16], S))
 
 
 def write_manifest(directory, **content):
@@ -80,8 +67,6 @@ def test_another_programs_manifest_promises_nothing(tmp_path, input_file, conten
 
 
 ENTRY = {"name": "in.tfrecord", "num_records": 80, "sha256": "x"}
-
-
 INSTANCES = {"kind": "unpacked", "settings": {}, "versions": {}, "vocab_size": 300}
 INSTANCES["splits"] = {"train": {"files": [ENTRY]}}
 OF_PACKS = {"kind": "packed", "settings": {}, "versions": {}, "spec": {}, "files": [ENTRY]}
@@ -126,7 +111,7 @@ def test_a_manifest_of_ours_with_a_broken_form_is_named(tmp_path, input_file, wh
 def test_a_manifest_that_is_no_json_is_a_mistake(tmp_path, input_file, content):
     (tmp_path / "manifest.json").write_bytes(content)
     with pytest.raises(InputError, match=r"manifest\.json must be (JSON|UTF-8)"):
-        pack(config(input_file, tmp_path / "out"))
+        pack(PackConfig(input_file, output_dir=str(tmp_path / "out"), max_seq_length=S))
     assert not (tmp_path / "out").exists()
 
 

@@ -26,6 +26,7 @@ from data_gen.text.create_config import CreateConfig
 from data_gen.text.create_job import create
 
 S = 16
+TRACED = {"max_seq_length": S, "num_shards": 1, "num_workers": 1, "provenance": True}
 
 
 def test_every_sequence_of_a_pack_is_found_in_its_source(tmp_path):
@@ -35,15 +36,7 @@ def test_every_sequence_of_a_pack_is_found_in_its_source(tmp_path):
         features = make_features(lengths, S, seed)
         inputs[write_features(tmp_path / f"{name}.tfrecord", features)] = list_unpacked(features)
     out = tmp_path / "out"
-    manifest = pack(
-        PackConfig(
-            input_file=f"{tmp_path}/*.tfrecord",
-            output_dir=str(out),
-            max_seq_length=S,
-            num_shards=3,
-            provenance=True,
-        )
-    )
+    manifest = pack(PackConfig(f"{tmp_path}/*.tfrecord", output_dir=str(out), **TRACED | {"num_shards": 3}))
     seen = set()
     for entry in manifest["files"]:
         path = str(out / entry["name"])
@@ -169,11 +162,8 @@ FOREIGN = {"inputs": ["a", "b"], "splits": [], "files": {}}
     ("damage", "flag", "message"),
     [
         (change_index(lambda content: content[:200]), "", NO_INDEX),
-        (
-            change_index(lambda content: content[:80] + b"\xff" + content[81:]),
-            "",
-            NO_INDEX,
-        ),  # behind a header
+        # behind a header
+        (change_index(lambda content: content[:80] + b"\xff" + content[81:]), "", NO_INDEX),
         (lambda shard: np.savez(provenance_path(shard), other=np.zeros(3)), "", NO_INDEX),
         (lambda shard: (shard.parent / "manifest.json").unlink(), "", NO_MANIFEST + "none that lists it"),
         (change_manifest(**FOREIGN), "", NO_MANIFEST + "none that lists it"),
@@ -195,9 +185,6 @@ def test_mistakes_of_the_command_are_one_line(shard, capsys, damage, flag, messa
     assert run(main, SourcesConfig, argv) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and re.search(message, error), error
-
-
-TRACED = {"max_seq_length": S, "num_shards": 1, "num_workers": 1, "provenance": True}
 
 
 def write_words(folder):

@@ -82,12 +82,6 @@ def test_values_of_a_feature_that_is_empty_in_the_first_record_are_not_lost(tmp_
         assert load(tmp_path / "y.tfrecord")["num_predictions"].tolist() == [0, 0, 0]
 
 
-def test_packed_where_unpacked_is_wanted(tmp_path):
-    path = write_pack(tmp_path / "p.tfrecord")
-    with pytest.raises(InputError, match=r"p\.tfrecord must hold unpacked records.*packed already"):
-        list(read_unpacked(path))
-
-
 @pytest.mark.parametrize(
     ("feature", "values", "message"),
     [
@@ -134,7 +128,8 @@ def test_the_largest_numbers_are_read(tmp_path):
 
 
 def test_pack_is_read_as_its_sequences(tmp_path):
-    (sequences,) = read_packed(write_pack(tmp_path / "p.tfrecord"))
+    path = write_pack(tmp_path / "p.tfrecord")
+    (sequences,) = read_packed(path)
     assert sequences["lengths"].tolist() == [4, 3]
     assert sequences["tokens"].tolist() == [2, 7, 4, 3, 2, 9, 3]
     assert sequences["token_type_ids"].tolist() == [0, 0, 1, 1, 0, 0, 0]
@@ -143,6 +138,8 @@ def test_pack_is_read_as_its_sequences(tmp_path):
     assert sequences["prediction_ids"].tolist() == [8, 9]
     assert sequences["next_sentence_labels"].tolist() == [1, 0]
     assert sequences["record_numbers"].tolist() == [1, 1]
+    with pytest.raises(InputError, match=r"p\.tfrecord must hold unpacked records.*packed already"):
+        list(read_unpacked(path))
 
 
 RULES = [

@@ -16,7 +16,7 @@ from tiny import MAX_SEQ_LENGTH, write_data
 
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
-from bert_packed.records import file_scans
+from bert_packed.records import inputs
 from bert_packed.records.provenance import MANIFEST_NAME
 from bert_packed.records.read_bert import read_packed
 
@@ -202,7 +202,7 @@ def test_a_state_of_another_order_is_refused(packs, as_worker, change, message):
 def test_files_are_read_whole_once(packs, tmp_path, monkeypatch):
     index_file = str(tmp_path / "packs.index")
     whole = tokens_of(PackedDataset(packs, index_file=index_file))
-    monkeypatch.setattr(file_scans, "scan_file", lambda path: pytest.fail(f"{path} is read again"))
+    monkeypatch.setattr(inputs, "scan_file", lambda path: pytest.fail(f"{path} is read again"))
     assert tokens_of(PackedDataset(packs, index_file=index_file)) == whole
 
 
@@ -211,7 +211,7 @@ def test_a_file_that_becomes_shorter_is_named(tmp_path, cut, message):
     files = write_data(tmp_path)
     dataset = PackedDataset(",".join(files))
     with open(files[1], "r+b") as file:
-        file.truncate(file_scans.scan_file(files[1]).offsets[-2] - cut)
+        file.truncate(inputs.scan_file(files[1]).offsets[-2] - cut)
     with pytest.raises(InputError, match=rf"{files[1]}.* {message}"):
         list(dataset)
 
