@@ -17,9 +17,10 @@ from bert_packed.packing.histogram import (
 
 def test_lengths_are_counted():
     histogram = count_lengths([3, 1, 3, 4], 5)
-    assert histogram.tolist() == [1, 0, 2, 1, 0]
-    assert histogram.dtype == np.int64
+    assert histogram.tolist() == [1, 0, 2, 1, 0] and histogram.dtype == np.int64
     assert count_lengths([], 2).tolist() == [0, 0]
+    # No pack is deeper than it is long
+    assert [check_limits(5, depth) for depth in (1, 4, 5, 9, "max")] == [1, 4, 5, 5, 5]
 
 
 def test_json_round_trip_and_truncation(tmp_path):
@@ -37,10 +38,6 @@ def test_whole_floats_are_lengths_and_counts(tmp_path):
     assert load_histogram(path).tolist() == [5, 0, 2]
     path.write_text('{"lengths": [1048576], "counts": [3]}')
     assert load_histogram(path, 2).tolist() == [0, 3]
-
-
-def test_no_pack_is_deeper_than_it_is_long():
-    assert [check_limits(5, depth) for depth in (1, 4, 5, 9, "max")] == [1, 4, 5, 5, 5]
 
 
 @pytest.mark.parametrize(

@@ -63,14 +63,10 @@ def test_values_that_prove_nothing_more_are_not_kept():
 @pytest.mark.parametrize(("size", "depth"), [(1, 1), (1, 3), (7, 1), (8, 3), (9, 4), (10, 10), (6, 50)])
 def test_strategies_are_those_of_trying(size, depth):
     """Every ascending tuple of at most `depth` slots that adds up to `size`, in order, 0 to the right."""
-    slots = range(1, size + 1)
-    packs = [
-        pack
-        for number in range(1, min(depth, size) + 1)
-        for pack in itertools.combinations_with_replacement(slots, number)
-        if sum(pack) == size
-    ]
-    wanted = [[*pack, *[0] * (min(size, depth) - len(pack))] for pack in sorted(packs)]
+    slots = min(depth, size)
+    packs = itertools.combinations_with_replacement(range(size + 1), slots)
+    found = sorted([slot for slot in pack if slot] for pack in packs if sum(pack) == size)
+    wanted = [[*pack, *[0] * (slots - len(pack))] for pack in found]
     assert list_strategies(size, depth).tolist() == wanted
     assert count_strategies(size, depth) == len(wanted)
 

@@ -127,17 +127,23 @@ def test_the_largest_numbers_are_read(tmp_path):
 # Packs
 
 
-def test_pack_is_read_as_its_sequences(tmp_path):
-    path = write_pack(tmp_path / "p.tfrecord")
-    (sequences,) = read_packed(path)
-    assert sequences["lengths"].tolist() == [4, 3]
-    assert sequences["tokens"].tolist() == [2, 7, 4, 3, 2, 9, 3]
-    assert sequences["token_type_ids"].tolist() == [0, 0, 1, 1, 0, 0, 0]
-    assert sequences["num_predictions"].tolist() == [1, 1]
-    assert sequences["prediction_positions"].tolist() == [2, 1]
-    assert sequences["prediction_ids"].tolist() == [8, 9]
-    assert sequences["next_sentence_labels"].tolist() == [1, 0]
-    assert sequences["record_numbers"].tolist() == [1, 1]
+@pytest.mark.parametrize("weights", [[1, 2, 0], [1, 1, 0]])  # 1 for all as other programs want them
+def test_packs_are_read_as_their_sequences(tmp_path, monkeypatch, weights):
+    """Numbered on over batches, with predictions that stay with the sequences of their places."""
+    features = {name: np.array([values] * 5) for name, values in PACK.items()}
+    features[schema.MASKED_LM_IDS][:, 0] = range(11, 16)
+    features[schema.MASKED_LM_WEIGHTS][:] = weights
+    path = write_features(tmp_path / "p.tfrecord", features)
+    monkeypatch.setattr(tfrecords, "READ_BATCH", 2)
+    sequences = concatenate(list(read_packed(path)))
+    assert sequences["lengths"].tolist() == [4, 3] * 5
+    assert sequences["tokens"].tolist() == [2, 7, 4, 3, 2, 9, 3] * 5
+    assert sequences["token_type_ids"].tolist() == [0, 0, 1, 1, 0, 0, 0] * 5
+    assert sequences["num_predictions"].tolist() == [1] * 10
+    assert sequences["prediction_positions"].tolist() == [2, 1] * 5
+    assert sequences["prediction_ids"].tolist() == [11, 9, 12, 9, 13, 9, 14, 9, 15, 9]
+    assert sequences["next_sentence_labels"].tolist() == [1, 0] * 5
+    assert sequences["record_numbers"].tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
     with pytest.raises(InputError, match=r"p\.tfrecord must hold unpacked records.*packed already"):
         list(read_unpacked(path))
 
@@ -216,30 +222,6 @@ def test_the_last_slot_may_be_used(tmp_path):
     changed[schema.INPUT_IDS] = [2**31 - 1, 7, 4, 3, 2, 9, 3, 0]
     (sequences,) = read_packed(write_pack(tmp_path / "p.tfrecord", **changed))
     assert sequences["lengths"].tolist() == [4, 2, 1] and sequences["tokens"][0] == 2**31 - 1
-
-
-def test_the_sequence_of_a_prediction_is_that_of_its_place(tmp_path):
-    """So weights that are 1 for other programs tell as much."""
-    one, other = (
-        list(read_packed(write_pack(tmp_path / f"{weights}.tfrecord", masked_lm_weights=weights)))
-        for weights in ([1, 2, 0], [1, 1, 0])
-    )
-    for name in ("tokens", "num_predictions", "prediction_positions", "prediction_ids"):
-        assert one[0][name].tolist() == other[0][name].tolist()
-    assert one[0]["num_predictions"].tolist() == [1, 1]
-
-
-def test_packs_of_later_batches_are_numbered_on(tmp_path, monkeypatch):
-    """And predictions stay with their sequences, whichever pack of a batch they are in."""
-    features = {name: np.array([values] * 5) for name, values in PACK.items()}
-    features[schema.MASKED_LM_IDS][:, 0] = range(11, 16)
-    path = write_features(tmp_path / "p.tfrecord", features)
-    monkeypatch.setattr(tfrecords, "READ_BATCH", 2)
-    sequences = concatenate(list(read_packed(path)))
-    assert sequences["record_numbers"].tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
-    assert sequences["num_predictions"].tolist() == [1] * 10
-    assert sequences["prediction_ids"].tolist() == [11, 9, 12, 9, 13, 9, 14, 9, 15, 9]
-    assert sequences["prediction_positions"].tolist() == [2, 1] * 5
 
 
 def test_packs_have_one_spec(tmp_path):

@@ -20,6 +20,7 @@ from bert_packed.records.read_causal import (
     read_parts,
 )
 from bert_packed.records.record_rules import LayoutError
+from bert_packed.records.sequences import concatenate
 
 UNPACKED = {
     schema.INPUT_IDS: [0, 7, 4, 8],
@@ -30,9 +31,14 @@ UNPACKED = {
 }
 
 
-def test_unpacked_records_are_read_as_written(tmp_path):
+def without(features, name):
+    return {other: values for other, values in features.items() if other != name}
+
+
+def test_unpacked_records_are_read_as_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(tfrecords, "READ_BATCH", 2)
     written = make_sequences([5, 1, 9, 2, 40], seed=3)
-    (found,) = read_causal(write_sequences(tmp_path / "a.tfrecord", written))
+    found = concatenate(list(read_causal(write_sequences(tmp_path / "a.tfrecord", written))))
     assert found["lengths"].tolist() == [5, 1, 9, 2, 40]
     assert found["record_numbers"].tolist() == [1, 2, 3, 4, 5]
     for name, column in (
@@ -45,27 +51,28 @@ def test_unpacked_records_are_read_as_written(tmp_path):
         assert column.tolist() == [value for features in written for value in features[name]], name
 
 
-def test_label_bytes_may_be_left_out(tmp_path):
-    features = {name: values for name, values in UNPACKED.items() if name != schema.LABEL_BYTES}
-    (found,) = read_causal(write_sequences(tmp_path / "a.tfrecord", [features]))
+def test_label_bytes_alone_may_be_left_out(tmp_path):
+    def read_without(name):
+        return read_causal(write_sequences(tmp_path / "a.tfrecord", [without(UNPACKED, name)]))
+
+    (found,) = read_without(schema.LABEL_BYTES)
     assert "label_bytes" not in found.layout and found["num_bytes"].tolist() == [10]
-
-
-def test_what_is_no_unpacked_record(tmp_path):
-    lacking = {name: values for name, values in UNPACKED.items() if name != schema.NUM_BYTES}
     with pytest.raises(InputError, match="features num_bytes are missing"):
-        list(read_causal(write_sequences(tmp_path / "a.tfrecord", [lacking])))
+        list(read_without(schema.NUM_BYTES))
+
+
+def test_packs_are_read_as_their_sequences(tmp_path, monkeypatch):
+    monkeypatch.setattr(tfrecords, "READ_BATCH", 2)
+    path = write_sequences(tmp_path / "p.tfrecord", [PACK] * 3)
+    assert read_examples([path]) == [PACK] * 3
+    found = concatenate(list(read_packed_causal(path)))
+    assert found["lengths"].tolist() == [4, 3] * 3 and found["record_numbers"].tolist() == [1, 1, 2, 2, 3, 3]
+    assert found["tokens"].tolist() == [0, 7, 4, 8, 0, 5, 0] * 3
+    assert found["labels"].tolist() == [7, 4, 8, 9, 5, 0, 0] * 3
+    assert found["label_mask"].tolist() == [1, 1, 1, 1, 1, 1, 0] * 3
+    assert found["num_bytes"].tolist() == [14, 3] * 3 and found["first_positions"].tolist() == [0] * 6
     with pytest.raises(InputError, match="packed already"):
-        list(read_causal(write_sequences(tmp_path / "b.tfrecord", [PACK])))
-
-
-def test_a_pack_is_read_as_its_sequences(tmp_path):
-    (found,) = read_packed_causal(write_sequences(tmp_path / "p.tfrecord", [PACK, PACK]))
-    assert found["lengths"].tolist() == [4, 3] * 2 and found["record_numbers"].tolist() == [1, 1, 2, 2]
-    assert found["tokens"].tolist() == [0, 7, 4, 8, 0, 5, 0] * 2
-    assert found["labels"].tolist() == [7, 4, 8, 9, 5, 0, 0] * 2
-    assert found["label_mask"].tolist() == [1, 1, 1, 1, 1, 1, 0] * 2
-    assert found["num_bytes"].tolist() == [14, 3] * 2 and found["first_positions"].tolist() == [0] * 4
+        list(read_causal(path))
 
 
 def change(name, index, value):
@@ -165,15 +172,6 @@ def test_parts_may_go_on_where_a_pack_begins_and_nowhere_else(tmp_path):
         path = write_sequences(tmp_path / "q.tfrecord", [{**PACK, schema.POSITION_IDS: positions}])
         with pytest.raises(LayoutError, match="restart at 0"):
             list(read_parts(path))
-
-
-def test_batches_are_numbered_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(tfrecords, "READ_BATCH", 2)
-    path = write_sequences(tmp_path / "a.tfrecord", make_sequences([3] * 5))
-    assert [batch["record_numbers"].tolist() for batch in read_causal(path)] == [[1, 2], [3, 4], [5]]
-    path = write_sequences(tmp_path / "p.tfrecord", [PACK] * 3)
-    assert [batch["record_numbers"].tolist() for batch in read_packed_causal(path)] == [[1, 1, 2, 2], [3, 3]]
-    assert read_examples([path]) == [PACK] * 3
 
 
 S, NUM_ROWS = 6, 3

@@ -88,16 +88,20 @@ def test_digests_are_of_the_content_alone():
     assert np.array_equal(*(content_digests(one, CAUSAL_LAYOUT) for one in (part, whole)))
 
 
-@pytest.mark.parametrize("name", ["tokens", "prediction_ids", "labels"])
-def test_ids_outside_the_vocabulary_are_named(name):
+CAUSAL = {"lengths": [2, 3], "tokens": [1, 2, 3, 4, 5], "labels": [2, 0, 4, 299, 0], "record_numbers": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    "sequences",
+    [
+        make_bert(tokens=[2, 7, 4, 3, 2, 4, 299]),
+        make_bert(prediction_ids=[8, 9, 299]),
+        make_sequences(CAUSAL_LAYOUT, "a", **CAUSAL),
+    ],
+    ids=["tokens", "prediction_ids", "labels"],
+)
+def test_ids_outside_the_vocabulary_are_named(sequences):
     """By the record of the sequence whose token or label they are."""
-    if name == "labels":
-        columns = {"lengths": [2, 3], "tokens": [1, 2, 3, 4, 5], "labels": [2, 0, 4, 299, 0]}
-        sequences = make_sequences(CAUSAL_LAYOUT, "a", **columns, record_numbers=[1, 2])
-    else:
-        values = make_bert()[name].copy()
-        values[-1] = 299
-        sequences = make_bert(**{name: values})
     for vocab_size in (300, None):
         check_vocabulary(sequences, vocab_size)
     with pytest.raises(InputError, match=r"a, record 2: .* the vocab_size=299 .* Received: 299\."):
