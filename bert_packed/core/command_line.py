@@ -45,8 +45,7 @@ def run(main, config_class, argv=None):
     argv = sys.argv if argv is None else argv
     program = Path(argv[0]).name
     if asked := HELP_FLAGS.intersection(argv[1:]):
-        is_full = "--helpfull" in asked
-        _print_help(help_text(program, config_class, is_full))
+        _print_help(help_text(program, config_class, "--helpfull" in asked))
         return 0
     _show_log()
     try:
@@ -159,10 +158,8 @@ def help_text(program, config_class, is_full=True):
     Groups are in the order of their first settings, or of the class's `help_order`, a list of headings.
     Advanced settings are left out, and counted in a last line, unless `is_full`.
     """
-    positional = _positional(config_class).upper()
-    usage = (
-        f"usage: {program} {f'{positional} ... ' if positional else ''}[--flagfile=FILE] [--name=value ...]"
-    )
+    positional = f"{_positional(config_class).upper()} ... ".removeprefix(" ... ")
+    usage = f"usage: {program} {positional}[--flagfile=FILE] [--name=value ...]"
     lines = [inspect.getdoc(config_class), "", usage]
     fields = dataclasses.fields(config_class)
     shown = [field for field in fields if is_full or not field.metadata["advanced"]]

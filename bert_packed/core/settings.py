@@ -103,7 +103,12 @@ def check_settings(config, given=()):
     """
     fields = dataclasses.fields(config)
     for field in fields:
-        _check_value(field, getattr(config, field.name))
+        value = getattr(config, field.name)
+        rule = _broken_rule(field, value)
+        if field.metadata["required"] and not value:
+            raise InputError(f"`{field.name}` must be given. Received: nothing.")
+        if rule:
+            raise InputError(f"`{field.name}` must be {rule}. Received: {value!r}.")
     for field in fields:
         value = getattr(config, field.name)
         if value == field.default and field.name not in given:
@@ -143,14 +148,6 @@ def check_divides(config, part, whole):
             f"`{part}` must divide `{whole}`. Received: {part}={getattr(config, part)}, "
             f"{whole}={getattr(config, whole)}."
         )
-
-
-def _check_value(field, value):
-    rule = _broken_rule(field, value)
-    if field.metadata["required"] and not value:
-        raise InputError(f"`{field.name}` must be given. Received: nothing.")
-    if rule:
-        raise InputError(f"`{field.name}` must be {rule}. Received: {value!r}.")
 
 
 def _broken_rule(field, value):

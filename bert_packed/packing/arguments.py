@@ -29,15 +29,13 @@ def as_array(values, name, rule, kinds=NUMBERS, shape=None):
         raise ValueError(f"{name} must have no masked values. Received: {shown(values)}.")
     if kinds is not None and array.dtype.kind not in kinds and not array.size:
         array = array.astype(np.int64)
-    is_of_kind = kinds is None or array.dtype.kind in kinds
-    if not is_of_kind or (shape is not None and not _has_shape(array, shape)):
+    is_right = kinds is None or array.dtype.kind in kinds
+    if shape is not None:
+        sizes = zip(shape, array.shape, strict=False)
+        is_right &= array.ndim == len(shape) and all(wanted in (None, size) for wanted, size in sizes)
+    if not is_right:
         raise ValueError(f"{name} must {rule}. Received: {shown(values)}.")
     return array
-
-
-def _has_shape(array, shape):
-    sizes = zip(shape, array.shape, strict=False)
-    return array.ndim == len(shape) and all(wanted in (None, size) for wanted, size in sizes)
 
 
 def _to_numpy(values, kinds):

@@ -22,15 +22,11 @@ DEEPEST_OF_THREE = 5  # above, packs of three gain next to nothing, at a tenth o
 def _best_fit(histogram, depth):
     """LPFHP, or at small depths packs of three where these are fewer."""
     packs = longest_pack_first(histogram, depth)
-    num_packs = _count(packs)
+    num_packs = sum(count for _, count in packs)
     if not 3 <= depth <= DEEPEST_OF_THREE or num_packs <= np.sum(histogram) / 3:  # three cannot be fewer
         return packs
-    others = packs_of_three(histogram)
-    return others if _count(others) < num_packs else packs
-
-
-def _count(packs):
-    return sum(count for _, count in packs)
+    others = packs_of_three(histogram)  # each counted once
+    return others if len(others) < num_packs else packs
 
 
 POLICIES = {"best_fit": _best_fit, "first_fit": first_fit_decreasing}
@@ -73,9 +69,7 @@ class OnlinePacker:
         check_choice("policy", policy, POLICIES)
         if not 0 < leaving_share <= 1:
             raise ValueError(f"`leaving_share` must be over 0 and at most 1. Received: {leaving_share!r}.")
-        self._buffer_size = buffer_size
-        self._max_age = max_age
-        self._pack = POLICIES[policy]
+        self._buffer_size, self._max_age, self._pack = buffer_size, max_age, POLICIES[policy]
         self._leaving = max(1, int(leaving_share * buffer_size))
         self._settings = {
             "max_seq_length": max_seq_length,

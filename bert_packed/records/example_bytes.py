@@ -31,7 +31,12 @@ def serialize_ragged(features):
     }
     if any(held != said for held, said, _ in sizes.values()) or len({n for *_, n in sizes.values()}) != 1:
         raise ValueError(f"every feature must have as many values as it says, for one n. Received: {sizes}.")
-    return _join_columns([_encode_ragged(name, *features[name]) for name in sorted(features)])
+    columns = []
+    for name in sorted(features):
+        values, counts = features[name]
+        content, ends = encode_varints(np.asarray(values)[:, np.newaxis])
+        columns.append(_cut_entries(name, 3, content, np.concatenate([[0], ends])[np.cumsum(counts)]))
+    return _join_columns(columns)
 
 
 def encode_varints(values):
@@ -107,11 +112,6 @@ def _encode_feature(name, values):
         content, ends = encode_varints(values)
         kind = 3  # Feature.int64_list
     return _cut_entries(name, kind, content, ends)
-
-
-def _encode_ragged(name, values, counts):
-    content, ends = encode_varints(np.asarray(values)[:, np.newaxis])
-    return _cut_entries(name, 3, content, np.concatenate([[0], ends])[np.cumsum(counts)])
 
 
 def _cut_entries(name, kind, content, ends):

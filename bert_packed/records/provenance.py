@@ -215,7 +215,11 @@ def find_sources(path, record_number):
         file_indices, numbers = (arrays[name][some].tolist() for name in ("file_indices", "record_numbers"))
     _check_inputs(inputs, index_path, max(file_indices))
     for index in sorted(set(file_indices)):
-        _check_unchanged(inputs[index])
+        source, promised = inputs[index]["path"], inputs[index].get("sha256")
+        if promised and storage.is_file(source) and (found := storage.file_sha256(source)) != promised:
+            raise InputError(
+                f"{source} must have the SHA-256 {promised}, as when it was packed. Received: {found}."
+            )
     return [(inputs[index]["path"], number) for index, number in zip(file_indices, numbers, strict=True)]
 
 
@@ -293,15 +297,6 @@ def _read_manifest_of(index_path, path):
     ]
     entries = (entry for entry in listed_files(manifest) if entry["name"] == os.path.basename(path))
     return inputs, next(entries, {})
-
-
-def _check_unchanged(entry):
-    """Raise `InputError` where an input of packs is there, but with other records than were packed."""
-    path, promised = entry["path"], entry.get("sha256")
-    if promised and storage.is_file(path) and (found := storage.file_sha256(path)) != promised:
-        raise InputError(
-            f"{path} must have the SHA-256 {promised}, as when it was packed. Received: {found}."
-        )
 
 
 def resolve_path(entry, folder):

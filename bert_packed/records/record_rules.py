@@ -1,5 +1,6 @@
 """Rules that records of several forms share: objective, fixed lengths, values; errors name the record."""
 
+import dataclasses
 import os
 import shlex
 
@@ -156,4 +157,4 @@ def _say_pack_first(path, record, argument, pattern):
 
 
 def _spec_text(spec):
-    return f"{spec.max_seq_length}, {spec.max_sequences_per_pack}, {spec.max_predictions_per_pack}"
+    return ", ".join(map(str, dataclasses.astuple(spec)))

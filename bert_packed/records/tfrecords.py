@@ -194,19 +194,13 @@ def _frames(path, read, left, most, number):
             held = held[places[-1] :]
         wanted = HEADER.size
         if len(held) >= HEADER.size:
-            length, _ = HEADER.unpack_from(held)
+            length, checksum = HEADER.unpack_from(held)
             wanted = FRAME_BYTES + length
             # before anything is read for its sake: a damaged length may be anything
-            if not _is_header(held):
+            if masked_checksums(held, np.array([0]), np.array([LENGTH.size]))[0] != checksum:
                 raise _damage(path, number)
         if not more or (held and wanted - len(held) > left):
             raise _damage(path, number)
-
-
-def _is_header(content):
-    """True if `bytes` begin with a length and its checksum."""
-    found = masked_checksums(content, np.array([0]), np.array([LENGTH.size]))
-    return found[0] == HEADER.unpack_from(content)[1]
 
 
 def _count_good(content, starts, ends):

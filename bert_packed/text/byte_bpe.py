@@ -210,12 +210,8 @@ def set_template(tokenizer, start, end):
     )
     old = json.loads(tokenizer.to_str())["post_processor"] or {}
     trims = [one for one in old.get("processors", [old]) if one.get("trim_offsets")]  # RoBERTa's does too
-    if trims:
-        tokenizer.post_processor = Sequence(
-            [TrimOffsets(add_prefix_space=trims[0]["add_prefix_space"], trim_offsets=True), template]
-        )
-    else:
-        tokenizer.post_processor = template
+    trimming = [TrimOffsets(add_prefix_space=one["add_prefix_space"], trim_offsets=True) for one in trims[:1]]
+    tokenizer.post_processor = Sequence([*trimming, template]) if trimming else template
 
 
 def save(tokenizer, path):
