@@ -53,9 +53,9 @@ def flip(path):
     Path(path).write_bytes(content)
 
 
-def change_back(path):
+def change_back(path, of=None):
     """As `cp -p` and `touch -r` do: the time of the last change is that of before."""
-    before = os.stat(path)
+    before = os.stat(of or path)
     flip(path)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert os.stat(path).st_mtime_ns == before.st_mtime_ns
@@ -63,11 +63,8 @@ def change_back(path):
 
 def replace(path):
     """By another file, which was there before, of the same size."""
-    other = f"{path}.other"
-    shutil.copy2(path, other)
-    flip(other)
-    before = os.stat(path)
-    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    other = shutil.copy2(path, f"{path}.other")
+    change_back(other, of=path)
     os.replace(other, path)
 
 

@@ -79,16 +79,12 @@ def test_a_vocabulary_with_any_line_ends_on_any_disk(end):
     assert tokenization.load_vocab(f"{path}.saved") == VOCABULARY
 
 
-def make_sentences(seed=0, num_sentences=200):
-    """Nonsense with many ties, which is where the order of a hash map would show."""
-    rng = np.random.default_rng(seed)
+def test_training_is_reproducible():
+    """Nonsense has many ties, which is where the order of a hash map would show."""
+    rng = np.random.default_rng(0)
     letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
     words = ["".join(rng.choice(letters, rng.integers(2, 9))) for _ in range(300)]
-    return [" ".join(rng.choice(words, 8)).capitalize() + "." for _ in range(num_sentences)]
-
-
-def test_training_is_reproducible():
-    sentences = make_sentences()
+    sentences = [" ".join(rng.choice(words, 8)).capitalize() + "." for _ in range(200)]
     first = tokenization.train_vocab([sentences], 300, True)
     for _ in range(4):
         assert tokenization.train_vocab([sentences], 300, True) == first
@@ -96,6 +92,8 @@ def test_training_is_reproducible():
     assert len(first) == len(set(first.tokens)) == 300
     assert "[UNK]" not in to_tokens(first, " ".join(sentences))
     assert "##." not in first.ids  # punctuation never continues a word
+    with pytest.raises(InputError, match=r"`vocab_size` must be at least \d+.*Received: 20\."):
+        tokenization.train_vocab([sentences], 20, True)
 
 
 # Capitals, and accents in both forms; of each letter some that open a word and some that continue one
@@ -121,8 +119,3 @@ def test_a_vocabulary_spells_the_text_it_was_trained_on(tmp_path, make, do_lower
         assert (spelt == LETTERS.replace(" ", "")) != do_lower_case
         # Nothing else is spelt: the letters of the other case would be rows that no text uses
         assert {*"".join(tokenization.load_vocab(path).tokens[5:])} - {"#"} == {*spelt}
-
-
-def test_too_small_a_vocabulary():
-    with pytest.raises(InputError, match=r"`vocab_size` must be at least \d+.*Received: 20\."):
-        tokenization.train_vocab([make_sentences()], 20, True)
