@@ -52,9 +52,11 @@ def test_each_sequence_leaves_once_and_in_time(policy, lengths, depth, buffer_si
 @pytest.mark.parametrize(
     ("lengths", "settings", "expected"),
     [
-        # of the packs that hold the last sequence, the fullest, or the first
-        ([5, 4, 3, 1], {"leaving_share": 1.0, "policy": "best_fit"}, [[0, 2], [1, 3]]),
-        ([5, 4, 2, 1], {"leaving_share": 1.0, "policy": "best_fit"}, [[0, 2, 3], [1]]),
+        # the 1 fits beside the 6 and beside the 4 and 3: the policy chooses
+        ([6, 4, 3, 1], {"leaving_share": 1.0, "policy": "best_fit"}, [[0], [1, 2, 3]]),
+        ([6, 4, 3, 1], {"leaving_share": 1.0, "policy": "first_fit"}, [[0, 3], [1, 2]]),
+        # at depth 3 packs of three, where LPFHP makes one pack more
+        ([4, 4, 3, 2, 2, 1], {"leaving_share": 1.0, "max_sequences_per_pack": 3}, [[0, 3, 4], [1, 2, 5]]),
         # the share that leaves, and of equal packs no more
         ([4, 4, 4, 4], {"leaving_share": 0.75}, [[0, 1], [2, 3]]),
         ([4, 4, 4, 4], {"leaving_share": 0.5}, [[0, 1]]),
@@ -67,7 +69,8 @@ def test_each_sequence_leaves_once_and_in_time(policy, lengths, depth, buffer_si
     ],
 )
 def test_who_leaves_by_hand(lengths, settings, expected):
-    assert packs_of(OnlinePacker(8, "max", buffer_size=len(lengths), **settings).add(lengths)) == expected
+    settings = {"max_sequences_per_pack": "max", "buffer_size": len(lengths)} | settings
+    assert packs_of(OnlinePacker(8, **settings).add(lengths)) == expected
 
 
 def test_a_state_has_every_setting():
