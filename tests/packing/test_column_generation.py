@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from collections import Counter
 
 import highspy
 import numpy as np
@@ -103,6 +104,12 @@ def test_the_integer_program_saves_a_pack_or_says_it_gave_up(monkeypatch):
     plan = pack_cghp(histogram, 10, 5)
     assert plan.num_packs == 16
     assert plan.notes == ("The integer program was stopped before it had proven its optimum.",)
+
+
+def test_a_mix_that_is_whole_by_tolerance_alone_is_dropped(monkeypatch):
+    monkeypatch.setattr(integer_programs, "_solve", lambda *_: ([1], Status.kOptimal))
+    assert integer_programs._mix([(0,)], Counter([0]), 1) == (Counter({(0,): 1}), True)
+    assert integer_programs._mix([(0, 0)], Counter([0]), 1) == (None, False)
 
 
 def cut_packs(rng, size, depth, num_packs):

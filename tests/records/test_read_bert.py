@@ -69,7 +69,7 @@ def test_the_first_record_says_how_long_features_are(tmp_path):
         load(tmp_path / "z.tfrecord")
 
 
-def test_values_of_a_feature_that_is_empty_in_the_first_record_are_not_lost(tmp_path):
+def test_values_after_an_empty_first_record_are_not_lost(tmp_path):
     without, with_three = make_features([5], 8), make_features([5, 5], 8, max_predictions=3)
     for name in PREDICTIONS:
         without[name] = without[name][:, :0]
