@@ -18,6 +18,7 @@ from unpacked_records import make_features, write_features
 from bert_packed import schema
 from bert_packed.records import tfrecords
 from bert_packed.records.provenance import read_manifest
+from bert_packed.text.tokenization import SPECIAL_TOKENS
 from data_gen import create_pretraining_data, pack_job, pack_tfrecords
 from data_gen.jobs import runners
 from data_gen.jobs.steps import Job
@@ -122,7 +123,9 @@ def test_settings_of_making_records(create, text, tmp_path):
     assert seen.manifest["sources"][0]["splits"]["train"]["num_readings"] == 3 * 3
     assert {split: len(its["files"]) for split, its in splits.items()} == {"train": 2, "eval": 1}
     assert [entry["num_documents"] for entry in seen.manifest["inputs"]] == [4]
-    assert any(word.isupper() for word in words_of(seen)[5:])
+    words = words_of(seen)
+    assert words[:5] == list(SPECIAL_TOKENS) and any(word.isupper() for word in words[5:])
+    assert seen.manifest["vocab_size"] == len(words) <= seen.manifest["settings"]["vocab_size"] == 60
     assert [list(call.values())[1:] for call in seen.calls["Job"]] == [[5, "local"]]
     assert len(list(seen.folder.glob("*.provenance.npz"))) == 3
     assert [row["split"] for row in json.loads((tmp_path / "table.json").read_text())] == ["train", "eval"]

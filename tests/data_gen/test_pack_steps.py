@@ -22,18 +22,6 @@ from data_gen.pack_job import pack
 S = 16
 
 
-def spy(monkeypatch, owner, name):
-    """The arguments of each call of a function, a list of tuples that is filled from now on."""
-    calls, function = [], getattr(owner, name)
-
-    def call(*arguments):
-        calls.append(arguments)
-        return function(*arguments)
-
-    monkeypatch.setattr(owner, name, call)
-    return calls
-
-
 @pytest.fixture
 def groups(monkeypatch):
     """Runs and parts of some packs; dict that is filled with how many of them there were."""
@@ -127,7 +115,8 @@ def test_runs_leave_the_disk_once_they_are_sorted(packing, monkeypatch):
 
 
 def test_a_run_is_known_by_all_that_its_packs_depend_on(packing, monkeypatch):
-    calls = spy(monkeypatch, pack_job, "open_output_dir")
+    calls, open_output_dir = [], pack_job.open_output_dir
+    monkeypatch.setattr(pack_job, "open_output_dir", lambda *of: calls.append(of) or open_output_dir(*of))
     manifest = {"vocab_size": 300, "files": [{"name": "in.tfrecord", "num_records": 6}]}
     (Path(packing.input_file).parent / "manifest.json").write_text(json.dumps(manifest))
     pack(packing)

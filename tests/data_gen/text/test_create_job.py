@@ -153,16 +153,6 @@ def test_case_arrives_at_the_tokenizer(text, tmp_path, do_lower_case):
     assert (SPECIAL_TOKENS.index("[UNK]") in ids) != do_lower_case
 
 
-def test_a_vocabulary_is_trained_where_none_is_given(text, tmp_path):
-    config = make_config(text, tmp_path / "out", vocab_file="", vocab_size=60)
-    manifest = create_job.create(config)
-    tokens = (tmp_path / "out/vocab.txt").read_text().splitlines()
-    assert tokens[:5] == list(SPECIAL_TOKENS)
-    assert "doc" in tokens
-    assert manifest["vocab_size"] == len(tokens) <= 60
-    assert manifest["settings"]["vocab_size"] == 60
-
-
 @pytest.mark.parametrize("objective", ["mlm_nsp", "causal_lm"])
 def test_the_sample_corpus_is_the_input_where_none_is_given(tmp_path, monkeypatch, objective):
     documents = [["Paths name files.", "They may be long."], ["Lists are mutable.", "Tuples are not."]]
