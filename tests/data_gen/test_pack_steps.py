@@ -15,7 +15,8 @@ from bert_packed.core.settings import InputError
 from bert_packed.records import tfrecords
 from bert_packed.records.inputs import stamp_files
 from data_gen import pack_job, pack_steps
-from data_gen.assignments import read_array, read_run
+from data_gen.assignments import read_run
+from data_gen.jobs.steps import read_array
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
 
