@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from text_files import NUM_DOCUMENTS, make_config, read_all_bytes, read_split, restore, write_text
+from text_files import NUM_DOCUMENTS, make_config, read_split, restore, write_text
 
 from bert_packed import schema
 from bert_packed.packing.histogram import to_json
@@ -67,16 +67,6 @@ def test_eval_documents_never_enter_train(text, tmp_path):
             assert (document_a != document_b) == label
     assert not found["train"] & found["eval"]
     assert len(found["train"] | found["eval"]) == NUM_DOCUMENTS
-
-
-def test_bytes_depend_on_the_seed_and_not_on_the_workers(text, tmp_path):
-    text = (f"{text[0]}:1.25", text[1])  # a part of the documents is drawn once more
-    for name, settings in {"one": {}, "two": {"num_workers": 2}, "other seed": {"random_seed": 7}}.items():
-        create_job.create(make_config(text, tmp_path / name, eval_fraction=0.2, **settings))
-    one, two, other = (read_all_bytes(tmp_path / name) for name in ("one", "two", "other seed"))
-    assert one == two
-    assert one.keys() == other.keys()
-    assert all(one[name] != other[name] for name in one if name != "vocab.txt")
 
 
 def count_own_words(features):
