@@ -1,8 +1,4 @@
-"""Settings of the commands that make and pack records in effect.
-
-Each command runs with its flags changed, and with those alone that must be given. The tests look at its
-files, and at the arguments of its steps.
-"""
+"""Settings of the commands that make and pack records in effect: on files, and on arguments of steps."""
 
 import importlib.util
 import json
@@ -35,9 +31,8 @@ def run_job(command, config_class, steps, output_dir, **flags):
     stand_in = {(steps, "Job"): lambda folder, *_: Job(folder)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runners.importlib.util, "find_spec", lambda name: importlib.util)  # all is installed
-        seen = run(
-            command.main, config_class, [(steps, "write_shard")], stand_in, output_dir=output_dir, **flags
-        )
+        shards = [(steps, "write_shard")]
+        seen = run(command.main, config_class, shards, stand_in, output_dir=output_dir, **flags)
     seen.folder, seen.manifest = output_dir, read_manifest(output_dir)
     seen.shards = arguments(seen, "write_shard", "shard")
     return seen
@@ -64,15 +59,9 @@ def text(tmp_path_factory):
 @pytest.fixture(scope="module")
 def create(text, tmp_path_factory):
     def make(folder=None, **flags):
-        flags = {
-            "input_file": text[1],
-            "vocab_file": text[2],
-            "max_seq_length": 32,
-            "dupe_factor": 1,
-            **flags,
-        }
+        usual = {"input_file": text[1], "vocab_file": text[2], "max_seq_length": 32, "dupe_factor": 1}
         folder = folder or tmp_path_factory.mktemp("records") / "out"
-        return run_job(create_pretraining_data, CreateConfig, create_job, folder, **flags)
+        return run_job(create_pretraining_data, CreateConfig, create_job, folder, **usual | flags)
 
     return make
 

@@ -26,7 +26,7 @@ S = 16
 LENGTHS = np.random.default_rng(3).integers(2, S + 1, 80)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def features():
     return make_features(LENGTHS, S)
 
@@ -162,15 +162,15 @@ def test_a_mistake_leaves_files_that_are_being_moved(tmp_path):
     assert storage.list_names(tmp_path) == ["manifest.json", "packed.tfrecord"]
 
 
+WHOLE = ["packed.tfrecord", "manifest.json"]
+
+
 @pytest.mark.parametrize(
     ("names", "received"),
     [
-        (
-            ["../important.txt", "packed.tfrecord", "manifest.json"],
-            r"'\.\./important\.txt', which is not there",
-        ),
-        (["work/step.done", "packed.tfrecord", "manifest.json"], "'work/step.done', which is not there"),
-        (["lost.tfrecord", "packed.tfrecord", "manifest.json"], "'lost.tfrecord', which is not there"),
+        (["../important.txt", *WHOLE], r"'\.\./important\.txt', which is not there"),
+        (["work/step.done", *WHOLE], "'work/step.done', which is not there"),
+        (["lost.tfrecord", *WHOLE], "'lost.tfrecord', which is not there"),
         ([["packed.tfrecord"], "manifest.json"], r"\['packed\.tfrecord'\], which is not there"),
         (["manifest.json"], "'packed.tfrecord', which is left out"),
         (["packed.tfrecord"], "'manifest.json', which is left out"),
