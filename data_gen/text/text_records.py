@@ -114,10 +114,7 @@ class BertRecords:
         return {"num_tokens_cut": counts["num_tokens_read"] - counts["num_tokens_used"]}
 
     def summarize(self, manifest):
-        cut, read = (
-            sum(split[name] for split in manifest["splits"].values())
-            for name in ("num_tokens_cut", "num_tokens_read")
-        )
+        cut, read = _total(manifest, "num_tokens_cut"), _total(manifest, "num_tokens_read")
         return f"{cut} of {read} tokens of text were cut ({100 * cut / read:.1f} %)"
 
     def warnings_about(self, manifest):
@@ -210,15 +207,16 @@ class CausalRecords:
         return {}
 
     def summarize(self, manifest):
-        num_predictions, num_bytes = (
-            sum(split[name] for split in manifest["splits"].values())
-            for name in ("num_predictions", "num_bytes")
-        )
+        num_predictions, num_bytes = _total(manifest, "num_predictions"), _total(manifest, "num_bytes")
         each = num_bytes / num_predictions
         return f"{num_predictions} predictions cover {num_bytes} bytes of text ({each:.2f} each)"
 
     def warnings_about(self, manifest):
         return []
+
+
+def _total(manifest, name):
+    return sum(split[name] for split in manifest["splits"].values())
 
 
 def encode_texts(texts, tokenizer):

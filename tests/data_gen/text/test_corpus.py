@@ -11,7 +11,6 @@ import pytest
 
 from bert_packed.core.settings import InputError
 from data_gen.text import corpus
-from data_gen.text import corpus as sample_corpus
 
 DOCUMENTS = [["One fish.", "Two fish."], ["Red fish."], ["Blue fish.", "Old fish.", "New fish."]]
 
@@ -99,11 +98,7 @@ def test_splitting_loses_no_character():
         ("a.json", b'{"body": "x", "id": 3}\n', r"a\.json, line 1: .*Received: body \(str\), id \(int\)"),
         ("a.json", b'{"text": 3}\n', r"Received: text \(int\)"),
         ("a.json", b'{"text": 3, "paragraphs": null}\n', r"Received: text \(int\), paragraphs \(NoneType\)"),
-        (
-            "a.json",
-            b'{"text": null, "paragraphs": [3]}\n',
-            r"Received: text \(NoneType\), paragraphs \(list\)",
-        ),
+        ("a.json", b'{"text": null, "paragraphs": [3]}\n', r": text \(NoneType\), paragraphs \(list\)"),
         ("a.json", b'{"body": null}\n', r"Received: body \(NoneType\)"),
     ],
 )
@@ -136,23 +131,20 @@ Nor does a heading end with a full stop or anything like it
 
 
 def test_paragraphs_of_prose_are_kept_and_nothing_else():
-    assert sample_corpus.prose_paragraphs(DOCSTRING) == [
+    assert corpus.prose_paragraphs(DOCSTRING) == [
         "Return the number of items that are in the table.",
         "The first of two lines is a sentence, and so is the second, which ends it.",
     ]
 
 
 def test_documents_are_the_same_again_and_all_differ(monkeypatch):
-    documents = list(itertools.islice(sample_corpus.read_sample_documents(), 300))
-    assert documents == list(itertools.islice(sample_corpus.read_sample_documents(), 300))
-    assert all(len(document) >= sample_corpus.MIN_DOCUMENT_SENTENCES for document in documents)
+    documents = list(itertools.islice(corpus.read_sample_documents(), 300))
+    assert documents == list(itertools.islice(corpus.read_sample_documents(), 300))
+    assert all(len(document) >= corpus.MIN_DOCUMENT_SENTENCES for document in documents)
     text = "One sentence of five words.\n\nTwo sentences of five words."
-    monkeypatch.setattr(
-        sample_corpus, "_texts", lambda: iter([text, text, "Three sentences, and a\nlittle more."])
-    )
-    assert list(sample_corpus.read_sample_documents()) == [
-        ["One sentence of five words.", "Two sentences of five words."]
-    ]
+    texts = [text, text, "Three sentences, and a\nlittle more."]
+    monkeypatch.setattr(corpus, "_texts", lambda: iter(texts))
+    assert list(corpus.read_sample_documents()) == [text.split("\n\n")]
 
 
 def test_installed_packages_are_not_read(monkeypatch, tmp_path):
@@ -160,8 +152,8 @@ def test_installed_packages_are_not_read(monkeypatch, tmp_path):
     for name in (*kept, *left, "numpy.py", "numpy/a.py", "site-packages/numpy/a.py", "site-packages/json.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f'"""{name}"""\n\n\nclass A:\n    """Of a class."""\n')
-    monkeypatch.setattr(sample_corpus.sysconfig, "get_path", lambda _: str(tmp_path))
-    texts = list(sample_corpus._texts())
+    monkeypatch.setattr(corpus.sysconfig, "get_path", lambda _: str(tmp_path))
+    texts = list(corpus._texts())
     assert texts[-4:] == [kept[0], "Of a class.", kept[1], "Of a class."]
     assert len(texts) > 50 and {"site", "tkinter"} <= sys.stdlib_module_names  # topics before them
     assert texts.count("Of a class.") == 2
