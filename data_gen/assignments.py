@@ -26,6 +26,7 @@ from bert_packed.records.sequences import (
     sum_ranges,
     to_offsets,
 )
+from data_gen.jobs.steps import read_array, write_array
 
 SLOTS = {"slots": Column("<i8")}
 # Parts of sequences: the row of each, and its start in the row, in tokens
@@ -74,7 +75,6 @@ class CutRows:
     key_columns = frozenset({"rows", "row_starts"})
 
     def save_plan(self, plan):
-        """Write a `RowPlan` for all steps."""
         # Once, instead of with the argument of each step
         write_array(self._path("rows.npy"), np.stack([plan.lengths, plan.counts]))
         write_array(self._path("extras.npy"), plan.has_extra)
@@ -147,17 +147,6 @@ def lay_row(work):
             progress.advance(last - first)
 
 
-def write_array(path, array):
-    """Write an array to a file that appears when complete."""
-    with storage.write_whole(path) as partial, storage.open_file(partial, "wb") as file:
-        np.save(file, array)
-
-
-def read_array(path):
-    with storage.open_file(path) as file:
-        return np.load(file)
-
-
 def write_run(path, sequences, group_sizes):
     """Write `Sequences` in groups, whose sizes are int `[G]`, to a file that appears when complete."""
     group_offsets = to_offsets(group_sizes)
@@ -177,10 +166,7 @@ def write_run(path, sequences, group_sizes):
 
 
 def read_run(path, layout, group=None, names=None):
-    """Read `Sequences` of a run, from one group or all, and with some columns or all.
-
-    Columns that size those in `names` must be among them.
-    """
+    """Read `Sequences` of a run, from one group or all; `names` need the columns that size them."""
     # Other columns are skipped, so that measuring reads no tokens
     wanted = {name: column for name, column in layout.items() if names is None or name in names}
     columns = {}

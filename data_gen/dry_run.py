@@ -29,11 +29,7 @@ GAP = 1e-4
 
 
 def report_choices(config):
-    """Try the lengths and depths of a `PackConfig` with `dry_run`, and draw them.
-
-    Prints the notes of `try_choices` on stderr; returns its rows, and the folder with `length_histogram.png`
-    and `efficiency_by_depth.png`.
-    """
+    """Try the lengths and depths of a `PackConfig`, and draw them as PNGs: (rows, folder of the PNGs)."""
     histogram = read_histogram(config.histogram, config.input_file)
     rows, notes = try_choices(
         histogram, config.algorithm, config.max_seq_length, config.max_sequences_per_pack
@@ -48,23 +44,10 @@ def report_choices(config):
 
 
 def try_choices(histogram, algorithm, max_seq_length, max_sequences_per_pack):
-    """Plan for several lengths and depths.
+    """Plan for a quarter to twice of a length, and for depths: (rows in ascending order, notes for the user).
 
-    Args:
-        histogram: int64 `[L]`, of all lengths that occur, also over `max_seq_length`.
-        algorithm: Name in `ALGORITHMS`.
-        max_seq_length: S; a quarter, half and twice of it are tried as well.
-        max_sequences_per_pack: Depth; "max" for 1 to 8 and max.
-
-    Returns:
-        Rows of the table, dicts in ascending length and depth, without combinations that the algorithm cannot
-        do; and a list of sentences about these and about truncated text. `speed_up` compares the FLOPs of
-        BERT-base with those for unpacked data of length S; it is None for a length that cuts more tokens
-        than S. A row may have the plan of a smaller depth where that is as good: packing with the row's own
-        depth may end a pack above.
-
-    Raises:
-        InputError: the algorithm can do none of the depths at S.
+    A row's `speed_up` compares FLOPs of BERT-base with those for unpacked data of `max_seq_length`. Raises
+    `InputError` where the algorithm can do none of the depths at that length.
     """
     depths = DEPTHS if max_sequences_per_pack == "max" else (max_sequences_per_pack,)
     lengths = sorted({max(3, int(max_seq_length * factor)) for factor in LENGTH_FACTORS})
@@ -106,10 +89,7 @@ def try_choices(histogram, algorithm, max_seq_length, max_sequences_per_pack):
 
 
 def recommend(rows):
-    """Choose the cheapest length that cuts no token, at the smallest depth within 0.5 % of its cheapest.
-
-    Rows are in ascending length and depth; None where each length cuts text.
-    """
+    """The row of the cheapest length that cuts no token, at the smallest depth within 0.5 %, or None."""
     costs = [
         (training_cost(row["packs"], row["max_seq_length"]), row) for row in rows if not row["tokens_cut"]
     ]
@@ -127,7 +107,6 @@ def training_cost(num_packs, length):
 
 
 def _plan(histogram, algorithm, max_seq_length, depth, shallower):
-    """A `PackingPlan`; `shallower` is that of the same length and smaller depth, None for the first."""
     folded = fold(histogram, max_seq_length)
     if algorithm != DEFAULT_ALGORITHM:
         return ALGORITHMS[algorithm](folded, max_seq_length, depth)
@@ -140,7 +119,6 @@ def _plan(histogram, algorithm, max_seq_length, depth, shallower):
 
 
 def _describe(plan, histogram, seconds):
-    """A row of the table, without speed-up."""
     length, certificate = plan.max_seq_length, plan.certificate
     squares = np.arange(1, length + 1, dtype=np.float64) ** 2  # no overflow
     needed = int(np.dot(fold(histogram, length), squares))  # pairs of tokens of one sequence
@@ -168,15 +146,7 @@ def _describe(plan, histogram, seconds):
 
 
 def read_histogram(histogram, input_file):
-    """Count lengths as they are on disk, also those over any S: int64 `[L]`, L the longest.
-
-    Args:
-        histogram: JSON file, or the name of a histogram that comes with the package; "" to read records.
-        input_file: Comma-separated paths or globs of unpacked records.
-
-    Raises:
-        InputError: the file is no histogram, a record is damaged, or there is no sequence at all.
-    """
+    """Count lengths as they are on disk, also those over any S: int64 `[L]`, L the longest."""
     counts = _read_json(histogram) if histogram else _count_records(input_file)
     if not counts.any():
         name, path = ("histogram", histogram) if histogram else ("input_file", input_file)
@@ -225,7 +195,7 @@ def draw_histogram(histogram, max_seq_length, path):
 
 
 def draw_efficiency(rows, path):
-    """Draw efficiency by depth, from rows of `dry_run.try_choices`, as a PNG with a line for each length."""
+    """Draw efficiency by depth as a PNG with a line for each length."""
     figure, axes = _new_figure()
     points = {}
     for row in rows:
@@ -250,11 +220,7 @@ def plot_lengths(axes, histogram):
 
 
 def plot_efficiency(axes, points):
-    """Plot efficiency by depth; returns a dict from depth to its position on the x axis.
-
-    `points` is a dict from the label of a line to a dict from depth, an integer or "max", to efficiency in
-    0..1; a line may lack depths.
-    """
+    """Plot lines, label to depth to efficiency in 0..1; returns each depth's position on the x axis."""
     depths = {depth for line in points.values() for depth in line}
     ordered = sorted(depths, key=lambda depth: math.inf if depth == "max" else depth)
     positions = {depth: index for index, depth in enumerate(ordered)}

@@ -47,19 +47,17 @@ def main(config):
     print_table(rows, config.json)
 
 
+file_sha256 = functools.cache(storage.file_sha256)
+
+
 @functools.cache
 def find_line_of(document):
     """The line where a `Document` begins; None where its text is missing or has changed."""
     from data_gen.text import corpus
 
-    if not storage.is_file(document.path) or _sha256(document.path) != document.sha256:
+    if not storage.is_file(document.path) or file_sha256(document.path) != document.sha256:
         return None
     return corpus.find_line(document.path, document.number)
-
-
-@functools.cache
-def _sha256(path):
-    return storage.file_sha256(path)
 
 
 if __name__ == "__main__":

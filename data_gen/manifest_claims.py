@@ -52,7 +52,6 @@ class FileFacts:
             self.largest_id = max(self.largest_id, int(sequences[name].max(initial=0)))
 
     def add_lengths(self, lengths):
-        """Add lengths of whole sequences, int array `[n]`."""
         values, counts = np.unique(lengths, return_counts=True)
         self.lengths.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
 
@@ -71,7 +70,7 @@ def count_strategies(lengths, packs):
 
 
 def planned_strategies(folder):
-    """Strategies of the plan in a folder's manifest: frozenset of tuples; empty without a valid one."""
+    """Strategies of the plan in a folder's manifest; empty without a valid one."""
     manifest = read_manifest(folder, any_json=True) or {}
     try:
         return frozenset(tuple(strategy) for strategy, _ in manifest["plan"]["strategies"])
@@ -82,17 +81,8 @@ def planned_strategies(folder):
 def find_false_claims(packed, inputs, spec, is_split=False):
     """Compare the manifests beside packs with the files: list of sentences, one per false claim.
 
-    Claims about all packs of a manifest are checked only where all of them were read. A `lower_bound` must be
-    proven by the histogram and the dual values of the plan, but may be weaker. What packs inherit must be as
-    in the manifests of the inputs, where these have one. Manifests of other programs are ignored.
-
-    Args:
-        packed, inputs: Dicts from path to `FileFacts`, of the packs and of their inputs.
-        spec: `PackSpec` of the packs.
-        is_split: True for packs of split sequences.
-
-    Raises:
-        InputError: the inputs have different vocabularies, or a manifest that is no JSON or broken in form.
+    `packed` and `inputs` are dicts from path to `FileFacts`. Claims about all packs of a manifest are checked
+    only where all of them were read. Manifests of other programs are ignored.
     """
     found, readings, are_complete = [], [], True
     inherited, _ = read_input_manifests(inputs)
@@ -126,7 +116,6 @@ def find_false_claims(packed, inputs, spec, is_split=False):
 
 
 def _group_by_folder(paths):
-    """Dict from folder to its paths; different spellings of a folder are merged under the first."""
     spellings, groups = {}, {}
     for folder, path in sorted((folder_of(path), path) for path in paths):
         place = folder if storage.is_remote(folder) else os.path.realpath(folder)
@@ -135,7 +124,7 @@ def _group_by_folder(paths):
 
 
 class _Claims:
-    """Collects the false claims of one manifest."""
+    """The false claims of one manifest."""
 
     def __init__(self, path):
         self._path = path
@@ -175,7 +164,6 @@ def _check_inputs(claims, listed, folder, inputs):
 
 
 def _check_inherited(claims, manifest, inherited, spec):
-    """Compare vocabulary and objective with the manifests of the inputs."""
     if not inherited:  # inputs without a manifest
         return
     facts, claimed = {"objective": spec.objective, **inherited}, {"objective": MLM_NSP, **manifest}
@@ -188,7 +176,6 @@ def _check_inherited(claims, manifest, inherited, spec):
 
 
 def _check_packs(claims, manifest, listed, spec, is_split):
-    """Check the claims about the packs of all files together."""
     num_others = sum(facts.num_others for facts in listed)
     if num_others and not is_split:  # all other claims follow from the strategies
         claims.add(f"`strategies` of the plan must be those of all packs. Received: {num_others} of others.")
@@ -247,7 +234,7 @@ def _check_plan(claims, manifest, plan, max_seq_length, strategies):
 
 
 def _numbers_read(manifest):
-    """A manifest's claims about inputs: dict from name to integer; `ValueError` for other values."""
+    """A manifest's claims about inputs; `ValueError` for other values than integers."""
     overlong = {f"num_overlong {n}": manifest["num_overlong"].get(n, 0) for n in ("truncated", "dropped")}
     numbers = {"num_records": manifest["num_records"], **overlong}
     for value in numbers.values():
@@ -257,7 +244,7 @@ def _numbers_read(manifest):
 
 
 def _check_readings(claims, readings, inputs):
-    """Check the claims of all manifests together about the inputs, a collection of `FileFacts`."""
+    """Check the claims of all manifests together about the inputs."""
     facts = {
         "num_records": sum(facts.num_records for facts in inputs),
         **{f"num_overlong {n}": sum(f.num_overlong[n] for f in inputs) for n in ("truncated", "dropped")},

@@ -19,10 +19,10 @@ from bert_packed.records.inputs import find_files, read_input_manifests, stamp_f
 from bert_packed.records.provenance import describe_path, provenance_path
 from bert_packed.records.record_rules import find_common_objective
 from bert_packed.schema import CAUSAL_LM, MLM_NSP
-from data_gen.assignments import CutRows, PlannedPacks, lay_row, read_array, write_array
+from data_gen.assignments import CutRows, PlannedPacks, lay_row
 from data_gen.jobs.output import open_output_dir, refuse_own_input
 from data_gen.jobs.runners import check_runner, choose_num_workers
-from data_gen.jobs.steps import Job, Step
+from data_gen.jobs.steps import Job, Step, read_array, write_array
 from data_gen.pack_steps import (
     PackWork,
     Part,
@@ -43,9 +43,8 @@ logger = logging.getLogger(__name__)
 def pack(config, seconds=None):
     """Pack the records of `config.input_file` into `config.output_dir`; returns the manifest, a dict.
 
-    The directory receives `packed-00000-of-0000N.tfrecord`, ... and `manifest.json`, all or none. The same
-    call continues a run that was killed. `seconds`, a dict, receives the time of each phase. Raises
-    `InputError` where an input cannot be used, or the output directory is in use.
+    The packs and `manifest.json` appear together. The same call continues a run that was killed. `seconds`, a
+    dict, receives the time of each phase.
     """
     start, seconds = time.monotonic(), {} if seconds is None else seconds
     check_runner(config.runner, config.num_workers)
@@ -78,7 +77,7 @@ def pack(config, seconds=None):
 
 
 def metrics_row(manifest):
-    """The papers' metrics of a packed data set: dict from column of a table to value."""
+    """The papers' metrics of a packed data set, by column."""
     efficiency = {"efficiency %": 100 * manifest["efficiency"], "packing factor": manifest["packing_factor"]}
     if manifest.get("split_sequences"):
         return {
@@ -110,7 +109,6 @@ def metrics_row(manifest):
 
 
 def make_kind(config, objective, vocab_size):
-    """The `RecordKind` for the settings and the objective."""
     if config.features:
         return FeatureKind(parse_features(config.features), config.overlong)
     common = (config.max_seq_length, config.overlong, vocab_size)
@@ -120,7 +118,6 @@ def make_kind(config, objective, vocab_size):
 
 
 def _pack_inputs(config, objective, stamps, promises, output, job):
-    """Run all steps; returns the manifest."""
     vocabulary, promised = promises
     kind, folder = make_kind(config, objective, vocabulary.get("vocab_size")), output.work_folder
     run_bytes = choose_run_bytes(sum(size for _, size, _ in stamps))
@@ -260,7 +257,6 @@ def _remove_run(step):
 
 
 def _write_shards(config, work, shards, spec, output, job):
-    """Write all shards; returns the manifest's list of files."""
     steps = []
     for shard, parts in enumerate(shards):
         path = output.path(f"packed-{shard:05d}-of-{len(shards):05d}.tfrecord")

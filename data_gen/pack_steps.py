@@ -21,7 +21,8 @@ from bert_packed.records.example_bytes import serialize_examples
 from bert_packed.records.inputs import check_promises, unchanged
 from bert_packed.records.provenance import PACK_COLUMNS, write_traced
 from bert_packed.records.sequences import concatenate, entry_bytes, take
-from data_gen.assignments import CutRows, PlannedPacks, read_array, read_run, write_array, write_run
+from data_gen.assignments import CutRows, PlannedPacks, read_run, write_run
+from data_gen.jobs.steps import read_array, write_array
 
 # Size of a run and of a part as columns; two or three times that while they are joined and cut. Each part
 # reads a piece of each run, so reads grow with the square of their number: runs grow with the input, up to a
@@ -93,7 +94,6 @@ class ShardWork:
 
 
 def choose_run_bytes(num_bytes):
-    """Bytes of a run and of a part for an input of `num_bytes`."""
     # Nothing else decides, so that a resumed run chooses the same
     return min(max(num_bytes // NUM_RUNS, RUN_BYTES), MAX_RUN_BYTES)
 
@@ -110,11 +110,7 @@ def histogram_path(run):
 
 
 def read_file(work):
-    """Read an input file into runs, each with its histogram beside it.
-
-    Returns a dict of `entry`, for the manifest; `num_overlong`, a dict; and `runs`, a list of [path, number
-    of sequences]. Raises `InputError` where a record cannot be used, or the file changes meanwhile.
-    """
+    """Read an input file into runs, [path, number of sequences], each with its histogram beside it."""
     path = work.stamp[0]
     with unchanged([work.stamp]):
         num_records, num_overlong, runs = _read_runs(work, path)
@@ -125,7 +121,6 @@ def read_file(work):
 
 
 def _read_runs(work, path):
-    """Write the runs of a file: (number of records, `num_overlong`, `runs`), as in `read_file`."""
     runs, held, num_bytes, num_records, num_overlong = [], [], 0, 0, collections.Counter()
 
     def flush():

@@ -23,10 +23,8 @@ DUPE_FACTOR = 1  # not the usual 10, to save time
 def pack_sample_corpus(config, seconds=None):
     """Pack both splits of the sample corpus: dict from split to the manifest of its packs.
 
-    Instances are in `sample_data/instances_LENGTH`, and created where missing. Packs are in `train` and
-    `eval` of the output directory, by default `sample_data/packed_LENGTH`. `seconds`, a `defaultdict(dict)`,
-    receives the time of each phase, by split. Raises `InputError` where an output directory is in use, or
-    the corpus cannot be built.
+    Instances are in `sample_data/instances_LENGTH`, and created where missing. `seconds`, a
+    `defaultdict(dict)`, receives the time of each phase, by split.
     """
     instances = os.path.join(SAMPLE_DIR, f"instances_{config.max_seq_length}")
     output_dir = config.output_dir or os.path.join(SAMPLE_DIR, f"packed_{config.max_seq_length}")

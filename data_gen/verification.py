@@ -38,23 +38,19 @@ class Comparison:
 
     @property
     def is_equal(self):
-        """True if the packs hold the sequences of the inputs."""
         return not self.differences
 
     @property
     def is_good(self):
-        """True if, in addition, no claim of the manifests is false."""
         return self.is_equal and not self.false_claims
 
 
 def compare_files(input_files, packed_files, overlong):
     """Compare the sequences of unpacked and packed files, and the manifests of the packs with both.
 
-    Sequences are equal where all columns but their origins are. Memory does not grow with their number. If
-    the files differ, they are read again, once for each two million sequences in buckets that differ.
-
-    `overlong`, "error", "truncate" or "drop", is the setting with which the packs were made. Returns a
-    `Comparison`; raises `InputError` where a file cannot be read, or has the wrong kind of records.
+    Sequences are equal where all columns but their origins are. Memory does not grow with their number: files
+    that differ are read again, once for each two million sequences in buckets that differ. `overlong` is the
+    setting with which the packs were made.
     """
     _refuse_other_features(packed_files)
     objective = find_common_objective([*packed_files, *input_files])
@@ -122,10 +118,7 @@ def compare_files(input_files, packed_files, overlong):
 
 
 def find_overlong(packed_files):
-    """The `overlong` setting of packs, from the manifests beside them; "error" without one.
-
-    Raises `InputError` where manifests disagree.
-    """
+    """The `overlong` setting of packs, from the manifests beside them; "error" without one."""
     found = {}
     for directory in sorted({folder_of(path) for path in packed_files}):
         settings = (read_manifest(directory, any_json=True) or {}).get("settings")
@@ -138,7 +131,6 @@ def find_overlong(packed_files):
 
 
 def _refuse_other_features(packed_files):
-    """Raise `InputError` for packs that were made with `--features`."""
     for path in packed_files:
         names = feature_names(first_record(path), path, 1)
         if any(name.endswith(ADDED_SUFFIXES[0]) for name in names):  # in no other kind of packs
@@ -171,7 +163,6 @@ class BucketSums:
         self._sums = np.zeros((NUM_BUCKETS, 2), np.uint64)
 
     def add(self, digests):
-        """Add digests, uint64 `[n, 2]`."""
         buckets = find_buckets(digests)
         self.counts += np.bincount(buckets, minlength=NUM_BUCKETS)
         for half in range(2):
@@ -184,17 +175,13 @@ class BucketSums:
 
 
 def find_buckets(digests):
-    """The bucket of each digest: int64 `[n]`, from uint64 `[n, 2]`."""
     return (digests[:, 0] % np.uint64(NUM_BUCKETS)).astype(np.int64)
 
 
 def find_unmatched(sums, readers):
     """Yield, by group of buckets, the origins on either side without a partner: two int arrays `[m, 3]`.
 
-    Args:
-        sums: Two `BucketSums`, of all digests of each side.
-        readers: For each side a function that reads it again: to an iterable of (digests, uint64 `[n, 2]`;
-            their origins, int `[n, 3]`).
+    `readers` read each side again, to an iterable of (digests, origins).
     """
     for group in group_buckets(sums[0].find_different(sums[1]), sums[0].counts + sums[1].counts):
         sides = [hold(read(), group) for read in readers]
@@ -203,11 +190,9 @@ def find_unmatched(sums, readers):
 
 
 def group_buckets(buckets, counts):
-    """Group buckets, at most `MOST_HELD` digests in a group of several: list of int arrays.
+    """Group buckets, at most `MOST_HELD` digests of both sides in a group of several.
 
-        counts [3 4 2 9] with MOST_HELD = 7   ->   buckets {0 1}, {2}, {3}
-
-    `counts` are the digests of both sides in each bucket.
+    counts [3 4 2 9] with MOST_HELD = 7   ->   buckets {0 1}, {2}, {3}
     """
     groups, size = [], MOST_HELD
     for bucket in buckets.tolist():

@@ -17,20 +17,11 @@ BUG = ".bug"  # suffix of notes of errors that are not the user's
 
 
 def run_pipeline(runner, function, elements, work_folder):
-    """Apply a function to every element, on any machine.
+    """Apply a module's function to every element, on any machine that sees `work_folder`.
 
-    Args:
-        runner: Name of a Beam runner, with options in the environment variable `BEAM_OPTIONS`, such as
-            `--flink_master=host:8081 --parallelism=64`. Those after a lone `--` are for a job server; Beam
-            does not know them, so they are passed on unchecked.
-        function: A module's function.
-        elements: List of picklable objects.
-        work_folder: Folder that all machines see.
-
-    Raises:
-        InputError: `BEAM_OPTIONS` is wrong.
-        InputError, OSError: the function's error for the first element that has one.
-        OSError: the runner failed.
+    The environment variable `BEAM_OPTIONS` has the runner's options. Those after a lone `--` are for a job
+    server; Beam does not know them, so they are passed on unchecked. An `InputError` or `OSError` of the
+    function is raised here.
     """
     pipeline = _make_pipeline(runner)
     folder = os.path.join(work_folder, "errors")
@@ -50,7 +41,7 @@ def run_pipeline(runner, function, elements, work_folder):
 
 
 def _make_pipeline(runner):
-    """A pipeline with the runner's options, all checked; raises `InputError`."""
+    """A pipeline with the runner's options, all checked."""
     if runner == "DataflowRunner":
         _check_dataflow()
     text = os.environ.get(OPTIONS_VARIABLE, "")
@@ -95,7 +86,6 @@ def _last_line(error):
 
 
 def _raise_noted(folder):
-    """Raise the first error that a step has noted, if any."""
     for name in storage.list_names(folder):
         kind, message = storage.read_text(os.path.join(folder, name)).split("\n", 1)
         raise {"input": InputError, "system": OSError}[kind](message)

@@ -33,12 +33,11 @@ class OutputDir:
     manifest: dict | None = None
 
     def path(self, name):
-        """The path at which to write the file that will be `name`."""
         return os.path.join(self.folder, name)
 
     @property
     def work_folder(self):
-        """Folder for temporary files of the command."""
+        """Temporary files of the command."""
         return self.path(WORK_NAME)
 
     def write_manifest(self, content):
@@ -58,19 +57,9 @@ def open_output_dir(path, overwrite, identity):
                 output.write_manifest(manifest)
 
     After an `InputError` of the block, `path/.incomplete` is removed, unless its files are already being
-    moved. After a kill, Ctrl-C or another error, such as a full disk, it stays: the next run with equal
-    identity continues in it, any other removes it. The manifest is moved last, so a directory with one is
-    complete.
-
-    Args:
-        path: Directory; created where it is missing.
-        overwrite: Replace a directory in use. Its old records, `manifest.json` and vocabulary stay until the
-            new files are complete; other files are kept.
-        identity: Plain JSON of everything that the files depend on.
-
-    Raises:
-        InputError: the directory is in use and not to be overwritten, another run writes to it, or it is
-            a file.
+    moved. After a kill or another error it stays: the next run with equal `identity`, plain JSON of
+    everything that the files depend on, continues in it, any other removes it. With `overwrite`, old
+    records, manifest and vocabulary stay until the new files are complete; other files are kept.
     """
     final = os.fspath(path)
     if storage.is_file(final):
@@ -209,7 +198,6 @@ def _publish(folder, final):
 
 
 def _discard(folder):
-    """Remove `.incomplete`."""
     # Its identity first, so that no run continues with what a kill may leave
     identity = os.path.join(folder, WORK_NAME, IDENTITY_NAME)
     if storage.exists(identity):

@@ -64,10 +64,8 @@ def check_runner(runner, num_workers):
 def start_workers(number, prepare=None, *arguments, freed_memory=LARGE_ARRAYS):
     """A `ProcessPoolExecutor` whose workers ignore Ctrl-C, which this process reports, and end with it.
 
-    Args:
-        number: Number of processes.
-        prepare: Function that each worker calls first, with `arguments`; all picklable.
-        freed_memory: Settings of `keep_freed_memory` for each; None leaves the C library unchanged.
+    Each worker calls `prepare(*arguments)` first. `freed_memory` are settings of `keep_freed_memory`; None
+    leaves the C library unchanged.
     """
     # Spawned, not forked: TensorFlow's and the tokenizer's threads do not survive a fork
     context = multiprocessing.get_context("spawn")

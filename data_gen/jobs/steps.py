@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent import futures
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 from bert_packed.core import progress, storage
@@ -35,16 +36,13 @@ class Step:
 
 
 class Job:
-    """Does steps, notes their results, and keeps the workers between calls of `run`.
+    """Does steps, notes their results in `work_folder`, and keeps the workers between calls of `run`.
 
         with Job(output.work_folder, num_workers=2) as job:
             results = job.run([Step("shard-0", write_shard, 0), Step("shard-1", write_shard, 1)], "write")
 
-    Args:
-        work_folder: Folder for the notes of this job only, shared by all machines that work on it.
-        num_workers: Local processes; 1 = this one.
-        runner: One of `runners.RUNNERS`.
-        seconds: Dict that receives the time of each call of `run`, under its title.
+    The folder is for this job only, and shared by all machines that work on it. One worker is this process.
+    `seconds`, a dict, receives the time of each call of `run`, under its title.
     """
 
     def __init__(self, work_folder, num_workers=1, runner=LOCAL, seconds=None):
@@ -176,3 +174,14 @@ def _count_into(counter):
             counter.get_obj().value += amount
 
     progress.follow(add)
+
+
+def write_array(path, array):
+    """Write an array to a file that appears when complete."""
+    with storage.write_whole(path) as partial, storage.open_file(partial, "wb") as file:
+        np.save(file, array)
+
+
+def read_array(path):
+    with storage.open_file(path) as file:
+        return np.load(file)

@@ -22,12 +22,7 @@ END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 def read_rows(path):
-    """Yield row numbers, from 1, and documents of a table.
-
-    A document is the row's `text` (str), or where that is missing or null its `paragraphs` (list of str), or
-    "". Raises `InputError`, naming the file, if it is truncated, damaged, not UTF-8, or has no column of
-    strings with one of these names.
-    """
+    """Yield row numbers, from 1, and documents: `text`, else `paragraphs` (list of str), else ""."""
     content = map_bytes(path)
     number = 0
     with _telling_what_is_wrong(path):
@@ -40,12 +35,10 @@ def read_rows(path):
 
 
 def is_parquet(path):
-    """True if a table is a Parquet file, by its name."""
     return str(path).lower().endswith(".parquet")
 
 
 def _read_parquet(path, content):
-    """Yield record batches of some rows of a Parquet file's text columns."""
     with pq.ParquetFile(pa.BufferReader(content), pre_buffer=False) as file:
         names = _text_columns(path, file.schema_arrow)
         for index in range(file.num_row_groups):
@@ -60,7 +53,6 @@ def _read_parquet(path, content):
 
 
 def _read_arrow(path, content):
-    """Yield record batches of some rows of an Arrow file's text columns."""
     source = pa.BufferReader(content)
     place = 0
     for names, batch in _record_batches(path, content, source):
@@ -73,7 +65,6 @@ def _read_arrow(path, content):
 
 
 def _record_batches(path, content, source):
-    """Yield (names of the text columns, record batch) of an Arrow file."""
     if content[: len(FILE_MAGIC)].tobytes() == FILE_MAGIC:
         with pa.ipc.open_file(source) as reader:
             names = _text_columns(path, reader.schema)
@@ -95,7 +86,6 @@ def _rows_at_once(num_rows, num_bytes):
 
 
 def _documents(batch):
-    """Yield the documents of a record batch, as in `read_rows`."""
     names = batch.schema.names
     columns = [batch.column(name).to_pylist() for name in ("text", "paragraphs") if name in names]
     for values in zip(*columns, strict=True):

@@ -39,12 +39,7 @@ def read_sentences(paths):
         "One fish.", "Two fish.", "", "Red fish."   ->   (1, "One fish.") (1, "Two fish.") (2, "Red fish.")
 
     Documents are numbered from 1 in each file, JSON documents and rows without text too. Sentences are
-    stripped and not empty.
-
-    Raises:
-        InputError: naming the file and, where there is one, the line: not UTF-8, not gzip, not JSON, no
-            complete table, neither `text` nor `paragraphs`, or a file without a sentence.
-        MemoryError: naming the file: a line is too long.
+    stripped and not empty. An `InputError` names the file and, where there is one, the line.
     """
     for path in paths:
         number = 0
@@ -134,8 +129,6 @@ def split_sentences(paragraph, language="en"):
     full stop stay whole, and line breaks count as spaces:
 
         "1. Open a.B first. 2. Read it."  ->  ["1. Open a.B first.", "2. Read it."]
-
-    `language`, an ISO 639-1 code, selects the abbreviations.
     """
     sentences, held = [], ""
     for part in sentencex.segment(language, " ".join(paragraph.split())):
@@ -150,17 +143,15 @@ def split_sentences(paragraph, language="en"):
 
 
 def is_table(path):
-    """True if `arrow_tables.py` reads a file, by its name."""
     return str(path).lower().endswith(TABLE_SUFFIXES)
 
 
 def is_separated(path):
-    """True if a file is a table of separated values, by its name."""
     return _without_gz(path).endswith(SEPARATED_SUFFIXES)
 
 
 def _has_contents(path):
-    """True if `_read_contents` reads a file, whose documents are not separated by blank lines."""
+    """True if documents are not separated by blank lines."""
     return is_table(path) or _is_json(path)
 
 
@@ -173,10 +164,7 @@ def _without_gz(path):
 
 
 def read_lines(path, is_verbatim=False):
-    """Yield (line number from 1, text) of a plain or gzipped file, stripped unless `is_verbatim`.
-
-    Raises `InputError` as `read_sentences` does.
-    """
+    """Yield (line number from 1, text) of a plain or gzipped file, stripped unless `is_verbatim`."""
     number = 0
     is_gzip = str(path).lower().endswith(".gz")
     try:
@@ -287,7 +275,6 @@ def _without_lone_surrogates(text):
 
 
 def _find_text(content, place):
-    """The `text` of one JSON document, str, or its `paragraphs`, list of str."""
     if not isinstance(content, dict):
         raise InputError(f"{place}: must be a JSON object. Received: {type(content).__name__}.")
     text, paragraphs = content.get("text"), content.get("paragraphs")

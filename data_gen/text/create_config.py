@@ -3,13 +3,7 @@
 import dataclasses
 import math
 
-from bert_packed.core.settings import (
-    InputError,
-    check_settings,
-    result_settings,
-    setting,
-    unmet_settings,
-)
+from bert_packed.core.settings import InputError, check_settings, result_settings, setting, unmet_settings
 from bert_packed.packing.histogram import MAX_LENGTH
 from bert_packed.schema import CAUSAL_LM, MLM, MLM_NSP, OBJECTIVES
 from bert_packed.text.masking import MASK_REPLACE_PROB, RANDOM_REPLACE_PROB, masking_rules

@@ -43,28 +43,9 @@ logger = logging.getLogger(__name__)
 def create(config):
     """Make the unpacked records of a text, as a `CreateConfig` describes; returns the manifest.
 
-    `config.output_dir` receives `train-00000-of-0000N.tfrecord`, ..., with `eval_fraction` the same for
-    `eval`, the vocabulary and `manifest.json`: all or none. The same call continues a run that was killed.
-
-    Returns:
-        The manifest, a dict:
-            kind: "unpacked".
-            settings: Dict of the settings that the records depend on.
-            versions: Dict of versions of packages.
-            vocab_size, vocab_sha256, do_lower_case: The vocabulary, and the application of WordPieces.
-            objective, tokenizer: Where they are not BERT's.
-            inputs: List of {path, sha256, num_documents}, the last without documents that have no token; for
-                relative paths also `relative_path`, see `provenance.describe_path`.
-            sources: List, by part of `input_file`, of {pattern, weight, num_files, num_documents, splits:
-                dict from split to {num_documents, num_readings}}, readings in all passes.
-            splits: Dict from "train" and, with `eval_fraction`, "eval" to {num_documents, num_sequences,
-                num_random_nexts, num_tokens_read, num_tokens_used, num_tokens_cut, histogram, files: list of
-                {name, num_records, sha256}}. Tokens count once per pass; those cut are in no sequence of the
-                pass, since a pair of sentences was over max_seq_length. For causal language modelling,
-                num_predictions and num_bytes replace BERT's numbers.
-
-    Raises:
-        InputError: an input cannot be used, or the output directory is in use.
+    The records of each split, the vocabulary and `manifest.json` appear together. The same call continues a
+    run that was killed. In the manifest, tokens count once per pass, and those cut are in no sequence of the
+    pass, since a pair of sentences was over max_seq_length.
     """
     start = time.monotonic()
     check_runner(config.runner, config.num_workers)
@@ -82,7 +63,8 @@ def create(config):
         "code": code_sha256(),
     }
     with open_output_dir(config.output_dir, config.overwrite, identity) as output:
-        if output.manifest is None:
+        manifest = output.manifest
+        if manifest is None:
             inputs = _open_inputs(records, stamps)
             sources = sources or [Source(NAME, 1.0, (NAME,))]
             size = sum(text.size for text in inputs)
@@ -90,8 +72,6 @@ def create(config):
             with Job(output.work_folder, num_workers, config.runner) as job:
                 manifest = _create_from(config, records, sources, inputs, vocab_stamps, output, job)
             output.write_manifest(manifest)
-        else:
-            manifest = output.manifest
     splits = manifest["splits"].values()
     logger.info(
         "made %d sequences of %d documents in %.1f s; %s",
@@ -105,7 +85,6 @@ def create(config):
 
 
 def make_records(config):
-    """`BertRecords` or `CausalRecords`, by the settings."""
     if config.tokenizer == WORDPIECE:
         vocabulary = WordPieces(config.vocab_size, config.do_lower_case)
     else:
@@ -137,19 +116,9 @@ def summarize(manifest):
 
 
 def choose_documents(config, num_passes, sources_of, weights):
-    """Choose the documents of each split, and their readings.
+    """Choose the documents of each split: dict from split to ascending numbers, and readings, int64 `[d]`.
 
-    Args:
-        config: `CreateConfig`.
-        num_passes: Passes over the training documents of weight 1.
-        sources_of: int `[number of documents]`, the source of each.
-        weights: The weight of each source.
-
-    Returns:
-        Dict from split to two int64 `[d]`: document numbers, ascending, and numbers of readings.
-
-    Raises:
-        InputError: the weights leave no document to train on, or a split has none.
+    `sources_of` has the source of each document, int `[number of documents]`.
     """
     splits = split_documents(len(sources_of), config.eval_fraction, config.random_seed)
     chosen = {split: (documents, np.ones_like(documents)) for split, documents in splits.items()}
@@ -190,7 +159,6 @@ def cut_shards(config, records, chosen, output, corpus_dir):
 
 
 def _create_from(config, records, sources, inputs, vocab_stamps, output, job):
-    """Run all steps; returns the manifest."""
     vocab_path = _make_vocabulary(records, vocab_stamps, inputs, output, job)
     corpus_dir, described_inputs = _make_corpus(config, records, inputs, vocab_path, output, job)
     owners = {path: index for index, source in enumerate(sources) for path in source.paths}
@@ -298,7 +266,6 @@ def _make_corpus(config, records, inputs, vocab_path, output, job):
 
 
 def _describe_sources(sources, sources_of, chosen):
-    """The manifest's list of sources; see `create`."""
     described = []
     for index, source in enumerate(sources):
         splits = {}

@@ -85,10 +85,7 @@ def train_vocabulary(work):
 
 
 def tokenize(work):
-    """Tokenize documents into a folder: dict of their file's `sha256`, and `num_documents` with a token.
-
-    Raises `InputError` where the text cannot be used, or the file changes meanwhile.
-    """
+    """Tokenize documents into a folder; `num_documents` are those with a token."""
     text = work.text
     storage.make_folder(work.folder)
     with unchanged(text.stamps):
@@ -106,11 +103,7 @@ def join(work):
 
 
 def write_shard(shard):
-    """Make the sequences of a shard, shuffle them locally, and write its file.
-
-    Returns a dict of `entry`, of the file for the manifest; `histogram` of the lengths, list `[S]`; and
-    `counts`, a dict of `records.counted`.
-    """
+    """Make the sequences of a shard, shuffle them locally, and write its file."""
     split_index = SPLITS.index(shard.split)
     records = shard.records
     corpus = open_corpus(shard.corpus_dir, records.layout)

@@ -36,20 +36,11 @@ def document_generator(seed, split_index, duplicate, document):
 
 
 def draw_instances(corpus, pairs, documents, vocabulary, rules, seed, split_index):
-    """Make the sequences of (duplicate, document) pairs one by one.
+    """Make the sequences of (duplicate, document) pairs, int `[m, 2]`, one by one.
 
-    Args:
-        corpus: `TokenCorpus`.
-        pairs: int `[m, 2]`. Each duplicate of a document has other segments and masks.
-        documents: int `[d]`, ascending: documents from which random nexts are taken.
-        vocabulary: `Vocabulary` of WordPieces, or `EncoderVocabulary` of bytes.
-        rules: `InstanceRules`.
-        seed, split_index: Keys of the random choices, with the duplicate and the document.
-
-    Yields:
-        (duplicate, document), in the order of `pairs`, and a tuple for `collect_instances`: tokens int32
-        `[L]`, A/B int8 `[L]`, prediction positions and labels `[p]`, next-sentence label. Each document has
-        at least one sequence, except a document of one token that has no other to pair with.
+    Random nexts are from `documents`, int `[d]`, ascending. Yields (duplicate, document), in the order of
+    `pairs`, and a tuple for `collect_instances`: tokens int32 `[L]`, A/B int8 `[L]`, prediction positions and
+    labels `[p]`, next-sentence label. Only a document of one token without another to pair with has none.
     """
     for duplicate, document in np.asarray(pairs).tolist():
         rng = document_generator(seed, split_index, duplicate, document)
@@ -212,11 +203,7 @@ def join_segments(corpus_ids, spans, vocabulary):
 
 
 def to_features(sequences, max_seq_length, max_predictions_per_seq):
-    """Pad sequences with 0 to the features of google-research/bert's pre-training record.
-
-    Returns a dict from the names in `schema.UNPACKED_LENGTHS` to arrays `[n, S]`, `[n, P]` or `[n, 1]`; mask
-    and weights are 1 where used.
-    """
+    """Pad sequences with 0 to the features of BERT's records, `[n, S]`, `[n, P]` or `[n, 1]`."""
     lengths, num_predictions = sequences["lengths"], sequences["num_predictions"]
     predictions = (num_predictions, max_predictions_per_seq)
     return {

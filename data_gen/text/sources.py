@@ -29,6 +29,7 @@ from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.records.inputs import check_found, find_parts, match_files
 from bert_packed.records.shuffle import shuffle_places
+from data_gen.jobs.steps import read_array, write_array
 from data_gen.text.corpus import is_separated, is_table
 
 WEIGHT = re.compile(
@@ -51,15 +52,10 @@ class Source:
 def find_text_sources(pattern):
     """Find the sources of a text, and their files: list of `Source`, in the order of the pattern.
 
-    Each part is a path or glob, as in `records/inputs.find_files`, or names folders of Hugging Face's
-    `datasets`. Only a number after the last colon is a weight, unless a file has the whole part as its name:
+    Each part is a path or glob, or names folders of Hugging Face's `datasets`. Only a number after the last
+    colon is a weight, unless a file has the whole part as its name:
 
         "a.txt:0.5"  "s3://b/c.txt"  "d:e.txt"  "f.txt:2" (a file, if there is one of that name)
-
-    Raises:
-        InputError: as `find_files`; a weight is not above 0, or over `LARGEST_WEIGHT`; a file has two
-            weights; a folder holds several splits, or lacks files; a file is a .csv or .tsv; pyarrow is not
-            installed for a table.
     """
     found = []
     for part, paths in find_parts(pattern, "input_file", _match_texts):
@@ -93,7 +89,6 @@ def _split_weight(part):
 
 
 def _match_texts(part):
-    """The files that a part names, directly or by folders of data sets."""
     if storage.is_file(part):
         return [part]
     pattern, _ = _split_weight(part)
@@ -195,14 +190,11 @@ def choose_readings(sources, weights, num_passes, seed):
 
 def save_readings(corpus_dir, split, documents, readings):
     """Write a split's documents, int64 `[d]`, ascending, and their readings, beside the corpus."""
-    with storage.write_whole(_path(corpus_dir, split)) as partial, storage.open_file(partial, "wb") as file:
-        np.save(file, np.stack([documents, readings]))
+    write_array(_path(corpus_dir, split), np.stack([documents, readings]))
 
 
 def load_passes(corpus_dir, split):
-    """`plan_passes` for the file of `save_readings`."""
-    with storage.open_file(_path(corpus_dir, split)) as file:
-        return plan_passes(*np.load(file))
+    return plan_passes(*read_array(_path(corpus_dir, split)))
 
 
 def plan_passes(documents, readings):

@@ -87,14 +87,9 @@ class BertRecords:
                     yield number, ids
 
     def draw(self, corpus, groups, vocab_path, seed, split_index, counts):
-        """Yield (duplicate, document) and a tuple for `collect`, which begins with the tokens, by sequence.
+        """Yield (duplicate, document) and a tuple for `collect`, by sequence; updates `counts`.
 
-        Args:
-            corpus: `TokenCorpus`.
-            groups: Iterable of (pairs, documents), as in lists from `shuffled_pairs`.
-            vocab_path: Path of the vocabulary.
-            seed, split_index: Keys of random choices, with the duplicate and the document.
-            counts: Dict of `counted`, which is updated.
+        `groups` are (pairs, documents), as in lists from `shuffled_pairs`.
         """
         vocabulary = load_maskable(vocab_path)
         for pairs, documents in groups:
@@ -110,25 +105,19 @@ class BertRecords:
         return sequences
 
     def serialize(self, sequences, order):
-        """Serialize the sequences at `order`, int `[m]`: list of bytes."""
         rules = self.rules
         features = to_features(take(sequences, order), rules.max_seq_length, rules.max_predictions_per_seq)
         return serialize_examples(features)
 
     def describe(self, counts):
-        """Further numbers of a split for the manifest, from its counts."""
+        """Further numbers of a split for the manifest."""
         return {"num_tokens_cut": counts["num_tokens_read"] - counts["num_tokens_used"]}
 
     def summarize(self, manifest):
-        """A line about the result, for the log."""
-        cut, read = (
-            sum(split[name] for split in manifest["splits"].values())
-            for name in ("num_tokens_cut", "num_tokens_read")
-        )
+        cut, read = _total(manifest, "num_tokens_cut"), _total(manifest, "num_tokens_read")
         return f"{cut} of {read} tokens of text were cut ({100 * cut / read:.1f} %)"
 
     def warnings_about(self, manifest):
-        """Warnings about the text: list of lines."""
         lines = []
         for split, content in manifest["splits"].items():
             share = content["num_tokens_cut"] / content["num_tokens_read"]
@@ -218,10 +207,7 @@ class CausalRecords:
         return {}
 
     def summarize(self, manifest):
-        num_predictions, num_bytes = (
-            sum(split[name] for split in manifest["splits"].values())
-            for name in ("num_predictions", "num_bytes")
-        )
+        num_predictions, num_bytes = _total(manifest, "num_predictions"), _total(manifest, "num_bytes")
         each = num_bytes / num_predictions
         return f"{num_predictions} predictions cover {num_bytes} bytes of text ({each:.2f} each)"
 
@@ -229,16 +215,16 @@ class CausalRecords:
         return []
 
 
+def _total(manifest, name):
+    return sum(split[name] for split in manifest["splits"].values())
+
+
 def encode_texts(texts, tokenizer):
     """Tokenize documents, with an opening and a closing token: yields pieces for `write_corpus`.
 
     Each byte of a document's text counts once: a space that the tokenizer drops counts with the token after
     it, text after the last token with the closing token, and a character of several tokens with the first of
-    them. Documents without a token are left out.
-
-    Args:
-        texts: Iterable of (document number, text); a document may come in several texts.
-        tokenizer: `byte_bpe.DocumentTokenizer`.
+    them. Documents without a token are left out. A document may come in several texts.
     """
     current, is_open, rest = None, False, 0  # `rest`: bytes since the last token
     for batch in tokenization.batches(texts):

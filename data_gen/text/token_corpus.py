@@ -67,12 +67,7 @@ class TokenCorpus:
 def write_corpus(pieces, layout, folder, file_index):
     """Write the documents of a text file in bounded memory; returns their number.
 
-    Args:
-        pieces: Iterable of (document number, list of tokens, for `STREAMS` also list of their bytes): a
-            sentence, or any piece for `STREAMS`.
-        layout: `SENTENCES` or `STREAMS`.
-        folder: Existing folder.
-        file_index: Number of the text file, from 0.
+    `pieces` are (document number, tokens, for `STREAMS` also their bytes), with `SENTENCES` a sentence each.
     """
     has_sentences = "sentence_offsets" in layout
     values = [name for name, into in layout.items() if not into]
@@ -125,7 +120,6 @@ def join_corpora(folders, layout, folder):
 
 
 def open_corpus(folder, layout):
-    """Map a folder of `write_corpus` or `join_corpora`: `TokenCorpus`."""
     names = (*layout, *ORIGINS)
     return TokenCorpus(**{name: map_array(os.path.join(folder, name), _dtype(name)) for name in names})
 

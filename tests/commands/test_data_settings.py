@@ -1,8 +1,4 @@
-"""Settings of the commands that make and pack records in effect.
-
-Each command runs with its flags changed, and with those alone that must be given. The tests look at its
-files, and at the arguments of its steps.
-"""
+"""Settings of the commands that make and pack records in effect: on files, and on arguments of steps."""
 
 import importlib.util
 import json
@@ -18,6 +14,7 @@ from unpacked_records import make_features, write_features
 from bert_packed import schema
 from bert_packed.records import tfrecords
 from bert_packed.records.provenance import read_manifest
+from bert_packed.text.tokenization import SPECIAL_TOKENS
 from data_gen import create_pretraining_data, pack_job, pack_tfrecords
 from data_gen.jobs import runners
 from data_gen.jobs.steps import Job
@@ -34,9 +31,8 @@ def run_job(command, config_class, steps, output_dir, **flags):
     stand_in = {(steps, "Job"): lambda folder, *_: Job(folder)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runners.importlib.util, "find_spec", lambda name: importlib.util)  # all is installed
-        seen = run(
-            command.main, config_class, [(steps, "write_shard")], stand_in, output_dir=output_dir, **flags
-        )
+        shards = [(steps, "write_shard")]
+        seen = run(command.main, config_class, shards, stand_in, output_dir=output_dir, **flags)
     seen.folder, seen.manifest = output_dir, read_manifest(output_dir)
     seen.shards = arguments(seen, "write_shard", "shard")
     return seen
@@ -63,15 +59,9 @@ def text(tmp_path_factory):
 @pytest.fixture(scope="module")
 def create(text, tmp_path_factory):
     def make(folder=None, **flags):
-        flags = {
-            "input_file": text[1],
-            "vocab_file": text[2],
-            "max_seq_length": 32,
-            "dupe_factor": 1,
-            **flags,
-        }
+        usual = {"input_file": text[1], "vocab_file": text[2], "max_seq_length": 32, "dupe_factor": 1}
         folder = folder or tmp_path_factory.mktemp("records") / "out"
-        return run_job(create_pretraining_data, CreateConfig, create_job, folder, **flags)
+        return run_job(create_pretraining_data, CreateConfig, create_job, folder, **usual | flags)
 
     return make
 
@@ -122,7 +112,9 @@ def test_settings_of_making_records(create, text, tmp_path):
     assert seen.manifest["sources"][0]["splits"]["train"]["num_readings"] == 3 * 3
     assert {split: len(its["files"]) for split, its in splits.items()} == {"train": 2, "eval": 1}
     assert [entry["num_documents"] for entry in seen.manifest["inputs"]] == [4]
-    assert any(word.isupper() for word in words_of(seen)[5:])
+    words = words_of(seen)
+    assert words[:5] == list(SPECIAL_TOKENS) and any(word.isupper() for word in words[5:])
+    assert seen.manifest["vocab_size"] == len(words) <= seen.manifest["settings"]["vocab_size"] == 60
     assert [list(call.values())[1:] for call in seen.calls["Job"]] == [[5, "local"]]
     assert len(list(seen.folder.glob("*.provenance.npz"))) == 3
     assert [row["split"] for row in json.loads((tmp_path / "table.json").read_text())] == ["train", "eval"]

@@ -16,7 +16,7 @@ from bert_packed.packing.descending import pack_lpfhp
 from bert_packed.packing.histogram import count_lengths
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
-from data_gen.verification import compare_files, find_overlong
+from data_gen.verification import find_overlong
 from data_gen.verify_tfrecords import VerifyConfig, main
 
 S = 16
@@ -54,11 +54,9 @@ def compare(tmp_path, input_file, arrays):
     return verify(input_file=input_file, packed_file=path, json=tmp_path / "table.json")
 
 
-@pytest.mark.parametrize("step", [1, -1])
-def test_correct_packs_are_equal_in_any_order(tmp_path, input_file, packed, step):
-    seen = compare(tmp_path, input_file, {name: values[::step] for name, values in packed.items()})
-    assert seen.status == 0
-    assert seen.out.splitlines()[-1].split() == ["equal", "40", "40", "0", "0"]
+def test_correct_packs_are_equal_in_any_order(tmp_path, input_file, packed):
+    seen = compare(tmp_path, input_file, {name: values[::-1] for name, values in packed.items()})
+    assert seen.status == 0 and seen.out.splitlines()[-1].split() == ["equal", "40", "40", "0", "0"]
     (row,) = json.loads((tmp_path / "table.json").read_text())
     assert list(row.values()) == ["equal", 40, 40, 0, 0]
 
@@ -85,8 +83,7 @@ def put(name, place, value):
 
 
 def change(name, place=0):
-    """Damage: a number becomes the one beside it, 0 and 1 each other."""
-    return put(name, place, lambda value: value ^ 1)
+    return put(name, place, lambda value: value ^ 1)  # for labels, 0 and 1 become each other
 
 
 def drop_last_prediction(packed):
@@ -128,11 +125,8 @@ DAMAGES = {
     "next sentence": (change(schema.NEXT_SENTENCE_LABELS, 1), 1),
     "prediction dropped": (drop_last_prediction, 1),
     "tokens swapped": (swap_tokens, 2),
-    "sequences swapped": (
-        put(schema.INPUT_MASK, slice(None), lambda mask: np.array([0, 2, 1, 3])[mask]),
-        None,
-    ),
-    "positions of the pack": (put(schema.POSITION_IDS, slice(None), np.arange(S)), None),
+    "sequences swapped": (put(schema.INPUT_MASK, ..., lambda mask: np.array([0, 2, 1, 3])[mask]), None),
+    "positions of the pack": (put(schema.POSITION_IDS, ..., np.arange(S)), None),
     "padding between": (pad_between, None),
     "another boundary": (move_boundary, None),
     "another [CLS]": (put(schema.NEXT_SENTENCE_POSITIONS, 1, lambda place: place + 1), None),
@@ -152,21 +146,6 @@ def test_a_damaged_pack_is_found(tmp_path, input_file, packed, damage, num_missi
         assert seen.out.count("in the inputs, not in the packs: ") == num_missing
         unexpected = f"in the packs, not in the inputs: {tmp_path}/packs.tfrecord, record 3 "
         assert seen.out.count(unexpected) == num_missing
-
-
-def test_equal_sequences_are_counted(tmp_path):
-    features = make_features([5, 5, 5], S)
-    for values in features.values():
-        values[:] = values[0]
-    input_file = write_features(tmp_path / "in.tfrecord", features)
-    two_of_them = {name: values[:2] for name, values in features.items()}
-    other = write_features(tmp_path / "two.tfrecord", two_of_them)
-    pack(PackConfig(input_file=other, output_dir=str(tmp_path / "out"), max_seq_length=S))
-    packs = [str(path) for path in (tmp_path / "out").glob("*.tfrecord")]
-    result = compare_files([input_file], packs, "error")
-    assert (result.num_missing, result.num_unexpected) == (1, 0)
-    assert result.differences[0].endswith("in.tfrecord, record 3 (5 tokens)")
-    assert compare_files([other], packs, "error").is_equal
 
 
 @pytest.mark.parametrize("overlong", ["truncate", "drop"])

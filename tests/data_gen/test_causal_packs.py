@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 from causal_files import make_sequences, read_examples, sequences_of, write_causal, write_sequences
-from unpacked_records import make_features, write_features
 
 from bert_packed import schema
 from bert_packed.assembly.record_kinds import CausalKind
@@ -91,15 +90,6 @@ def test_overlong_sequences_are_never_truncated(tmp_path):
     files = [str(path) for path in sorted((tmp_path / "out").glob("*.tfrecord"))]
     assert compare_files([path], files, "drop").is_good
     assert not compare_files([path], files, "error").is_good
-
-
-def test_records_that_are_not_those_of_one_objective(tmp_path):
-    path = write_features(tmp_path / "a.tfrecord", make_features([5, 8], 8))
-    with pytest.raises(InputError, match="`split_sequences` must be left out with records for mlm_nsp"):
-        pack(tmp_path / "out", path, split_sequences=True, num_rows=1)
-    write_causal(tmp_path / "b.tfrecord", LENGTHS)
-    with pytest.raises(InputError, match=r"all files must be for one objective\. Received: .*a\.tfrecord"):
-        pack(tmp_path / "out", tmp_path / "?.tfrecord")
 
 
 @pytest.mark.parametrize("changed", [{}, SPLIT])

@@ -69,23 +69,21 @@ def test_the_recommendation_is_the_cheapest_without_loss(rows, place):
     assert found is (None if place is None else rows[place])
 
 
-def test_lengths_of_records(tmp_path, capsys):
-    """Those of the input file, not of the sample corpus."""
+def test_command_on_records(tmp_path, capsys):
+    """Lengths of the input file, not of the sample corpus."""
     lengths = np.random.default_rng(5).integers(5, 25, 40)
-    path = write_features(tmp_path / "records", make_features(lengths, 32))
-    report = tmp_path / "report.json"
+    path, report = write_features(tmp_path / "records", make_features(lengths, 32)), tmp_path / "report.json"
     flags = ["--max_seq_length=16", "--max_sequences_per_pack=1", f"--json={report}"]
     assert run(f"--input_file={path}", f"--output_dir={tmp_path / 'pictures'}", *flags) == 0
-    rows = {row["max_seq_length"]: row for row in json.loads(report.read_text())}
-    assert {size: row["packs"] for size, row in rows.items()} == dict.fromkeys((4, 8, 16, 32), 40)
-    assert {size: row["tokens_cut"] for size, row in rows.items()} == {
-        size: sum(max(0, length - size) for length in lengths) for size in rows
-    }
+    found = [
+        (row["max_seq_length"], row["packs"], row["tokens_cut"]) for row in json.loads(report.read_text())
+    ]
+    assert found == [(size, 40, np.maximum(lengths - size, 0).sum()) for size in (4, 8, 16, 32)]
     printed = capsys.readouterr()
     assert "recommended: --max_seq_length=32 " in printed.out and "max_seq_length=16 cuts" in printed.err
 
 
-def test_command(tmp_path, capsys):
+def test_command_on_a_histogram(tmp_path, capsys):
     histogram, report, pictures = tmp_path / "lengths.json", tmp_path / "report.json", tmp_path / "pictures"
     flags = [f"--histogram={histogram}", "--max_sequences_per_pack=2", f"--output_dir={pictures}"]
     histogram.write_text(json.dumps({"lengths": [3, 5, 9], "counts": [4, 4, 2]}))
@@ -95,10 +93,8 @@ def test_command(tmp_path, capsys):
     # 3 + 5 four times, and two of 9 truncated to 8
     assert (at_eight["packs"], at_eight["lower_bound"], at_eight["truncated"]) == (6, 6, 2)
     assert (at_eight["gap"], at_eight["strategies"], at_eight["seconds"] > 0) == (0, 2, True)
-    assert sorted(path.name for path in pictures.iterdir()) == [
-        "efficiency_by_depth.png",
-        "length_histogram.png",
-    ]
+    names = {path.name for path in pictures.iterdir()}
+    assert names == {"efficiency_by_depth.png", "length_histogram.png"}
     (best,) = (row for row in rows if row["recommended"])
     assert capsys.readouterr().out.splitlines()[-1] == (
         f"recommended: --max_seq_length={best['max_seq_length']} --max_sequences_per_pack=2, "

@@ -6,6 +6,7 @@ from unpacked_records import make_features, write_features
 
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
+from bert_packed.packing.algorithms import ALGORITHM_NAMES
 from data_gen import pack_tfrecords
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
@@ -56,6 +57,15 @@ CREATING = [
     ),
 ]
 PACKING = [
+    ({"algorithm": "best"}, "`algorithm` must be one of " + ", ".join(ALGORITHM_NAMES)),
+    ({"max_sequences_per_pack": 33, "max_seq_length": 32}, "at most max_seq_length. Received: max_seque"),
+    ({"max_seq_length": 2}, "`max_seq_length` must be at least 3. Received: 2"),
+    ({"max_seq_length": 2**63}, "`max_seq_length` must be at most 1048576. Received: 9223372036854"),
+    ({"max_predictions_per_pack": 10**9}, "`max_predictions_per_pack` must be at most 1048576. Rec"),
+    ({"num_workers": 2**31}, "`num_workers` must be at most 4096. Received: 2147483648"),
+    ({"num_shards": 0}, "`num_shards` must be at least 1"),
+    ({"histogram": "wikipedia_512"}, "`histogram` must be given with --dry_run only"),
+    ({"output_dir": ""}, "`output_dir` must be given with --input_file"),
     ({"random_seed": 2**32}, "`random_seed` must be "),
     ({"features": "a"}, "NAME:int|float[*N]:CAPACITY|=NAME|each, comma-separated, and not 'a'"),
     ({"features": "a:int:0"}, "and not 'a:int:0'"),

@@ -1,6 +1,5 @@
 """The sizes of runs and parts, which bound the memory, leave no trace in the packs."""
 
-import json
 import os
 from pathlib import Path
 
@@ -13,25 +12,13 @@ from unpacked_records import make_features, write_features
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.records import tfrecords
-from bert_packed.records.inputs import stamp_files
 from data_gen import pack_job, pack_steps
-from data_gen.assignments import read_array, read_run
+from data_gen.assignments import read_run
+from data_gen.jobs.steps import read_array
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
 
 S = 16
-
-
-def spy(monkeypatch, owner, name):
-    """The arguments of each call of a function, a list of tuples that is filled from now on."""
-    calls, function = [], getattr(owner, name)
-
-    def call(*arguments):
-        calls.append(arguments)
-        return function(*arguments)
-
-    monkeypatch.setattr(owner, name, call)
-    return calls
 
 
 @pytest.fixture
@@ -124,16 +111,3 @@ def test_runs_leave_the_disk_once_they_are_sorted(packing, monkeypatch):
     monkeypatch.setattr(pack_job, "measure_part", look)
     pack(packing)
     assert seen and all(names == ["sorted-000000.run"] for names in seen)
-
-
-def test_a_run_is_known_by_all_that_its_packs_depend_on(packing, monkeypatch):
-    calls = spy(monkeypatch, pack_job, "open_output_dir")
-    manifest = {"vocab_size": 300, "files": [{"name": "in.tfrecord", "num_records": 6}]}
-    (Path(packing.input_file).parent / "manifest.json").write_text(json.dumps(manifest))
-    pack(packing)
-    ((_, _, identity),) = calls
-    assert identity.keys() == {"settings", "inputs", "input manifests", "versions", "code"}
-    assert identity["settings"] == packing.resolved()
-    assert identity["inputs"] == stamp_files([packing.input_file])
-    assert identity["input manifests"] == ({"vocab_size": 300}, {packing.input_file: {"num_records": 6}})
-    assert all(identity.values())

@@ -230,7 +230,7 @@ def test_a_second_run_is_refused_while_the_first_lives(tmp_path, jobs):
 
 @pytest.mark.parametrize(
     ("name", "what"),
-    [("pack", what) for what in ("settings", "inputs", "input manifests", "code")]
+    [("pack", what) for what in ("settings", "inputs", "input manifests", "versions", "code")]
     + [("create", what) for what in ("inputs", "vocabulary")],
 )
 def test_a_run_of_other_things_starts_over_and_says_so(
@@ -248,7 +248,7 @@ def test_a_run_of_other_things_starts_over_and_says_so(
     elif what == "vocabulary":
         (tmp_path / "words").write_text((tmp_path / "words").read_text() + "\nmore")
     else:
-        monkeypatch.setattr(job.module, "code_sha256", lambda: "other")
+        monkeypatch.setattr(job.module, "code_sha256" if what == "code" else what, lambda: "other")
     calls = job.count_steps(monkeypatch)
     caplog.set_level(logging.WARNING, "data_gen")
     monkeypatch.setattr(logging.getLogger("data_gen"), "propagate", True)

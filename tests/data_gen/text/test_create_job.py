@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from text_files import NUM_DOCUMENTS, make_config, read_all_bytes, read_split, restore, write_text
+from text_files import NUM_DOCUMENTS, make_config, read_split, restore, write_text
 
 from bert_packed import schema
 from bert_packed.packing.histogram import to_json
@@ -67,16 +67,6 @@ def test_eval_documents_never_enter_train(text, tmp_path):
             assert (document_a != document_b) == label
     assert not found["train"] & found["eval"]
     assert len(found["train"] | found["eval"]) == NUM_DOCUMENTS
-
-
-def test_bytes_depend_on_the_seed_and_not_on_the_workers(text, tmp_path):
-    text = (f"{text[0]}:1.25", text[1])  # a part of the documents is drawn once more
-    for name, settings in {"one": {}, "two": {"num_workers": 2}, "other seed": {"random_seed": 7}}.items():
-        create_job.create(make_config(text, tmp_path / name, eval_fraction=0.2, **settings))
-    one, two, other = (read_all_bytes(tmp_path / name) for name in ("one", "two", "other seed"))
-    assert one == two
-    assert one.keys() == other.keys()
-    assert all(one[name] != other[name] for name in one if name != "vocab.txt")
 
 
 def count_own_words(features):
@@ -151,16 +141,6 @@ def test_case_arrives_at_the_tokenizer(text, tmp_path, do_lower_case):
     create_job.create(make_config(text, tmp_path / "out", do_lower_case=do_lower_case))
     ids = restore(read_split(tmp_path / "out", "train"))
     assert (SPECIAL_TOKENS.index("[UNK]") in ids) != do_lower_case
-
-
-def test_a_vocabulary_is_trained_where_none_is_given(text, tmp_path):
-    config = make_config(text, tmp_path / "out", vocab_file="", vocab_size=60)
-    manifest = create_job.create(config)
-    tokens = (tmp_path / "out/vocab.txt").read_text().splitlines()
-    assert tokens[:5] == list(SPECIAL_TOKENS)
-    assert "doc" in tokens
-    assert manifest["vocab_size"] == len(tokens) <= 60
-    assert manifest["settings"]["vocab_size"] == 60
 
 
 @pytest.mark.parametrize("objective", ["mlm_nsp", "causal_lm"])

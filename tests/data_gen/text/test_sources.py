@@ -147,10 +147,9 @@ def count_words(ids):
 
 
 def own_words(features):
-    is_borrowed = features[SEGMENT_IDS] * features[NEXT_SENTENCE_LABELS] == 1
-    return count_words(np.where(is_borrowed, 0, restore(features))), count_words(
-        np.where(is_borrowed, restore(features), 0)
-    )
+    """Words of a sequence's own document, and of random nexts."""
+    is_borrowed, ids = features[SEGMENT_IDS] * features[NEXT_SENTENCE_LABELS] == 1, restore(features)
+    return count_words(ids * ~is_borrowed), count_words(ids * is_borrowed)
 
 
 def test_documents_are_drawn_and_counted_by_weight(two_sources, tmp_path):
@@ -162,9 +161,8 @@ def test_documents_are_drawn_and_counted_by_weight(two_sources, tmp_path):
     train, borrowed = own_words(read_split(tmp_path / "out", "train"))
     held_out, _ = own_words(read_split(tmp_path / "out", "eval"))
     is_eval = held_out > 0
-    assert (
-        held_out.tolist() == (sizes * is_eval).tolist() and is_eval.sum() == 6
-    )  # once each, whatever the weight
+    # once each, whatever the weight
+    assert held_out.tolist() == (sizes * is_eval).tolist() and is_eval.sum() == 6
     assert train.tolist() == (sizes * np.repeat([10, 1], [10, 20]) * ~is_eval).tolist()
     num_train = [int((~is_eval[:10]).sum()), int((~is_eval[10:]).sum())]
     assert manifest["sources"] == [
