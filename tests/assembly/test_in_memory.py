@@ -1,4 +1,7 @@
-"""Plans and packs of sequences in memory: each exactly once, unpacked again, and other packers' packs."""
+"""Plans and packs of sequences in memory: each exactly once, unpacked again, and other packers' packs.
+
+This file alone catches a mistake in a call that ends in an error of NumPy's, or is taken for something else.
+"""
 
 import itertools
 import subprocess
