@@ -18,8 +18,8 @@ from bert_packed.assembly.given_columns import (
     SEQUENCE_INDEX,
     TOKENS,
     read_packs,
+    refuse,
 )
-from bert_packed.core.settings import InputError
 from bert_packed.packing.arguments import check_choice, check_whole, is_number, iterate, shown
 from bert_packed.packing.histogram import check_limits
 
@@ -128,9 +128,7 @@ class PackingCollator:
             labels = packs.get(LABELS, tokens)
             if labels.shape != tokens.shape or labels.is_floating_point():
                 received = f"{labels.dtype} {list(labels.shape)}"
-                raise InputError(
-                    f"labels must be whole numbers, one for each token. Received: {received} of all packs."
-                )
+                refuse("labels", "be whole numbers, one for each token", f"{received} of all packs")
             labels = labels.long().masked_fill(packs[POSITION_IDS] == 0, IGNORED)
         else:
             if is_special is None:
@@ -145,17 +143,13 @@ class PackingCollator:
     def _pack(self, examples):
         columns = _read_examples(examples)
         if not self.is_causal and LABELS in columns:
-            raise InputError(
-                "`examples` must be without labels, which masking makes. Received: a column labels."
-            )
+            refuse("`examples`", "be without labels, which masking makes", "a column labels")
         if POSITION_IDS not in columns:
             return _pack_columns(columns, self.max_seq_length, self.max_sequences_per_pack)
         # Trainer removes what `model.forward` has no argument for
         if SEQUENCE_IDS not in columns:
-            raise InputError(
-                f"rows of `pack_dataset` must have {SEQUENCE_IDS}; for Trainer remove_unused_columns=False. "
-                f"Received: {', '.join(columns)}."
-            )
+            rule = f"have {SEQUENCE_IDS}; for Trainer remove_unused_columns=False"
+            refuse("rows of `pack_dataset`", rule, ", ".join(columns))
         return read_packs(columns, self.max_seq_length)
 
     def _mask(self, tokens, sequence_ids, is_special):
@@ -211,7 +205,7 @@ def pack_dataset(dataset, max_seq_length, max_sequences_per_pack="max", *, seed=
         ValueError: an argument breaks its rule; the message names column and sequence.
     """
     if not isinstance(getattr(dataset, "column_names", None), list) or not hasattr(dataset, "from_dict"):
-        raise InputError(f"`dataset` must be a datasets.Dataset. Received: {type(dataset).__name__}.")
+        refuse("`dataset`", "be a datasets.Dataset", type(dataset).__name__)
     columns = {name: dataset.with_format("numpy")[name][:] for name in dataset.column_names}
     packs = _pack_columns(columns, max_seq_length, max_sequences_per_pack, seed=seed)
     return type(dataset).from_dict({name: list(values) for name, values in packs.items()})
@@ -269,21 +263,21 @@ def per_sequence_loss(outputs, labels, num_items_in_batch=None):
 
 def _require(holds, name, rule, received):
     if not holds:
-        raise InputError(f"`{name}` must {rule}. Received: {received}.")
+        refuse(f"`{name}`", rule, received)
 
 
 def _read_examples(examples):
     """Columns of dicts that have the same ones."""
     examples = list(iterate(examples, "`examples`", "be a list of dicts"))
     if not examples:
-        raise InputError("`examples` must hold one sequence or more. Received: none.")
+        refuse("`examples`", "hold one sequence or more", "none")
     for number, one in enumerate(examples):
         if not isinstance(one, Mapping) or TOKENS not in one:
             received = ", ".join(map(str, one)) if isinstance(one, Mapping) else shown(one)
-            raise InputError(f"sequence {number} must be a dict with {TOKENS}. Received: {received}.")
+            refuse(f"sequence {number}", f"be a dict with {TOKENS}", received)
         if one.keys() != examples[0].keys():
             rule = f"have the columns {', '.join(map(str, examples[0]))}"
-            raise InputError(f"sequence {number} must {rule}. Received: {', '.join(map(str, one))}.")
+            refuse(f"sequence {number}", rule, ", ".join(map(str, one)))
     return {name: [one[name] for one in examples] for name in examples[0]}
 
 

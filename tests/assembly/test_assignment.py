@@ -142,6 +142,9 @@ def test_the_seed_chooses_packs_and_sequences():
     slots = [choose_slots(np.full(50, 3), np.zeros(4, int), totals, seed) for seed in (1, 1, 2)]
     assert np.array_equal(slots[0], slots[1]) and not np.array_equal(slots[0], slots[2])
     assert sorted(slots[0]) == sorted(slots[2]) == list(range(50))
+    # each length has a key of its own: equally many sequences of 4 come in another order
+    other_slots = choose_slots(np.full(50, 4), np.zeros(5, int), np.append(totals, 50), 1)
+    assert not np.array_equal(slots[0], other_slots)
 
 
 histograms = st.dictionaries(st.integers(1, 60), st.integers(1, 9), min_size=1, max_size=12)
