@@ -1,9 +1,9 @@
 """Assignments of sequences to packs, by a plan or by rows, computable for any part of the data alone.
 
 `PlannedPacks` puts whole sequences into the packs of a plan (`assembly/assignment.py`). `CutRows`
-concatenates sequences into rows and cuts these where packs end (`assembly/rows.py`). Row r's t-th pack is
-number t * R + r of all packs. So R packs per step give each row its next pack, whose first sequence may
-continue the last sequence of the row's previous pack.
+concatenates sequences into rows and cuts these where packs end. Row r's t-th pack is number t * R + r of all
+packs. So R packs per step give each row its next pack, whose first sequence may continue the last sequence of
+the row's previous pack.
 """
 
 import dataclasses
@@ -13,9 +13,16 @@ import os
 
 import numpy as np
 
-from bert_packed.assembly.assignment import PackOrder, Packs, fill_packs
+from bert_packed.assembly.assignment import (
+    PackOrder,
+    Packs,
+    RowPlan,
+    cut_sequences,
+    fill_packs,
+    find_rows,
+    lengths_in_row,
+)
 from bert_packed.assembly.record_kinds import CausalKind, RecordKind
-from bert_packed.assembly.rows import RowPlan, cut_sequences, find_rows, lengths_in_row
 from bert_packed.core import progress, storage
 from bert_packed.records.sequences import (
     CAUSAL_LAYOUT,

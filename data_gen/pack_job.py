@@ -8,9 +8,9 @@ import time
 
 import numpy as np
 
+from bert_packed.assembly.assignment import plan_rows
 from bert_packed.assembly.feature_packs import FeatureKind, parse_features
 from bert_packed.assembly.record_kinds import BertKind, CausalKind
-from bert_packed.assembly.rows import plan_rows
 from bert_packed.core import storage
 from bert_packed.core.runtime import code_sha256, versions
 from bert_packed.core.settings import InputError

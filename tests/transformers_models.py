@@ -14,6 +14,7 @@ IDS = {"pad_token_id": PAD, "bos_token_id": CLS, "eos_token_id": SEP}
 WINDOW = 2  # tokens to each side that ModernBERT's second layer sees
 CONFIGS = {
     "bert": ("Bert", "MaskedLM", {"max_position_embeddings": LENGTH}),
+    "pretraining": ("Bert", "PreTraining", {"max_position_embeddings": LENGTH}),
     "roberta": ("Roberta", "MaskedLM", {"max_position_embeddings": LENGTH + 1, **IDS}),
     "modernbert": (
         "ModernBert",

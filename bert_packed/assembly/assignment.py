@@ -1,4 +1,4 @@
-"""Packs as indices of sequences, and the assignment of sequences to the packs of a plan.
+"""Packs as indices of sequences, and the assignment of sequences to the packs of a plan, or to rows.
 
 Two shuffles (`shuffle.py`) decide: of the packs, and of the sequences of each length over the slots of that
 length. Slots are numbered strategy by strategy, before the packs are shuffled:
@@ -11,15 +11,25 @@ length. Slots are numbered strategy by strategy, before the packs are shuffled:
 Both shuffles are invertible at single positions. So the pack of a slot, and the slots of a pack, depend on
 plan, input order and seed, not on shards or processes, and no table grows with the data. A "length" may be
 any integer that separates kinds of sequences.
+
+A row is as long as many packs. Its sequences are concatenated, without padding, and cut where packs end:
+
+    lengths          5 5 5 3 2 2     2 rows
+    row 0            5 5 2           each length is divided evenly; the rest goes, longest first, to the row
+    row 1            5 3 2           that is shortest so far
+    places           shuffled        in each row, by the seed
 """
 
 import dataclasses
+from functools import cached_property
 
 import numpy as np
 
 from bert_packed import schema
 from bert_packed.records.sequences import range_indices, rank_in_groups, sum_ranges, to_offsets
 from bert_packed.records.shuffle import find_items, shuffle_places
+
+SHUFFLE_PACKS, SHUFFLE_SEQUENCES, SHUFFLE_ROWS = 1, 2, 3  # in keys of shuffles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,15 +72,9 @@ def find_places(sequences, packs, name, size):
 
         packs {1, 0}, lengths [2 3], size 6   ->   source [2 3 4 0 1], target [0 1 2 3 4], starts [0 3]
 
-    Args:
-        sequences: `Sequences`.
-        packs: n `Packs` of them.
-        name: Column with any number of entries per sequence.
-        size: Capacity of a pack; raises `ValueError` for a pack with more entries.
-
-    Returns:
-        Three int64 arrays, member by member: the index of each entry in the column, its index in an array
-        `[n * size]`, and the start of each member in its pack.
+    Returns three int64 arrays, member by member: the index of each entry in the column, its index in an array
+    `[n * size]`, and the start of each member in its pack. Raises `ValueError` for a pack with more entries
+    than `size`.
     """
     sizes = sequences[sequences.layout[name].sizes][packs.members]
     offsets = to_offsets(sizes)
@@ -94,7 +98,16 @@ def empty_arrays(names, packs, spec, whole_type=np.int64):
     return {name: np.zeros((len(packs), *spec.shape(name)), kind) for name, kind in types.items()}
 
 
-SHUFFLE_PACKS, SHUFFLE_SEQUENCES = 1, 2
+def put(arrays, name, indices, values):
+    """Write values to an array at indices as if it had one dimension."""
+    arrays[name].reshape(-1)[indices] = values
+
+
+def fill_rows(values, num_rows):
+    """Append rows of zeros until there are `num_rows`."""
+    if len(values) == num_rows:
+        return values
+    return np.pad(values, [(0, num_rows - len(values))] + [(0, 0)] * (values.ndim - 1))
 
 
 class PackOrder:
@@ -106,6 +119,7 @@ class PackOrder:
         self._offsets = to_offsets(depths)
         counts = np.array(list(strategies.values()), np.int64)
         self._ends = np.cumsum(counts)
+        self.num_packs = int(counts.sum())
         self._starts = self._ends - counts
         self._seed = seed
         # An entry for each strategy and each of its lengths, ascending by length, then by strategy. A length
@@ -119,15 +133,11 @@ class PackOrder:
         first_entries = np.searchsorted(self._entry_lengths, self._entry_lengths)
         self._number_starts = self._entry_starts - self._entry_starts[first_entries]
 
-    @property
-    def num_packs(self):
-        return int(self._ends[-1]) if len(self._ends) else 0
-
     def slots(self, first, last):
-        """Slots of the packs `first` to `last`, the latter excluded, as three int64 arrays.
+        """Slots of the packs `first` to `last`, the latter excluded.
 
-        They are the length of each slot, ascending in a pack; its number among the slots of that length; and
-        the number of slots of each pack.
+        Three int64 arrays: the length of each slot, ascending in a pack; its number among the slots of that
+        length; and the number of slots of each pack.
         """
         places = shuffle_places(np.arange(first, last), self.num_packs, (self._seed, SHUFFLE_PACKS))
         strategies = np.searchsorted(self._ends, places, side="right")
@@ -193,3 +203,85 @@ def assign_sequences(plan, lengths, seed):
     totals = np.bincount(lengths)
     slots = choose_slots(lengths, np.zeros_like(totals), totals, seed)
     return fill_packs(*order.slots(0, order.num_packs), lengths, slots)
+
+
+@dataclasses.dataclass(frozen=True)
+class RowPlan:
+    """Number of sequences of each length in each row."""
+
+    lengths: np.ndarray  # int64 [L], those that occur, ascending
+    counts: np.ndarray  # int64 [L], sequences of each length
+    has_extra: np.ndarray  # bool [L, R]: the row has one more than counts // R
+
+    @property
+    def num_rows(self):
+        return self.has_extra.shape[1]
+
+    @property
+    def row_tokens(self):
+        """Tokens of each row: int64 `[R]`."""
+        return self.lengths @ (self.counts // self.num_rows) + self.lengths @ self.has_extra
+
+    @cached_property
+    def row_counts(self):
+        """Sequences of each row: int64 `[R]`."""
+        return (self.counts // self.num_rows).sum() + self.has_extra.sum(axis=0)
+
+    @cached_property
+    def starts(self):
+        """Number of shorter sequences in the row: int64 `[L, R]`."""
+        each = (self.counts // self.num_rows)[:, None] + self.has_extra
+        return np.cumsum(each, axis=0) - each
+
+
+def plan_rows(lengths, counts, num_rows):
+    """Distribute sequences over R rows whose tokens differ by at most the longest sequence: `RowPlan`.
+
+    `lengths` ascend; `counts`, the sequences of each, add up to at least R.
+    """
+    lengths, counts = np.asarray(lengths, np.int64), np.asarray(counts, np.int64)
+    has_extra = np.zeros((len(lengths), num_rows), bool)
+    more_tokens = np.zeros(num_rows, np.int64)
+    for index in np.flatnonzero(counts % num_rows)[::-1]:
+        shortest = np.argsort(more_tokens, kind="stable")[: counts[index] % num_rows]
+        has_extra[index, shortest] = True
+        more_tokens[shortest] += lengths[index]
+    return RowPlan(lengths, counts, has_extra)
+
+
+def find_rows(plan, lengths, slots, seed):
+    """Rows of sequences with slots from `choose_slots`, and places in their rows: two int64 `[n]`."""
+    kinds = np.searchsorted(plan.lengths, lengths)
+    rounds, rows = np.divmod(slots, plan.num_rows)
+    # The last round of a length reaches only some rows
+    is_extra = rounds == plan.counts[kinds] // plan.num_rows
+    extra_rows, first_extras = np.nonzero(plan.has_extra)[1], to_offsets(plan.has_extra.sum(axis=1))
+    rows[is_extra] = extra_rows[first_extras[kinds[is_extra]] + rows[is_extra]]
+    items = plan.starts[kinds, rows] + rounds
+    return rows, shuffle_places(items, plan.row_counts[rows], (seed, SHUFFLE_ROWS, rows))
+
+
+def lengths_in_row(plan, row, first, last, seed):
+    """Lengths of the sequences at places `first` to `last` of a row, the latter excluded: int64."""
+    key = (seed, SHUFFLE_ROWS, row)
+    items = find_items(np.arange(first, last), int(plan.row_counts[row]), key)
+    return plan.lengths[np.searchsorted(plan.starts[:, row], items, side="right") - 1]
+
+
+def cut_sequences(starts, lengths, max_seq_length):
+    """Cut sequences where packs end: three int64 arrays, part by part.
+
+        starts [0 3], lengths [3 6], packs of 4   ->   owners  [0 1 1 1]     sequence of the part
+                                                       firsts  [0 0 1 5]     its first token of the sequence
+                                                       lengths [3 1 4 1]
+
+    `starts` are the positions, in tokens, of sequences in their row, int `[n]`.
+    """
+    starts, lengths = np.asarray(starts, np.int64), np.asarray(lengths, np.int64)
+    first_packs, last_packs = starts // max_seq_length, (starts + lengths - 1) // max_seq_length
+    num_parts = last_packs - first_packs + 1
+    owners = np.repeat(np.arange(len(starts)), num_parts)
+    packs = np.arange(len(owners)) - to_offsets(num_parts)[owners] + first_packs[owners]
+    begins = np.maximum(packs * max_seq_length, starts[owners])
+    ends = np.minimum((packs + 1) * max_seq_length, (starts + lengths)[owners])
+    return owners, begins - starts[owners], ends - begins

@@ -63,7 +63,6 @@ class FeatureSpec:
 
     @property
     def is_leader(self):
-        """True for a feature with its own capacity."""
         return self.leader == self.name
 
 
@@ -91,7 +90,7 @@ def parse_features(text):
         raise ValueError(f"features of names that packing does not use itself, and not {taken[0]!r}")
     if not any(spec.leader for spec in specs.values()):
         raise ValueError("such that one feature has a capacity")
-    num_capacities = sum(spec.leader == spec.name for spec in specs.values())
+    num_capacities = sum(spec.is_leader for spec in specs.values())
     if num_capacities > MAX_CAPACITIES:
         raise ValueError(
             f"such that at most {MAX_CAPACITIES} have a capacity of their own, not {num_capacities}"
@@ -319,17 +318,13 @@ def pack_vectors(sizes, counts, capacities, depth):
             first += 1
         if first == len(left):
             return {tuple(sorted(key)): int(count) for key, count in sorted(strategies.items())}
-        members, room = [], np.array(capacities, np.int64)
-        available = left.copy()
-        place = first
+        members, room, available, place = [], np.array(capacities, np.int64), left.copy(), first
         while True:
             members.append(place)
             available[place] -= 1
             room = room - sizes[place]
-            if len(members) == depth:
-                break
             fits = (available[place:] > 0) & np.all(sizes[place:] <= room, axis=1)
-            if not fits.any():
+            if len(members) == depth or not fits.any():
                 break
             place += int(np.argmax(fits))
         used, times = np.unique(members, return_counts=True)

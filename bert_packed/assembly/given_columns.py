@@ -20,6 +20,10 @@ READ_AT_ONCE = 1_000  # sequences of a stream, at most
 SAME_KIND = "be a list in every sequence, or in none"
 
 
+def refuse(subject, rule, received):
+    raise InputError(f"{subject} must {rule}. Received: {received}.")
+
+
 def read_stream(sequences, max_seq_length, num_at_once):
     """`Sequences` of parts of a stream, whose first sequence decides which columns there are."""
     first, names, sizes = 0, None, None
@@ -29,14 +33,13 @@ def read_stream(sequences, max_seq_length, num_at_once):
         for number, one in enumerate(part, first):
             if (set(one) if isinstance(one, Mapping) else set()) != set(names):
                 rule = f"have the columns {', '.join(names)}" if names else "be a list, as the first one"
-                raise InputError(f"sequence {number} must {rule}. Received: {shown(one)}.")
+                refuse(f"sequence {number}", rule, shown(one))
         columns = {name: [one[name] for one in part] for name in names} if names else part
         batch = read_columns(columns, max_seq_length, first)
         found = {name: column.sizes for name, column in batch.layout.items()}
         for name in found.keys() if sizes else ():
             if found[name] != sizes[name]:
-                received = shown(columns[name][0])
-                raise InputError(f"sequence {first}: {name} must {SAME_KIND}. Received: {received}.")
+                refuse(f"sequence {first}: {name}", SAME_KIND, shown(columns[name][0]))
         sizes = found
         yield batch
         first += len(batch)
@@ -49,30 +52,28 @@ def read_columns(sequences, max_seq_length, first=0):
     """
     given = dict(sequences) if isinstance(sequences, Mapping) else {TOKENS: sequences}
     if TOKENS not in given:
-        raise InputError(f"`sequences` must have a column {TOKENS}. Received: {', '.join(map(str, given))}.")
+        refuse("`sequences`", f"have a column {TOKENS}", ", ".join(map(str, given)))
     for name, values in given.items():
         if name in (*MADE, LENGTHS):
             used = ", ".join((*MADE, LENGTHS))
-            raise InputError(
-                f"`sequences` must not have columns {used}, which packing uses. Received: {name}."
-            )
+            refuse("`sequences`", f"not have columns {used}, which packing uses", name)
         given[name] = iterate(values, "`sequences`", f"have a list of entries in {name}")
     columns = {name: _read_column(name, values, first) for name, values in given.items()}
     tokens = columns[TOKENS]
     lengths = np.array([len(one) for one in tokens], np.int64)
     if (lengths > max_seq_length).any():
         wrong = int(np.argmax(lengths > max_seq_length))
-        raise InputError(
-            f"sequence {first + wrong} must have at most max_seq_length={max_seq_length} tokens. "
-            f"Received: {lengths[wrong]}."
+        refuse(
+            f"sequence {first + wrong}",
+            f"have at most max_seq_length={max_seq_length} tokens",
+            lengths[wrong],
         )
     for name, values in columns.items():
         _check_lengths(name, values, lengths, first)
     for number, values in enumerate(columns.pop(ATTENTION_MASK, []), first):
         if not (values == 1).all():
             rule = "be 1 at every token, since a sequence is one and without padding"
-            received = shown(values.tolist())
-            raise InputError(f"sequence {number}: {ATTENTION_MASK} must {rule}. Received: {received}.")
+            refuse(f"sequence {number}: {ATTENTION_MASK}", rule, shown(values.tolist()))
     layout = {SEQUENCE_INDEX: Column("<i8"), LENGTHS: Column("<i8")}
     flat = {SEQUENCE_INDEX: np.arange(first, first + len(tokens)), LENGTHS: lengths}
     for name, values in columns.items():
@@ -94,22 +95,17 @@ def _read_column(name, values, first):
         else:
             arrays.append(array)
             continue
-        raise InputError(f"sequence {number}: {name} must {rule}. Received: {shown(value)}.")
+        refuse(f"sequence {number}: {name}", rule, shown(value))
     return arrays
 
 
 def _check_lengths(name, values, lengths, first):
     if len(values) != len(lengths):
-        raise InputError(
-            f"every column must have {len(lengths)} entries, as {TOKENS}. "
-            f"Received: {name} with {len(values)}."
-        )
+        refuse("every column", f"have {len(lengths)} entries, as {TOKENS}", f"{name} with {len(values)}")
     for number, (value, length) in enumerate(zip(values, lengths.tolist(), strict=True), first):
         if value.ndim and len(value) != length:
-            raise InputError(
-                f"sequence {number}: {name} must have a value for each of its {length} tokens, or a "
-                f"single one. Received: {len(value)}."
-            )
+            rule = f"have a value for each of its {length} tokens, or a single one"
+            refuse(f"sequence {number}: {name}", rule, len(value))
 
 
 def _flatten(name, values):
@@ -117,9 +113,7 @@ def _flatten(name, values):
     types = {one.dtype for one in values} or {np.dtype(np.int64)}
     dtype = np.result_type(*types)
     if dtype.kind == "f" and all(one.kind in "iu" for one in types):
-        raise InputError(
-            f"{name} must hold whole numbers of 64 bits. Received: some over 2**63, some below 0."
-        )
+        refuse(name, "hold whole numbers of 64 bits", "some over 2**63, some below 0")
     if values and not values[0].ndim:
         return Column(dtype.str), np.array(values, dtype)
     return Column(dtype.str, LENGTHS), np.concatenate([*values, np.zeros(0, dtype)], dtype=dtype)
@@ -167,8 +161,7 @@ def _read_rows(name, rows, max_seq_length):
         array = as_array(row, f"row {number}: {name}", rule, shape=(max_seq_length,))
         if array.dtype.kind not in WHOLE:
             place = int(np.argmax([not is_whole(one, floats=True) for one in array.tolist()]))
-            where, received = f"row {number}, token {place}", array[place]
-            raise InputError(f"{where}: {name} must be an integer. Received: {received}.")
+            refuse(f"row {number}, token {place}: {name}", "be an integer", array[place])
         arrays.append(array)
     return np.stack(arrays)
 
@@ -176,8 +169,7 @@ def _read_rows(name, rows, max_seq_length):
 def _check_places(name, values_BS, is_right_BS, rule):
     if not is_right_BS.all():
         row, place = np.argwhere(~is_right_BS)[0]
-        received = values_BS[row, place]
-        raise InputError(f"row {row}, token {place}: {name} must {rule}. Received: {received}.")
+        refuse(f"row {row}, token {place}: {name}", rule, values_BS[row, place])
 
 
 def type_with_padding(dtype, value, name):
@@ -189,5 +181,5 @@ def type_with_padding(dtype, value, name):
             return dtype
     found = np.result_type(dtype, np.min_scalar_type(array))
     if found.kind == "f" and dtype.kind != "f":
-        raise InputError(f"`padding` of {name} must be a number that fits {dtype}. Received: {shown(value)}.")
+        refuse(f"`padding` of {name}", f"be a number that fits {dtype}", shown(value))
     return found

@@ -23,10 +23,10 @@ from bert_packed.assembly.given_columns import (
     TOKENS,
     read_columns,
     read_stream,
+    refuse,
     type_with_padding,
 )
 from bert_packed.assembly.online_assembly import packs_of_stream
-from bert_packed.core.settings import InputError
 from bert_packed.packing.algorithms import ALGORITHMS, DEFAULT_ALGORITHM
 from bert_packed.packing.arguments import (
     MAX_SEED,
@@ -165,9 +165,7 @@ def unpack(packs):
     found = index_BK[is_used_BK][order]
     if (found[1:] == found[:-1]).any():
         twice = found[1:][found[1:] == found[:-1]][0]
-        raise InputError(
-            f"`packs` must have each sequence once in {SEQUENCE_INDEX}. Received: {twice} twice."
-        )
+        refuse("`packs`", f"have each sequence once in {SEQUENCE_INDEX}", f"{twice} twice")
     unpacked = {}
     for name in [name for name in packs if name not in MADE]:
         values = as_array(packs[name], f"`packs`: {name}", "be an array", kinds=None)
@@ -176,10 +174,8 @@ def unpack(packs):
         elif values.shape[:2] == index_BK.shape:
             parts = list(values[is_used_BK])
         else:
-            raise InputError(
-                f"every column of `packs` must begin with {list(ids_BS.shape)} or {list(index_BK.shape)}. "
-                f"Received: {name} of shape {list(values.shape)}."
-            )
+            rule = f"begin with {list(ids_BS.shape)} or {list(index_BK.shape)}"
+            refuse("every column of `packs`", rule, f"{name} of shape {list(values.shape)}")
         unpacked[name] = [parts[place] for place in order]
     return unpacked if len(unpacked) > 1 else unpacked[TOKENS]
 
@@ -212,21 +208,18 @@ def verify_plan(packs, lengths, max_seq_length, max_sequences_per_pack="max"):
         if not hasattr(indices, "shape"):
             indices = list(iterate(indices, name, rule))
         members = as_array(indices, name, rule, WHOLE, (None,))
-        where = f"`packs`: pack {number} must hold"
         if not 1 <= len(members) <= depth:
-            raise InputError(f"{where} 1 sequence, and at most {depth}. Received: {len(members)}.")
+            refuse(name, f"hold 1 sequence, and at most {depth}", len(members))
         if members.min() < 0 or members.max() >= len(lengths):
-            rule, received = f"indices from 0 and below {len(lengths)}", shown(members.tolist())
-            raise InputError(f"{where} {rule}. Received: {received}.")
+            refuse(name, f"hold indices from 0 and below {len(lengths)}", shown(members.tolist()))
         members = members.astype(np.int64)
         if lengths[members].sum() > max_seq_length:
-            num_tokens = lengths[members].sum()
-            raise InputError(f"{where} at most {max_seq_length} tokens. Received: {num_tokens}.")
+            refuse(name, f"hold at most {max_seq_length} tokens", lengths[members].sum())
         np.add.at(seen, members, 1)
         strategies.append((lengths[members].tolist(), 1))
     if (seen != 1).any():
         wrong = int(np.argmax(seen != 1))
-        raise InputError(f"`packs` must hold sequence {wrong} once. Received: {seen[wrong]} times.")
+        refuse("`packs`", f"hold sequence {wrong} once", f"{seen[wrong]} times")
     limits = max_seq_length, max_sequences_per_pack
     given = make_plan("given", *limits, strategies)
     if given.certificate.gap:  # by the bounds that cost nothing; our own plan proves a better one
@@ -238,18 +231,17 @@ def verify_plan(packs, lengths, max_seq_length, max_sequences_per_pack="max"):
 def _read_slots(packs, names):
     """`sequence_ids` `[B, S]`, `sequence_index` and tokens of each slot `[B, K]` of packs with `names`."""
     if not isinstance(packs, Mapping):
-        raise InputError(f"`packs` must be a dict of arrays, as `pack` makes it. Received: {shown(packs)}.")
+        refuse("`packs`", "be a dict of arrays, as `pack` makes it", shown(packs))
     if missing := [name for name in names if name not in packs]:
-        received = ", ".join(map(str, packs))
-        raise InputError(f"`packs` must have {missing[0]}, as `pack` makes it. Received: {received}.")
+        refuse("`packs`", f"have {missing[0]}, as `pack` makes it", ", ".join(map(str, packs)))
     ids_BS, index_BK = (
         as_array(packs[name], f"`packs`: {name}", f"be whole numbers {shape}", WHOLE, (None, None))
         for name, shape in ((SEQUENCE_IDS, "[B, S]"), (SEQUENCE_INDEX, "[B, K]"))
     )
     num_packs, num_slots = index_BK.shape
-    rule = f"`packs` must have {SEQUENCE_IDS} 1, 2, ... of the slots in {SEQUENCE_INDEX}, and then 0."
+    rule = f"have {SEQUENCE_IDS} 1, 2, ... of the slots in {SEQUENCE_INDEX}, and then 0"
     if len(ids_BS) != num_packs:
-        raise InputError(f"{rule} Received: {list(ids_BS.shape)} and {list(index_BK.shape)}.")
+        refuse("`packs`", rule, f"{list(ids_BS.shape)} and {list(index_BK.shape)}")
     last = np.where(ids_BS == 0, num_slots + 1, ids_BS)
     is_wrong = (np.diff(last, axis=1) < 0).any(axis=1) | ((ids_BS < 0) | (ids_BS > num_slots)).any(axis=1)
     counts = np.zeros((num_packs, num_slots + 1), np.int64)
@@ -258,7 +250,7 @@ def _read_slots(packs, names):
         is_wrong = ((counts[:, 1:] > 0) != (index_BK >= 0)).any(axis=1)
     if is_wrong.any():
         row = int(np.argmax(is_wrong))
-        raise InputError(f"{rule} Received: {shown(ids_BS[row].tolist())} in pack {row}.")
+        refuse("`packs`", rule, f"{shown(ids_BS[row].tolist())} in pack {row}")
     return ids_BS, index_BK, counts[:, 1:]
 
 
@@ -269,21 +261,18 @@ def _members_of(packs, lengths):
     wanted_BK = np.where(is_known, lengths[np.where(is_known, index_BK, 0)] if len(lengths) else 0, counts_BK)
     if (wanted_BK != counts_BK).any():
         row, slot = np.argwhere(wanted_BK != counts_BK)[0]
-        raise InputError(
-            f"`packs`: sequence {index_BK[row, slot]} must have {wanted_BK[row, slot]} tokens, as in "
-            f"`lengths`. Received: {counts_BK[row, slot]} in pack {row}."
-        )
+        rule = f"have {wanted_BK[row, slot]} tokens, as in `lengths`"
+        refuse(f"`packs`: sequence {index_BK[row, slot]}", rule, f"{counts_BK[row, slot]} in pack {row}")
     return [row[row >= 0] for row in index_BK]
 
 
 def _assemble(sequences, packs, max_seq_length, depth, padding):
     """The arrays of `pack` for `Packs` of `Sequences`."""
     if not isinstance(padding, Mapping | None):
-        raise InputError(f"`padding` must be a dict from column to value. Received: {shown(padding)}.")
+        refuse("`padding`", "be a dict from column to value", shown(padding))
     padding = dict(padding or {})
     if unknown := padding.keys() - sequences.layout.keys() | padding.keys() & {SEQUENCE_INDEX, LENGTHS}:
-        received = min(unknown, key=str)
-        raise InputError(f"`padding` must be for columns of the sequences. Received: {received}.")
+        refuse("`padding`", "be for columns of the sequences", min(unknown, key=str))
     num_packs = len(packs)
     depth += depth == max_seq_length  # `[B, S]` and `[B, K]` must differ
     source, target, _ = find_places(sequences, packs, TOKENS, max_seq_length)

@@ -16,15 +16,10 @@ def assemble_stream(batches, packer, spec, waiting=None):
     Args:
         batches: Iterable of `Sequences`, possibly endless.
         packer: `OnlinePacker` for the spec's S and K.
-        spec: `PackSpec`.
+        spec: `PackSpec`; an `InputError` names the first sequence that it has no room for.
         waiting: `Sequences` that wait in a resumed packer, in the order of `packer.waiting`.
 
-    Yields:
-        Dicts of arrays from `assemble_packs`; at the end of `batches` the sequences that wait, too.
-
-    Raises:
-        InputError: a sequence, whose record is named, is longer than S or has more predictions than P.
-        ValueError: `waiting` has another length than `packer.waiting`.
+    Yields dicts of arrays from `assemble_packs`; at the end of `batches` the sequences that wait, too.
     """
 
     def checked():
@@ -39,11 +34,7 @@ def assemble_stream(batches, packer, spec, waiting=None):
 
 
 def packs_of_stream(batches, packer, waiting=None):
-    """Packs as they leave an `OnlinePacker`, with the arguments of `assemble_stream`.
-
-    Yields:
-        (`Sequences` that wait, non-empty `Packs` of some of them).
-    """
+    """Yield (`Sequences` that wait, non-empty `Packs` of some of them) as they leave an `OnlinePacker`."""
     numbers, num_waiting = packer.waiting, 0 if waiting is None else len(waiting)
     if num_waiting != len(numbers):
         raise ValueError(

@@ -1,7 +1,7 @@
 """Kinds of records and their packs: BERT's, and those for causal language modelling; `schema.py` shows both.
 
 A kind reads records, counts lengths, plans, and assembles packs; `feature_packs.py` has the third. A causal
-sequence is packed as a whole or, in rows (`rows.py`), cut where packs end. Each part then counts the bytes of
+sequence is packed as a whole or, in rows, cut where packs end. Each part then counts the bytes of
 the labels in it.
 """
 
@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from bert_packed import schema
-from bert_packed.assembly.assignment import empty_arrays, find_places
+from bert_packed.assembly.assignment import empty_arrays, find_places, put
 from bert_packed.core.settings import InputError
 from bert_packed.packing import histogram as histograms
 from bert_packed.packing import plan as plans
@@ -198,26 +198,23 @@ def assemble_packs(sequences, packs, spec):
     lengths, num_predictions = sequences["lengths"][members], sequences["num_predictions"][members]
     arrays = empty_arrays(schema.PACKED_LENGTHS, packs, spec, np.int32)
 
-    def put(name, indices, values):
-        arrays[name].reshape(-1)[indices] = values
-
     source, target, starts = find_places(sequences, packs, "tokens", spec.max_seq_length)
-    put(schema.INPUT_IDS, target, sequences["tokens"][source])
-    put(schema.INPUT_MASK, target, np.repeat(numbers, lengths))
-    put(schema.SEGMENT_IDS, target, sequences["token_type_ids"][source])
-    put(schema.POSITION_IDS, target, range_indices(np.zeros(len(members)), lengths))
+    put(arrays, schema.INPUT_IDS, target, sequences["tokens"][source])
+    put(arrays, schema.INPUT_MASK, target, np.repeat(numbers, lengths))
+    put(arrays, schema.SEGMENT_IDS, target, sequences["token_type_ids"][source])
+    put(arrays, schema.POSITION_IDS, target, range_indices(np.zeros(len(members)), lengths))
 
     room = spec.max_predictions_per_pack
     source, target, _ = find_places(sequences, packs, "prediction_ids", room)
     shifts = np.repeat(starts, num_predictions)
-    put(schema.MASKED_LM_POSITIONS, target, sequences["prediction_positions"][source] + shifts)
-    put(schema.MASKED_LM_IDS, target, sequences["prediction_ids"][source])
-    put(schema.MASKED_LM_WEIGHTS, target, np.repeat(numbers, num_predictions))
+    put(arrays, schema.MASKED_LM_POSITIONS, target, sequences["prediction_positions"][source] + shifts)
+    put(arrays, schema.MASKED_LM_IDS, target, sequences["prediction_ids"][source])
+    put(arrays, schema.MASKED_LM_WEIGHTS, target, np.repeat(numbers, num_predictions))
 
     target = packs.owners * spec.max_sequences_per_pack + packs.slots
-    put(schema.NEXT_SENTENCE_POSITIONS, target, starts)
-    put(schema.NEXT_SENTENCE_LABELS, target, sequences["next_sentence_labels"][members])
-    put(schema.NEXT_SENTENCE_WEIGHTS, target, 1)
+    put(arrays, schema.NEXT_SENTENCE_POSITIONS, target, starts)
+    put(arrays, schema.NEXT_SENTENCE_LABELS, target, sequences["next_sentence_labels"][members])
+    put(arrays, schema.NEXT_SENTENCE_WEIGHTS, target, 1)
     return arrays
 
 
@@ -260,19 +257,16 @@ class CausalKind(RecordKind):
         is_cut = "first_positions" in sequences.layout
         first_positions = sequences["first_positions"][members] if is_cut else np.zeros(len(members))
 
-        def put(name, indices, values):
-            arrays[name].reshape(-1)[indices] = values
-
         source, target, _ = find_places(sequences, packs, "tokens", spec.max_seq_length)
         numbers = np.repeat(packs.slots + 1, lengths)
-        put(schema.INPUT_IDS, target, sequences["tokens"][source])
-        put(schema.INPUT_MASK, target, numbers)
-        put(schema.POSITION_IDS, target, range_indices(first_positions, lengths))
-        put(schema.LABEL_IDS, target, sequences["labels"][source])
-        put(schema.LABEL_MASK, target, numbers * sequences["label_mask"][source])
+        put(arrays, schema.INPUT_IDS, target, sequences["tokens"][source])
+        put(arrays, schema.INPUT_MASK, target, numbers)
+        put(arrays, schema.POSITION_IDS, target, range_indices(first_positions, lengths))
+        put(arrays, schema.LABEL_IDS, target, sequences["labels"][source])
+        put(arrays, schema.LABEL_MASK, target, numbers * sequences["label_mask"][source])
         target = packs.owners * spec.max_sequences_per_pack + packs.slots
-        put(schema.SEQUENCE_WEIGHTS, target, 1)
-        put(schema.SEQUENCE_BYTES, target, sequences["num_bytes"][members])
+        put(arrays, schema.SEQUENCE_WEIGHTS, target, 1)
+        put(arrays, schema.SEQUENCE_BYTES, target, sequences["num_bytes"][members])
         return arrays
 
 

@@ -17,7 +17,7 @@ import dataclasses
 
 import numpy as np
 
-from bert_packed.assembly.assignment import Packs, assign_sequences
+from bert_packed.assembly.assignment import Packs, assign_sequences, fill_rows
 from bert_packed.assembly.record_kinds import assemble_packs
 from bert_packed.core.settings import InputError
 from bert_packed.packing.algorithms import ALGORITHMS, DEFAULT_ALGORITHM
@@ -41,16 +41,12 @@ class Updates:
     @property
     def packing_factor(self):
         """Mean sequences per pack."""
-        return self._num_sequences / sum(len(packs) for packs in self.packs)
+        return sum(len(packs.members) for packs in self.packs) / sum(map(len, self.packs))
 
     def efficiency(self, lengths):
         """Share of the packs' tokens that are not padding; packs that only fill up a step do not count."""
         real = sum(int(lengths[packs.members].sum()) for packs in self.packs)
-        return real / (sum(len(packs) for packs in self.packs) * self.spec.max_seq_length)
-
-    @property
-    def _num_sequences(self):
-        return sum(len(packs.members) for packs in self.packs)
+        return real / (sum(map(len, self.packs)) * self.spec.max_seq_length)
 
 
 def check_depth(algorithm, max_seq_length, depth):
@@ -66,15 +62,10 @@ def check_depth(algorithm, max_seq_length, depth):
 
 
 def plan_updates(lengths, num_updates, batch_size, max_seq_length, depth, algorithm, seed):
-    """Plan all steps of a run: `Updates`.
+    """Plan all steps of a run, each of `batch_size` sequences: `Updates`.
 
-    Args:
-        lengths: int64 `[n]`, of every sequence; at least one, none over S.
-        num_updates: Number of steps.
-        batch_size: Sequences of each step; an epoch's rest is filled from the next epoch.
-        depth: Most sequences per pack, or "max".
-        algorithm: Key of `algorithms.ALGORITHMS`, one that passes `check_depth`.
-        seed: Below 2**32, for the order of the epochs.
+    An epoch's rest is filled from the next epoch. `lengths`, int64 `[n]`, are at most S; `seed` is below
+    2**32; algorithm and depth pass `check_depth`.
     """
     pack = ALGORITHMS[algorithm]
     draw = ALGORITHMS[DEFAULT_ALGORITHM]  # not every algorithm can do without a limit of depth
@@ -120,13 +111,6 @@ def by_slot(values, packs, num_slots, num_packs):
     found = np.zeros((num_packs, num_slots), values.dtype)
     found[packs.owners, packs.slots] = values[packs.members]
     return found
-
-
-def fill_rows(values, num_rows):
-    """Append rows of zeros until there are `num_rows`."""
-    if len(values) == num_rows:
-        return values
-    return np.pad(values, [(0, num_rows - len(values))] + [(0, 0)] * (values.ndim - 1))
 
 
 def _endless_packs(plan, lengths, seed):

@@ -21,21 +21,42 @@ SECONDS_TO_END = 10  # a read that hangs is left behind
 class CheckedBatches(Iterator):
     """Iterator over batches, dicts of int32 and float32 arrays, whose ids are within the model's tables.
 
-    `batches` are from `train_batches` or `eval_batches`, with `files`, `spec` and `features` as there.
-
-    Raises:
-        InputError: a record is damaged, has another shape, has an id outside the model's tables, or continues
-            a pack that it does not follow.
+    `batches` are from `train_batches` or `eval_batches`, with `files`, `spec` and `features` as there. Raises
+    `InputError` where a record is damaged, has another shape, an id outside the model's tables, or continues
+    a pack that it does not follow.
     """
 
     def __init__(self, batches, files, spec, model_config, features=RECORDED):
         self._files = files
+        self._limits = {one: one.limit(model_config, spec) for one in features if one.limit}
+        self._beginning = [one for one in features if one.begins_at_0]
         self._last = np.zeros(0, np.int64), np.zeros(0, np.int64)
-        self._batches = self._read(batches, files, spec, model_config, features)
+        self._batches = iter(batches)
 
     def __next__(self):
         batch, self._last = next(self._batches)
+        for feature, limit in self._limits.items():
+            values = batch[feature.name]
+            if values.min() < 0 or values.max() >= limit:
+                is_wrong = (values < 0) | (values >= limit)
+                row, place = np.argwhere(is_wrong)[0]
+                raise InputError(
+                    f"{self._origin(row)}: every value of {feature.record_name} must be from 0 and below "
+                    f"{feature.limit_name}={limit}. Received: {values[row, place]}."
+                )
+        for feature in self._beginning:
+            firsts = batch[feature.name][:, 0]
+            if firsts.any():
+                row = int(np.argmax(firsts != 0))
+                raise InputError(
+                    f"{self._origin(row)}: {feature.record_name} must begin at 0, but in training on rows of "
+                    f"--split_sequences, whose manifest.json lies beside them. Received: {firsts[row]}."
+                )
         return batch
+
+    def _origin(self, row):
+        files, numbers = self._last
+        return f"{self._files[files[row]]}, record {numbers[row]}"
 
     @property
     def sources(self):
@@ -49,39 +70,6 @@ class CheckedBatches(Iterator):
         """Packs of the last batch: int64 `[B]`, numbered from 0 over all files of a `PackIndex`."""
         files, numbers = self._last
         return index.starts[files] + numbers - 1
-
-    @staticmethod
-    def _read(batches, files, spec, model_config, features):
-        limits = {one: one.limit(model_config, spec) for one in features if one.limit}
-        beginning = [one for one in features if one.begins_at_0]
-        for batch, sources in batches:
-            for feature, limit in limits.items():
-                values = batch[feature.name]
-                if values.min() < 0 or values.max() >= limit:
-                    _refuse(feature, values, limit, sources, files)
-            for feature in beginning:
-                _check_beginnings(feature, batch[feature.name], sources, files)
-            yield batch, sources
-
-
-def _refuse(feature, values, limit, sources, files):
-    row = int(np.argmax(np.any((values < 0) | (values >= limit), axis=-1)))
-    wrong = values[row][(values[row] < 0) | (values[row] >= limit)][0]
-    raise InputError(
-        f"{files[sources[0][row]]}, record {sources[1][row]}: every value of {feature.record_name} must be "
-        f"from 0 and below {feature.limit_name}={limit}. Received: {wrong}."
-    )
-
-
-def _check_beginnings(feature, values, sources, files):
-    goes_on = np.flatnonzero(values[:, 0])
-    if len(goes_on):
-        row = int(goes_on[0])
-        raise InputError(
-            f"{files[sources[0][row]]}, record {sources[1][row]}: {feature.record_name} must begin at 0, "
-            "but in training on rows of --split_sequences, whose manifest.json lies beside them. "
-            f"Received: {values[row, 0]}."
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,33 +111,27 @@ class BatchGrowth:
 class GrowingBatches(Iterator):
     """Batches of B packs, arrays of constant shape, the first of which end in empty packs.
 
-    Args:
-        batches: `CheckedBatches` of one micro-batch each, or of a process's part of one.
-        first_step: Step of the first batch.
+    `batches` are `CheckedBatches` of one micro-batch each, or of a process's part of one.
     """
 
     def __init__(self, batches, growth, first_step):
         self._batches, self._growth, self._step = batches, growth, first_step
-        self._sources = {}
+        self.sources = {}
 
     def __next__(self):
         growth = self._growth
         number = int(growth.packs(self._step)) // growth.micro_batch_size
-        parts, self._sources = [], {}
+        parts, self.sources = [], {}
         for _ in range(number):
             parts.append(next(self._batches))
             for file, records in self._batches.sources.items():
-                self._sources.setdefault(file, []).extend(records)
+                self.sources.setdefault(file, []).extend(records)
         self._step += 1
         missing = growth.full // growth.micro_batch_size - number
         return {
             name: np.concatenate([*(part[name] for part in parts), *[np.zeros_like(values)] * missing])
             for name, values in parts[0].items()
         }
-
-    @property
-    def sources(self):
-        return self._sources
 
 
 class ReadAhead(Iterator):
@@ -160,7 +142,7 @@ class ReadAhead(Iterator):
     """
 
     def __init__(self, batches):
-        self._sources = {}
+        self.sources = {}  # of the last batch's iterator, at that batch
         self._queue, self._stop = queue.Queue(NUM_AHEAD), threading.Event()
         # The function gets the queue alone: a reference to the iterator would keep it alive
         arguments = batches, self._queue, self._stop
@@ -177,13 +159,8 @@ class ReadAhead(Iterator):
         if batch is None:
             self.close()
             raise error
-        self._sources = sources
+        self.sources = sources
         return batch
-
-    @property
-    def sources(self):
-        """`sources` of the last batch's iterator, at that batch."""
-        return self._sources
 
     def close(self):
         """End the thread, and the iterator with it."""
@@ -203,9 +180,8 @@ def _fill_queue(batches, ready, stop):
 
 def _end_thread(thread, ready, stop):
     stop.set()
-    if (
-        thread is threading.current_thread()
-    ):  # in which garbage may be collected; it may hold the queue's lock
+    # Garbage may be collected in the thread itself, which may hold the queue's lock
+    if thread is threading.current_thread():
         return
     while not ready.empty():  # the thread may wait for room
         ready.get()

@@ -39,13 +39,8 @@ class DynamicMasking:
     def redraw(self, batch, epochs, packs):
         """The batch with new predictions; arrays that change are copies.
 
-        Args:
-            batch: Dict with the arrays of `PREDICTIONS`, `[B, P]`, `token_ids` and `sequence_ids`, `[B, S]`.
-            epochs: int `[B]`, number of times that each pack was read before.
-            packs: int `[B]`, number of each pack.
-
-        Raises:
-            InputError: a token is not in the vocabulary.
+        `epochs`, int `[B]`, count how often each of `packs` was read before. Raises `InputError` for a token
+        that is not in the vocabulary.
         """
         token_ids, sequence_ids = batch["token_ids"].copy(), batch["sequence_ids"]
         owners = batch["prediction_sequences"].astype(np.int64)

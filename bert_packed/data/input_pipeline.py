@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 
 from bert_packed import schema
+from bert_packed.assembly.assignment import fill_rows
 from bert_packed.assembly.online_assembly import assemble_stream
 from bert_packed.data.read_order import (
     IN_ORDER_PACKS,
@@ -31,16 +32,8 @@ def train_batches(
 ):
     """Endless shuffled batches, whose order follows from the seed (`read_order.py`).
 
-    Every epoch reads each pack once. Batches run across the end of an epoch, so no pack is dropped.
-
-    Args:
-        index, spec: `PackIndex` and `PackSpec` of packed TFRecord files.
-        batch_size: B, packs per step of all processes.
-        shuffle_buffer_size: Packs that are shuffled together; 1 for the order on disk. Memory holds twice as
-            many; each of W processes holds a W-th of them.
-        first_step: Number of batches to skip, without reading them.
-        features: `Feature`s to read.
-        shard: `ProcessShard`, this process's part of each step.
+    Every epoch reads each pack once. Batches run across the end of an epoch, so no pack is dropped. Memory
+    holds two shuffle buffers, divided among the W processes; the first `first_step` batches are not read.
 
     Returns an iterator of (batch, sources), as from `_decode`, with B / W packs. Raises `InputError`: at once
     unless the shard's micro-batches divide B, and later where a record is damaged.
@@ -59,11 +52,7 @@ def eval_batches(files, spec, batch_size, features=RECORDED, shard=WHOLE, index=
         process 0    0 1    4 5
         process 1    2 3    . .
 
-    Args:
-        files, spec, features: As in `train_batches`.
-        batch_size: B, packs that all processes compute at once.
-        shard: `ProcessShard`, whose micro-batches are ignored. All processes have equally many batches.
-        index: `PackIndex` of the files, needed for several processes only; None to read the files for it.
+    All processes have equally many batches; without an `index`, several of them read the files for it.
 
     Returns an iterator of (batch, sources), with B / W packs. Raises `InputError`: at once unless W divides
     B, and later where a record is damaged.
@@ -83,10 +72,7 @@ def eval_batches(files, spec, batch_size, features=RECORDED, shard=WHOLE, index=
 
 
 def chosen_packs(index, spec, packs, features=RECORDED):
-    """An iterator of one (batch, sources), of chosen packs, as from `eval_batches`.
-
-    `packs` has their numbers over all files of the `PackIndex`, int64 `[B]`; the others are as there.
-    """
+    """One (batch, sources), as from `eval_batches`, of packs numbered over all files, int64 `[B]`."""
     yield _decode(read_packs(index, packs), index.files, spec, features)
 
 
@@ -109,30 +95,13 @@ def online_batches(
     if not files:
         raise ValueError("`files` must name at least one file. Received: none.")  # else an endless wait
 
-    def make_packer():
-        return OnlinePacker(
-            spec.max_seq_length,
-            spec.max_sequences_per_pack,
-            buffer_size=buffer_size,
-            max_age=max_age,
-            policy=policy,
-        )
-
-    make_packer()  # raises for a wrong setting here, not at the first batch
-
-    def batches():
-        epochs = itertools.count() if num_epochs is None else range(num_epochs)
-        for _ in epochs:
-            for path in files:
-                yield from read_unpacked(path)
-
-    def filled_batches():
-        packs = assemble_stream(batches(), make_packer(), spec)
-        named = ({BATCH_NAMES[name]: values for name, values in of_packs.items()} for of_packs in packs)
-        for batch in _rebatch(named, batch_size):
-            yield _fill(batch, batch_size)
-
-    return filled_batches()
+    settings = {"buffer_size": buffer_size, "max_age": max_age, "policy": policy}
+    packer = OnlinePacker(spec.max_seq_length, spec.max_sequences_per_pack, **settings)
+    epochs = itertools.count() if num_epochs is None else range(num_epochs)
+    sequences = (batch for _ in epochs for path in files for batch in read_unpacked(path))
+    packs = assemble_stream(sequences, packer, spec)
+    named = ({BATCH_NAMES[name]: values for name, values in of_packs.items()} for of_packs in packs)
+    return (_fill(batch, batch_size) for batch in _rebatch(named, batch_size))
 
 
 def _read_in_order(files):
@@ -176,8 +145,11 @@ def _filled_batches(records, batch_size, files, spec, features, has_empty_batch)
     for batch, sources in _decode_batches(records, batch_size, files, spec, features):
         yield _fill(batch, batch_size), sources
     if has_empty_batch:
-        nothing = np.zeros(0, np.int64)
-        yield {one.name: _empty(one, batch_size, spec) for one in features}, (nothing, nothing)
+        empty = {}
+        for one in features:
+            dtype = np.float32 if one.record_name in schema.FLOAT_FEATURES else np.int32
+            empty[one.name] = np.zeros((batch_size, spec.size(one.length)), dtype)
+        yield empty, (np.zeros(0, np.int64),) * 2
 
 
 def _decode(records, files, spec, features):
@@ -209,17 +181,6 @@ def _owners(batch):
     return np.where(is_binary_B1, weights_BP * owners_BP.astype(np.float32), weights_BP)
 
 
-def _empty(feature, batch_size, spec):
-    dtype = np.float32 if feature.record_name in schema.FLOAT_FEATURES else np.int32
-    return np.zeros((batch_size, spec.size(feature.length)), dtype)
-
-
 def _fill(batch, batch_size):
     """Append empty packs (all zeros) until there are B."""
-    missing = batch_size - len(next(iter(batch.values())))
-    if not missing:
-        return batch
-    return {
-        name: np.concatenate([values, np.zeros((missing, *values.shape[1:]), values.dtype)])
-        for name, values in batch.items()
-    }
+    return {name: fill_rows(values, batch_size) for name, values in batch.items()}

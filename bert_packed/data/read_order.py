@@ -78,10 +78,8 @@ def index_files(paths, scans=None):
 def read_order(num_packs, seed, shuffle_buffer_size, first=0):
     """Yield blocks of pack numbers, from 0, of endless epochs; each epoch has every pack once.
 
-    Args:
-        num_packs: At least 1.
-        shuffle_buffer_size: Maximum number of packs per block; 1 for the order on disk.
-        first: Number of packs to skip, at no cost.
+    A block has `shuffle_buffer_size` packs at most, which is 1 for the order on disk. Skipping the `first`
+    packs costs nothing.
     """
     epoch, num_read = divmod(first, num_packs)
     while True:
@@ -111,7 +109,8 @@ def read_packs(index, packs):
     Raises `InputError`, naming the file, where a record is damaged or the file became shorter.
     """
     parts, order = _plan_reading(index, packs)
-    return _in_order([record for part in parts for record in part()], order)
+    found = [record for part in parts for record in part()]
+    return [found[place] for place in order.tolist()]
 
 
 def read_blocks(index, blocks):
@@ -129,7 +128,7 @@ def read_blocks(index, blocks):
         for number, part in enumerate(parts):
             yield held[number * num_held // len(parts) : (number + 1) * num_held // len(parts)]
             found += part()
-        held = _in_order(found, order)
+        held = [found[place] for place in order.tolist()]
     yield held
 
 
@@ -137,16 +136,10 @@ def _plan_reading(index, packs):
     """Functions that read a few spans each, in the order on disk, and where there each pack is, `[n]`."""
     on_disk = np.sort(packs)
     spans = find_spans(index, on_disk)
-    rows = list(
-        zip(*(getattr(spans, field.name).tolist() for field in dataclasses.fields(Spans)), strict=True)
-    )
+    rows = list(zip(*(values.tolist() for values in vars(spans).values()), strict=True))
     starts = range(0, len(rows), READERS)
     parts = [functools.partial(_read_spans, index, rows[start : start + READERS]) for start in starts]
     return parts, np.searchsorted(on_disk, packs)
-
-
-def _in_order(records, order):
-    return [records[place] for place in order.tolist()]
 
 
 def _read_spans(index, rows):
@@ -250,7 +243,7 @@ class ProcessShard:
         return dataclasses.replace(self, micro_batch_size=eval_batch_size)
 
     def holds(self, places):
-        """True for packs of this process, bool `[n]`; `places` are positions in the reading order."""
+        """True at places in the reading order whose packs are this process's, bool `[n]`."""
         # As M divides B, a micro-batch begins at every multiple of M
         own = self.micro_batch_size // self.num_processes
         return places % self.micro_batch_size // own == self.process_index
@@ -261,12 +254,7 @@ class ProcessShard:
         return places[self.holds(places)]
 
     def of_blocks(self, blocks, first=0):
-        """Yield this process's packs of each block, int64 `[at most n]`.
-
-        Args:
-            blocks: Iterable of int64 `[n]`, packs in reading order; blocks may end within a step.
-            first: Number of packs of all steps before them.
-        """
+        """Yield this process's packs of blocks, int64 `[n]`, which follow the `first` packs of all steps."""
         for packs in blocks:
             yield packs[self.holds(first + np.arange(len(packs)))]
             first += len(packs)

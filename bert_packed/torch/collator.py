@@ -18,8 +18,8 @@ from bert_packed.assembly.given_columns import (
     SEQUENCE_INDEX,
     TOKENS,
     read_packs,
+    refuse,
 )
-from bert_packed.core.settings import InputError
 from bert_packed.packing.arguments import check_choice, check_whole, is_number, iterate, shown
 from bert_packed.packing.histogram import check_limits
 
@@ -87,33 +87,30 @@ class PackingCollator:
             ValueError: an argument breaks its rule; when called, a sequence or a row does, which is named.
         """
         check_limits(max_seq_length, max_sequences_per_pack)
-        if not hasattr(tokenizer, "pad_token_id"):
-            raise InputError(f"`tokenizer` must be one of transformers. Received: {shown(tokenizer)}.")
+        is_tokenizer = hasattr(tokenizer, "pad_token_id")
+        _require(is_tokenizer, "tokenizer", "be one of transformers", shown(tokenizer))
         mlm_probability = 0 if mlm_probability is None else mlm_probability
-        if not is_number(mlm_probability) or not 0 <= mlm_probability <= 1:
-            rule = "be a number from 0 to 1, or None"
-            raise InputError(f"`mlm_probability` must {rule}. Received: {shown(mlm_probability)}.")
+        is_rate = is_number(mlm_probability) and 0 <= mlm_probability <= 1
+        _require(is_rate, "mlm_probability", "be a number from 0 to 1, or None", shown(mlm_probability))
         self.is_causal = mlm_probability == 0
-        if not self.is_causal and tokenizer.mask_token_id is None:
-            rule = "have a mask token, unless mlm_probability=None"
-            raise InputError(f"`tokenizer` must {rule}. Received: {type(tokenizer).__name__}.")
+        can_mask = self.is_causal or tokenizer.mask_token_id is not None
+        rule = "have a mask token, unless mlm_probability=None"
+        _require(can_mask, "tokenizer", rule, type(tokenizer).__name__)
         check_choice("attention", attention, ATTENTIONS)
-        if attention == "positions" and not self.is_causal:
-            # transformers makes masks of encoders without a look at positions: every token would see all
-            rule = "be mask or varlen, unless mlm_probability=None"
-            raise InputError(f"`attention` must {rule}. Received: {attention!r}.")
+        # transformers makes masks of encoders without a look at positions: every token would see all
+        is_isolated = attention != "positions" or self.is_causal
+        _require(is_isolated, "attention", "be mask or varlen, unless mlm_probability=None", repr(attention))
         if sliding_window is not None:
-            if self.is_causal or attention != "mask":
-                rule = 'be None, unless masked language modeling has attention="mask"'
-                raise InputError(f"`sliding_window` must {rule}. Received: {shown(sliding_window)}.")
+            is_used = not self.is_causal and attention == "mask"
+            rule = 'be None, unless masked language modeling has attention="mask"'
+            _require(is_used, "sliding_window", rule, shown(sliding_window))
             check_whole("sliding_window", sliding_window)
-        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise InputError(f"`dtype` must be a floating type of torch. Received: {shown(dtype)}.")
+        is_floating = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+        _require(is_floating, "dtype", "be a floating type of torch", shown(dtype))
         check_whole("first_position", first_position)
         if seed is not None:
             check_whole("seed", seed)
-        if per_sequence and self.is_causal:
-            raise InputError("`per_sequence` must be False for causal models. Received: True.")
+        _require(not (per_sequence and self.is_causal), "per_sequence", "be False for causal models", True)
         self.tokenizer, self.mlm_probability = tokenizer, mlm_probability
         self.max_seq_length, self.max_sequences_per_pack = max_seq_length, max_sequences_per_pack
         self.attention, self.sliding_window, self.dtype = attention, sliding_window, dtype
@@ -131,9 +128,7 @@ class PackingCollator:
             labels = packs.get(LABELS, tokens)
             if labels.shape != tokens.shape or labels.is_floating_point():
                 received = f"{labels.dtype} {list(labels.shape)}"
-                raise InputError(
-                    f"labels must be whole numbers, one for each token. Received: {received} of all packs."
-                )
+                refuse("labels", "be whole numbers, one for each token", f"{received} of all packs")
             labels = labels.long().masked_fill(packs[POSITION_IDS] == 0, IGNORED)
         else:
             if is_special is None:
@@ -148,18 +143,13 @@ class PackingCollator:
     def _pack(self, examples):
         columns = _read_examples(examples)
         if not self.is_causal and LABELS in columns:
-            raise InputError(
-                "`examples` must be without labels, which masking makes. Received: a column labels."
-            )
+            refuse("`examples`", "be without labels, which masking makes", "a column labels")
         if POSITION_IDS not in columns:
-            limits = self.max_seq_length, self.max_sequences_per_pack
-            return in_memory.pack(columns, *limits, padding=_padding(columns))
+            return _pack_columns(columns, self.max_seq_length, self.max_sequences_per_pack)
         # Trainer removes what `model.forward` has no argument for
         if SEQUENCE_IDS not in columns:
-            raise InputError(
-                f"rows of `pack_dataset` must have {SEQUENCE_IDS}; for Trainer remove_unused_columns=False. "
-                f"Received: {', '.join(columns)}."
-            )
+            rule = f"have {SEQUENCE_IDS}; for Trainer remove_unused_columns=False"
+            refuse("rows of `pack_dataset`", rule, ", ".join(columns))
         return read_packs(columns, self.max_seq_length)
 
     def _mask(self, tokens, sequence_ids, is_special):
@@ -215,12 +205,15 @@ def pack_dataset(dataset, max_seq_length, max_sequences_per_pack="max", *, seed=
         ValueError: an argument breaks its rule; the message names column and sequence.
     """
     if not isinstance(getattr(dataset, "column_names", None), list) or not hasattr(dataset, "from_dict"):
-        raise InputError(f"`dataset` must be a datasets.Dataset. Received: {type(dataset).__name__}.")
+        refuse("`dataset`", "be a datasets.Dataset", type(dataset).__name__)
     columns = {name: dataset.with_format("numpy")[name][:] for name in dataset.column_names}
-    packs = in_memory.pack(
-        columns, max_seq_length, max_sequences_per_pack, seed=seed, padding=_padding(columns)
-    )
+    packs = _pack_columns(columns, max_seq_length, max_sequences_per_pack, seed=seed)
     return type(dataset).from_dict({name: list(values) for name, values in packs.items()})
+
+
+def _pack_columns(columns, *limits, seed=0):
+    padding = {LABELS: IGNORED} if LABELS in columns else {}
+    return in_memory.pack(columns, *limits, seed=seed, padding=padding)
 
 
 def labels_by_sequence(labels, sequence_ids):
@@ -268,23 +261,24 @@ def per_sequence_loss(outputs, labels, num_items_in_batch=None):
     return (nll * weights_BS.flatten()).sum() * labels.shape[-1] / num_items_in_batch
 
 
+def _require(holds, name, rule, received):
+    if not holds:
+        refuse(f"`{name}`", rule, received)
+
+
 def _read_examples(examples):
     """Columns of dicts that have the same ones."""
     examples = list(iterate(examples, "`examples`", "be a list of dicts"))
     if not examples:
-        raise InputError("`examples` must hold one sequence or more. Received: none.")
+        refuse("`examples`", "hold one sequence or more", "none")
     for number, one in enumerate(examples):
         if not isinstance(one, Mapping) or TOKENS not in one:
             received = ", ".join(map(str, one)) if isinstance(one, Mapping) else shown(one)
-            raise InputError(f"sequence {number} must be a dict with {TOKENS}. Received: {received}.")
+            refuse(f"sequence {number}", f"be a dict with {TOKENS}", received)
         if one.keys() != examples[0].keys():
             rule = f"have the columns {', '.join(map(str, examples[0]))}"
-            raise InputError(f"sequence {number} must {rule}. Received: {', '.join(map(str, one))}.")
+            refuse(f"sequence {number}", rule, ", ".join(map(str, one)))
     return {name: [one[name] for one in examples] for name in examples[0]}
-
-
-def _padding(columns):
-    return {LABELS: IGNORED} if LABELS in columns else {}
 
 
 def _varlen_arguments(sequence_ids):

@@ -24,6 +24,13 @@ from bert_packed.records.inputs import (
 from bert_packed.records.provenance import read_manifest
 from bert_packed.records.record_rules import read_pack_spec
 
+# The names of transformers, where they are others than those of records
+ITEM_NAMES = {
+    schema.SEGMENT_IDS: "token_type_ids",
+    schema.INPUT_MASK: "sequence_ids",
+    schema.MASKED_LM_WEIGHTS: "masked_lm_sequences",
+    schema.NEXT_SENTENCE_POSITIONS: "cls_positions",
+}
 IGNORED_LABEL = -100  # the `ignore_index` of torch's losses
 
 
@@ -173,28 +180,17 @@ class PackedDataset(torch.utils.data.IterableDataset):
             path = self._index.files[file]
             features = parse_example(record, path, number, lengths)
             if folder_of(path) in self._mlm_folders:
-                features[schema.NEXT_SENTENCE_LABELS] = np.full_like(
-                    features[schema.NEXT_SENTENCE_LABELS], IGNORED_LABEL
-                )
+                labels = features[schema.NEXT_SENTENCE_LABELS]
+                features[schema.NEXT_SENTENCE_LABELS] = np.full_like(labels, IGNORED_LABEL)
             yield features
 
     def _to_item(self, features):
         """Rename the features of a pack to transformers' names."""
         values = {name: torch.from_numpy(array) for name, array in features.items()}
         sequence_ids, positions = values[schema.INPUT_MASK], values[schema.MASKED_LM_POSITIONS]
-        item = {
-            "input_ids": values[schema.INPUT_IDS],
-            "token_type_ids": values[schema.SEGMENT_IDS],
-            "position_ids": values[schema.POSITION_IDS],
-            "sequence_ids": sequence_ids,
-            "masked_lm_positions": positions,
-            "masked_lm_ids": values[schema.MASKED_LM_IDS],
-            # Positions say the sequence: in records for other programs the weights are 0 and 1
-            "masked_lm_sequences": sequence_ids[positions] * (values[schema.MASKED_LM_WEIGHTS] > 0),
-            "cls_positions": values[schema.NEXT_SENTENCE_POSITIONS],
-            "next_sentence_labels": values[schema.NEXT_SENTENCE_LABELS],
-            "next_sentence_weights": values[schema.NEXT_SENTENCE_WEIGHTS],
-        }
+        item = {ITEM_NAMES.get(name, name): array for name, array in values.items()}
+        # Positions say the sequence: in records for other programs the weights are 0 and 1
+        item["masked_lm_sequences"] = sequence_ids[positions] * (item["masked_lm_sequences"] > 0)
         if self._mask_dtype is not None:
             item["attention_mask"] = attention_mask(sequence_ids, self._mask_dtype)
         return item

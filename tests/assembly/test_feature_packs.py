@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import tensorflow as tf
+from causal_files import read_examples
 
 from bert_packed.assembly.feature_packs import MAX_CAPACITIES, MAX_CLASSES, FeatureKind, parse_features
 from bert_packed.core.settings import InputError
@@ -24,37 +25,33 @@ def kind_of(spec, overlong="error"):
 
 def write(path, sequences):
     """Dicts from name to values, float where any is; of none, an empty list of whole numbers."""
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for sequence in sequences:
-            example = tf.train.Example()
-            for name, values in sequence.items():
-                feature = example.features.feature[name]
-                is_float = len(values) and np.asarray(values).dtype.kind == "f"
-                held = feature.float_list if is_float else feature.int64_list
-                held.value.extend(np.asarray(values).tolist())
-                held.SetInParent()
-            writer.write(example.SerializeToString())
+    records = []
+    for sequence in sequences:
+        example = tf.train.Example()
+        for name, values in sequence.items():
+            feature = example.features.feature[name]
+            is_float = len(values) and np.asarray(values).dtype.kind == "f"
+            held = feature.float_list if is_float else feature.int64_list
+            held.value.extend(np.asarray(values).tolist())
+            held.SetInParent()
+        records.append(example.SerializeToString())
+    tfrecords.write_records(path, records)
     return str(path)
 
 
-def make_pairs(rng, count=150):
-    return [
-        {
-            name: rng.integers(1, 99, rng.integers(1, most + 1))
-            for name, most in (("inputs", 40), ("targets", 12))
-        }
-        for _ in range(count)
-    ]
+def make_pairs(rng):
+    sizes = zip(rng.integers(1, 41, 150), rng.integers(1, 13, 150), strict=True)
+    return [{"inputs": rng.integers(1, 99, n), "targets": rng.integers(1, 99, m)} for n, m in sizes]
 
 
-def make_molecules(rng, count=150):
+def make_molecules(rng):
     return [
         {
             "atoms": rng.integers(1, 9, size),
             "places": rng.random(3 * size).astype(np.float32),
             "energy": rng.random(1).astype(np.float32),
         }
-        for size in rng.integers(1, 31, count)
+        for size in rng.integers(1, 31, 150)
     ]
 
 
@@ -65,25 +62,19 @@ def pack_into(folder, path, spec, **settings):
 
 def read_packs(folder, names, widths):
     """Yield the sequences of every pack: lists of tuples, by a plain loop."""
-    for path in sorted(folder.glob("*.tfrecord")):
-        for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
-            features = tf.train.Example.FromString(record).features.feature
-            values = {name: list(f.int64_list.value or f.float_list.value) for name, f in features.items()}
-            depth = max(values[f"{names[0]}_sequence_ids"])
-            found = []
-            for owner in range(1, depth + 1):
-                parts = []
-                for name, (leader, width) in zip(names, widths, strict=True):
-                    if leader is None:
-                        parts.append(tuple(values[name][(owner - 1) * width : owner * width]))
-                        continue
-                    owners = values[f"{leader}_sequence_ids"]
-                    places = [i for i, other in enumerate(owners) if other == owner]
+    for values in read_examples(folder.glob("*.tfrecord")):
+        found = []
+        for owner in range(1, max(values[f"{names[0]}_sequence_ids"]) + 1):
+            parts = []
+            for name, (leader, width) in zip(names, widths, strict=True):
+                places = [owner - 1]
+                if leader:
+                    places = [i for i, one in enumerate(values[f"{leader}_sequence_ids"]) if one == owner]
                     positions = [values[f"{leader}_position_ids"][i] for i in places]
                     assert positions == list(range(len(places)))
-                    parts.append(tuple(v for i in places for v in values[name][i * width : (i + 1) * width]))
-                found.append(tuple(parts))
-            yield found, {name: len(values[name]) for name in values}
+                parts.append(tuple(v for i in places for v in values[name][i * width : (i + 1) * width]))
+            found.append(tuple(parts))
+        yield found, {name: len(values[name]) for name in values}
 
 
 def check_lossless(packs, sequences):
@@ -143,11 +134,9 @@ def test_long_lengths_are_distinguished_in_steps(tmp_path):
     histogram = manifest["histogram"]
     assert (histogram["features"], histogram["grains"]) == (["audio", "text"], [24, 4])
 
-    def round_up(length, grain, capacity):
-        return min(-(-length // grain) * grain, capacity)
-
     def sizes_of(sequence):
-        return round_up(len(sequence[0]) // 2, 24, 3000), round_up(len(sequence[1]), 4, 400)
+        audio, text = len(sequence[0]) // 2, len(sequence[1])
+        return min(-(-audio // 24) * 24, 3000), min(-(-text // 4) * 4, 400)
 
     lengths_of = dict(zip(histogram["classes"], map(tuple, histogram["lengths"]), strict=True))
     counts = Counter(sizes_of(sequence) for found, _ in packs for sequence in found)
@@ -156,6 +145,9 @@ def test_long_lengths_are_distinguished_in_steps(tmp_path):
     for classes, count in manifest["plan"]["strategies"]:
         planned[tuple(sorted(lengths_of[number] for number in classes))] += count
     assert planned == Counter(tuple(sorted(map(sizes_of, found))) for found, _ in packs)
+
+
+ATOM = {"atoms": [1], "places": [0.0] * 3, "energy": [0.5]}
 
 
 def capacities(num, capacity=9):
@@ -239,17 +231,9 @@ def test_any_number_of_capacities(num):
 @pytest.mark.parametrize(
     ("spec", "sequence", "message"),
     [
-        (
-            MOLECULES,
-            {"atoms": [1, 2], "places": [0.0] * 5, "energy": [0.5]},
-            "places must be as long as atoms",
-        ),
-        (MOLECULES, {"atoms": [1], "places": [0.0] * 3, "energy": [0.5, 1]}, "energy must have 1 values"),
-        (
-            MOLECULES,
-            {"atoms": [1.5], "places": [0.0] * 3, "energy": [0.5]},
-            "atoms must hold int64. Received: a f",
-        ),
+        (MOLECULES, {**ATOM, "places": [0.0] * 5}, "places must be as long as atoms"),
+        (MOLECULES, {**ATOM, "energy": [0.5, 1]}, "energy must have 1 values"),
+        (MOLECULES, {**ATOM, "atoms": [1.5]}, "atoms must hold int64. Received: a f"),
         (SHORT, {"a": [1] * 11, "b": [1]}, "a must have at most 10 positions, .*Received: 11"),
         (SHORT, {"a": [1], "b": [1] * 7}, "b must have at most 6 positions, .*Received: 7"),
         (SHORT, {"a": [], "b": [1]}, "a must have 1 values at each position, and one position or more"),
@@ -261,8 +245,7 @@ def test_any_number_of_capacities(num):
     ],
 )
 def test_the_record_that_does_not_fit_is_named(tmp_path, spec, sequence, message):
-    fits = {"a": [1, 2], "b": [4], "places": [1] * 6, "atoms": [7, 8], "energy": [0.5]}
-    fits = {**fits, "places": [0.5] * 6} if spec == MOLECULES else fits
+    fits = ATOM if spec == MOLECULES else {"a": [1, 2], "b": [4], "places": [1] * 6}
     path = write(tmp_path / "in.tfrecord", [fits, fits, sequence, fits])
     with pytest.raises(InputError, match=rf"in\.tfrecord, record 3: {message}"):
         list(kind_of(spec).read(path))

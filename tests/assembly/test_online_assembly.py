@@ -112,12 +112,11 @@ def test_stage_refuses_at_once_what_it_cannot_do(records):
         online_batches([path], SPEC, batch_size=5, buffer_size=16, max_age=3)
 
 
-def test_endless_stage_resumes(records):
+def test_endless_stage_is_the_same_again(records):
     path, _ = records
-    first, resumed = (
-        list(itertools.islice(online_batches([path], SPEC, batch_size=5, buffer_size=16), start, 12))
-        for start in (0, 8)
+    first, again = (
+        itertools.islice(online_batches([path], SPEC, batch_size=5, buffer_size=16), 12) for _ in "ab"
     )
-    for one, other in zip(first[8:], resumed, strict=True):
+    for one, other in zip(first, again, strict=True):
         for name, values in one.items():
             np.testing.assert_array_equal(values, other[name])

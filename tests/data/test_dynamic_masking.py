@@ -68,6 +68,12 @@ def batch():
     return batch_of(bert_packs(0), MAX_SEQ_LENGTH, 4, 12)
 
 
+def written(drawn):
+    """Tokens and labels at the predictions, and which of them are used."""
+    tokens = np.take_along_axis(drawn["token_ids"], drawn["prediction_positions"], axis=1)
+    return tokens, drawn["prediction_ids"], drawn["prediction_sequences"] > 0
+
+
 def redraw(batch, epoch=0, seed=1, **rules):
     packs = np.arange(len(batch["token_ids"]))
     return DynamicMasking(VOCABULARY, MaskingRules(**rules), seed).redraw(batch, epoch + 0 * packs, packs)
@@ -130,31 +136,23 @@ def test_predictions_are_drawn_by_the_rule_of_bert():
     counts = np.bincount(drawn["prediction_positions"].reshape(-1), minlength=8)
     assert counts[[0, 4, 7]].sum() == 0
     np.testing.assert_allclose(counts[[1, 2, 3, 5, 6]] / num, 2 / 5, atol=0.03)
-    written = np.take_along_axis(drawn["token_ids"], drawn["prediction_positions"], axis=1).reshape(-1)
-    others = written[(written != MASK) & (written != 7)]
-    np.testing.assert_allclose((written == MASK).mean(), 0.8, atol=0.02)
-    np.testing.assert_allclose((written == 7).mean(), 0.1 + 0.1 / 26, atol=0.02)
+    tokens = written(drawn)[0]
+    others = tokens[(tokens != MASK) & (tokens != 7)]
+    np.testing.assert_allclose((tokens == MASK).mean(), 0.8, atol=0.02)
+    np.testing.assert_allclose((tokens == 7).mean(), 0.1 + 0.1 / 26, atol=0.02)
     assert set(others.tolist()) == set(range(5, len(VOCABULARY))) - {7}
 
 
 def test_rates_are_those_asked_for(batch):
-    def written(**rules):
-        drawn = redraw(batch, **rules)
-        is_used = drawn["prediction_sequences"] > 0
-        tokens = np.take_along_axis(drawn["token_ids"], drawn["prediction_positions"], axis=1)[is_used]
-        return tokens, drawn["prediction_ids"][is_used]
-
-    assert (written(mask_replace_prob=1.0, random_replace_prob=0.0)[0] == MASK).all()
-    tokens, labels = written(mask_replace_prob=0.0, random_replace_prob=0.0)
-    np.testing.assert_array_equal(tokens, labels)
-    tokens, labels = written(mask_replace_prob=0.0, random_replace_prob=1.0)
-    assert (tokens != labels).mean() > 0.8 and tokens.min() > MASK
+    tokens, _, is_used = written(redraw(batch, mask_replace_prob=1.0, random_replace_prob=0.0))
+    assert (tokens[is_used] == MASK).all()
+    tokens, labels, _ = written(redraw(batch, mask_replace_prob=0.0, random_replace_prob=0.0))
+    np.testing.assert_array_equal(tokens[is_used], labels[is_used])
+    tokens, labels, _ = written(redraw(batch, mask_replace_prob=0.0, random_replace_prob=1.0))
+    assert (tokens != labels)[is_used].mean() > 0.8 and tokens[is_used].min() > MASK
     # each for itself: a pack's five or more are seldom twice the same
-    drawn = redraw(batch, mask_replace_prob=0.0, random_replace_prob=1.0)
-    is_used = drawn["prediction_sequences"] > 0
-    tokens = np.take_along_axis(drawn["token_ids"], drawn["prediction_positions"], axis=1)
-    shards = [len(set(row[used])) / used.sum() for row, used in zip(tokens, is_used, strict=True)]
-    assert np.mean(shards) > 0.7
+    shares = [len(set(row[used])) / used.sum() for row, used in zip(tokens, is_used, strict=True)]
+    assert np.mean(shares) > 0.7
     assert MaskingRules(mask_replace_prob=0.1, random_replace_prob=0.9).kept_from == pytest.approx(0.1)
     with pytest.raises(InputError, match=r"at most 1 together. Received: mask_replace_prob=0.8, random_r"):
         MaskingRules(random_replace_prob=0.3)
@@ -241,18 +239,14 @@ def test_every_epoch_has_masks_of_its_own_and_every_order_the_same(files):
     assert by_sequences(shuffle=1) == by_sequences(shuffle=15) == seen
 
 
-@pytest.mark.parametrize("first_step", [1, 4, 10])
-def test_resumed_masks_are_the_next_ones(files, first_step):
-    for one, other in zip(read(files, 5, first_step), read(files, first_step + 5)[first_step:], strict=True):
-        np.testing.assert_array_equal(one["token_ids"], other["token_ids"])
-
-
-def test_every_worker_draws_what_one_process_does(files):
-    whole = read(files, 9, first_step=2)
-    shards = [read(files, 9, first_step=2, shard=ProcessShard(4, index, 2)) for index in range(2)]
-    for step, batch in enumerate(whole):
+@pytest.mark.parametrize(("first_step", "num_processes"), [(1, 1), (2, 2), (10, 4)])
+def test_masks_are_those_of_one_uninterrupted_process(files, first_step, num_processes):
+    whole = read(files, first_step + 5)[first_step:]
+    shards = [ProcessShard(4, index, num_processes) for index in range(num_processes)]
+    parts = [read(files, 5, first_step, shard) for shard in shards]
+    for batch, *shares in zip(whole, *parts, strict=True):
         for name, values in batch.items():
-            joined = np.concatenate([batches[step][name] for batches in shards])
+            joined = np.concatenate([share[name] for share in shares])
             np.testing.assert_array_equal(joined, values, err_msg=name)
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import re
 from pathlib import Path
 
 import next_tokens
@@ -29,27 +30,19 @@ def files(tmp_path_factory):
     return write_data(tmp_path_factory.mktemp("data"))
 
 
-def take(files, num_batches, batch_size=4, first_step=0, seed=3, shuffle=5, shard=WHOLE):
-    """The packs of some batches: list of lists of their numbers."""
-    index = index_files(files)
-    packed = train_batches(index, SPEC, batch_size, seed, shuffle, first_step, shard=shard)
-    batches = CheckedBatches(packed, files, SPEC, CONFIG)
-    return [batches.packs(index).tolist() for _ in itertools.islice(batches, num_batches)]
-
-
 def evaluate(files, batch_size=4, spec=SPEC, config=CONFIG, features=RECORDED):
     return list(
         CheckedBatches(eval_batches(files, spec, batch_size, features), files, spec, config, features)
     )
 
 
-@pytest.mark.parametrize("weights", ["of each sequence", "of 1 for other programs"])
+@pytest.mark.parametrize("is_binary", [False, True])
 @pytest.mark.parametrize("after", [b"", b"\x12\x00"], ids=["usual", "another form"])
-def test_batches_hold_what_was_written(tmp_path, weights, after):
+def test_batches_hold_what_was_written(tmp_path, is_binary, after):
     packs = random_packs(np.random.default_rng(1), 5, MAX_SEQ_LENGTH)
     expected = batch_of(packs, MAX_SEQ_LENGTH, 4, 12)
     features = {name: expected[ours] for name, ours in BATCH_NAMES.items()}
-    if weights == "of 1 for other programs":
+    if is_binary:
         assert features[MASKED_LM_WEIGHTS].max() > 1
         features[MASKED_LM_WEIGHTS] = np.minimum(features[MASKED_LM_WEIGHTS], 1)
     path = str(tmp_path / "packed.tfrecord")
@@ -76,20 +69,11 @@ PINNED = {
 @pytest.mark.parametrize(("seed", "shuffle", "first_step", "process"), PINNED)
 def test_order_is_that_of_earlier_versions(files, seed, shuffle, first_step, process):
     shard = WHOLE if process is None else ProcessShard(4, process, 2)
-    packs = take(files, 50, 4, first_step, seed, shuffle, shard)
+    index = index_files(files)
+    packed = train_batches(index, SPEC, 4, seed, shuffle, first_step, shard=shard)
+    batches = CheckedBatches(packed, files, SPEC, CONFIG)
+    packs = [batches.packs(index).tolist() for _ in itertools.islice(batches, 50)]
     assert hashlib.sha256(str(packs).encode()).hexdigest()[:16] == PINNED[seed, shuffle, first_step, process]
-
-
-def test_an_epoch_has_each_pack_once(files):
-    first, second = take(files, 2, batch_size=NUM_PACKS)
-    assert first != second and sorted(first) == sorted(second) == list(range(NUM_PACKS))
-    assert first[:12] == [pack for packs in take(files, 3) for pack in packs]
-    assert first != take(files, 1, batch_size=NUM_PACKS, seed=4)[0]
-
-
-@pytest.mark.parametrize("first_step", [1, 3, 4, 10])
-def test_resumed_batches_are_the_next_ones(files, first_step):
-    assert take(files, 5, first_step=first_step) == take(files, first_step + 5)[first_step:]
 
 
 def test_evaluation_drops_nothing_and_fills_up(files):
@@ -97,47 +81,33 @@ def test_evaluation_drops_nothing_and_fills_up(files):
     tokens = np.concatenate([batch["token_ids"] for batch in batches])
     assert len(batches) == 4 and len(np.unique(tokens[:NUM_PACKS], axis=0)) == NUM_PACKS
     assert not any(values[-1].any() for values in batches[-1].values())
-    for batch in (*batches, *(batch for batch, _ in itertools.islice(train(files), 5))):
+    packed = train_batches(index_files(files), SPEC, 4, 0, 5)
+    for batch in (*batches, *(batch for batch, _ in itertools.islice(packed, 5))):
         assert {name: values.shape for name, values in batch.items()} == SHAPES
 
 
-def train(files):
-    return train_batches(index_files(files), SPEC, 4, 0, 5)
-
-
-def wrong_batch(feature, value):
-    batch = batch_of(random_packs(np.random.default_rng(1), 5, MAX_SEQ_LENGTH), MAX_SEQ_LENGTH, 4, 12)
-    batch[feature][3, 0] = value
-    return batch
-
-
 @pytest.mark.parametrize(
-    ("feature", "value", "message"),
+    ("feature", "value", "name", "limit"),
     [
-        ("token_ids", 31, "input_ids must be from 0 and below vocab_size=31. Received: 31"),
-        ("token_ids", -1, "input_ids must be from 0 and below vocab_size=31. Received: -1"),
-        ("prediction_ids", 99, "masked_lm_ids must be from 0 and below vocab_size=31. Received: 99"),
-        (
-            "position_ids",
-            24,
-            "position_ids must be from 0 and below max_position_embeddings=24. Received: 24",
-        ),
-        (
-            "sequence_ids",
-            5,
-            r"input_mask must be from 0 and below max_sequences_per_pack \+ 1=5. Received: 5",
-        ),
-        ("token_type_ids", 2, "segment_ids must be from 0 and below type_vocab_size=2. Received: 2"),
-        ("prediction_positions", 24, "masked_lm_positions must be from 0 and below max_seq_length=24"),
-        ("prediction_sequences", 5, "masked_lm_weights must be from 0 and below max_sequences_per_pack"),
-        ("nsp_labels", 2, "next_sentence_labels must be from 0 and below the number of classes=2"),
-        ("cls_positions", 24, "next_sentence_positions must be from 0 and below max_seq_length=24"),
+        ("token_ids", 31, "input_ids", "vocab_size=31"),
+        ("token_ids", -1, "input_ids", "vocab_size=31"),
+        ("prediction_ids", 99, "masked_lm_ids", "vocab_size=31"),
+        ("position_ids", 24, "position_ids", "max_position_embeddings=24"),
+        ("sequence_ids", 5, "input_mask", "max_sequences_per_pack + 1=5"),
+        ("token_type_ids", 2, "segment_ids", "type_vocab_size=2"),
+        ("prediction_positions", 24, "masked_lm_positions", "max_seq_length=24"),
+        ("prediction_sequences", 5, "masked_lm_weights", "max_sequences_per_pack + 1=5"),
+        ("nsp_labels", 2, "next_sentence_labels", "the number of classes=2"),
+        ("cls_positions", 24, "next_sentence_positions", "max_seq_length=24"),
     ],
 )
-def test_ids_without_a_row_name_file_and_record(feature, value, message):
+def test_ids_without_a_row_name_file_and_record(feature, value, name, limit):
+    batch = batch_of(random_packs(np.random.default_rng(1), 5, MAX_SEQ_LENGTH), MAX_SEQ_LENGTH, 4, 12)
+    batch[feature][3, 0] = value
     # Not from a file: ours are not written with negative numbers
-    read = [(wrong_batch(feature, value), (np.zeros(5, np.int64), np.arange(1, 6)))]
-    with pytest.raises(InputError, match=f"x, record 4: every value of {message}"):
+    read = [(batch, (np.zeros(5, np.int64), np.arange(1, 6)))]
+    message = f"x, record 4: every value of {name} must be from 0 and below {limit}. Received: {value}"
+    with pytest.raises(InputError, match=re.escape(message)):
         next(CheckedBatches(read, ["x"], SPEC, CONFIG))
 
 

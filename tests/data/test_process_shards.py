@@ -101,12 +101,6 @@ def test_who_reads_what_is_as_the_picture_says():
     places = np.arange(16)
     assert np.flatnonzero(ProcessShard(4, 1, 2).holds(places)).tolist() == [2, 3, 6, 7, 10, 11, 14, 15]
     assert WHOLE.holds(places).all() and WHOLE.batch_size(6) == 6
-    # and by a plain loop over packs
-    for micro, num_processes in itertools.product((4, 8, 12), (1, 2, 4)):
-        for process in range(num_processes):
-            shard = ProcessShard(micro, process, num_processes)
-            low, high = process * micro / num_processes, (process + 1) * micro / num_processes
-            assert shard.holds(np.arange(48)).tolist() == [low <= place % micro < high for place in range(48)]
 
 
 @pytest.mark.parametrize("buffer", [1, 33])
@@ -211,23 +205,21 @@ def test_sources_name_the_packs_of_a_share(files, written):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "name", "received"),
     [
-        (
-            lambda files: ProcessShard(6, 0, 4),
-            "must divide `micro_batch_size`. Received: 4 processes, micro_batch_size=6.",
-        ),
+        (lambda files: ProcessShard(6, 0, 4), "micro_batch_size", "4 processes, micro_batch_size=6"),
         (
             lambda files: eval_batches(files, SPEC, 6, shard=ProcessShard(4, 0, 4)),
-            "must divide `eval_batch_size`. Received: 4 processes, eval_batch_size=6.",
+            "eval_batch_size",
+            "4 processes, eval_batch_size=6",
         ),
         (
             lambda files: train_batches(index_files(files), SPEC, 12, 0, 5, shard=ProcessShard(8, 0, 4)),
-            "must divide `train_batch_size`. Received: micro_batch_size=8, train_batch_size=12.",
+            "train_batch_size",
+            "micro_batch_size=8, train_batch_size=12",
         ),
     ],
 )
-def test_what_cannot_be_shared_is_refused(files, make, message):
-    with pytest.raises(InputError) as caught:
+def test_what_cannot_be_shared_is_refused(files, make, name, received):
+    with pytest.raises(InputError, match=rf"must divide `{name}`. Received: {received}\.$"):
         make(files)
-    assert str(caught.value).endswith(message)

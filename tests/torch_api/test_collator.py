@@ -256,16 +256,12 @@ def test_a_column_says_what_is_special(tokenizer):
     assert "special_tokens_mask" not in batch
 
 
-def masked(sequences):
-    return sorted((tokens, labels) for tokens, labels in sequences)
-
-
 def load(rows, collator, num_workers=0, batch_size=NUM):
     """The sequences of an epoch."""
     loader = torch.utils.data.DataLoader(
         rows, batch_size=batch_size, collate_fn=collator, num_workers=num_workers
     )
-    return masked(itertools.chain.from_iterable(map(sequences_of, loader)))
+    return sorted(itertools.chain.from_iterable(map(sequences_of, loader)))
 
 
 @pytest.mark.filterwarnings(ONE_CPU)
@@ -273,7 +269,7 @@ def test_masks_of_a_seed_follow_from_the_sequence(tokenizer):
     rows = random_rows(40, 20)
     collator = PackingCollator(tokenizer, LENGTH, seed=3)
     once = load(rows, collator)
-    assert masked(sequences_of(collator(row for row in rows))) == once  # of a generator
+    assert sorted(sequences_of(collator(row for row in rows))) == once  # of a generator
     assert load(rows, collator, num_workers=2, batch_size=7) == once == load(rows[::-1], collator)
     packed = pack_dataset(datasets.Dataset.from_list(rows), LENGTH)
     assert load(packed, collator, batch_size=3) == once

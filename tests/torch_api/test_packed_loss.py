@@ -6,8 +6,9 @@ import pytest
 from packs import VOCAB_SIZE, batch_of, random_sequence, write_packs
 from reference import import_reference
 from tiny import MAX_SEQ_LENGTH
+from transformers_models import build
 
-torch, transformers = import_reference()
+torch, _ = import_reference()
 
 from bert_packed.torch import (  # noqa: E402  after the skip where torch is missing
     PackedBertForPreTraining,
@@ -38,25 +39,6 @@ def batch(packs, tmp_path_factory):
     batch = torch.utils.data.default_collate(items)
     assert batch["sequence_ids"].amax(dim=1).tolist() == [4, 3, 1, 2, 1, 0]
     return batch
-
-
-def make_model(attention="sdpa"):
-    """A tiny model of transformers with random weights, biases included, and no dropout."""
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=MAX_SEQ_LENGTH,
-        attn_implementation=attention,
-    )
-    model = transformers.BertForPreTraining(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model
 
 
 def gradients(model, loss):
@@ -93,7 +75,7 @@ def assert_close(got, want):
 
 @pytest.mark.parametrize(("attention", "has_mask"), [("sdpa", True), ("eager", False)])
 def test_loss_and_gradients_are_those_of_each_sequence_alone(packs, batch, attention, has_mask):
-    model = make_model(attention)
+    model = build("pretraining", attention).eval()
     sequences = [sequence for pack in packs for sequence in pack]
     alone = sum(loss_alone(model, sequence) for sequence in sequences) / len(sequences)
     want = gradients(model, alone)
@@ -111,7 +93,7 @@ def test_packs_without_their_mask_are_far_from_that(packs, batch):
         ("eager", {"attention_mask": batch["attention_mask"] == 0}),
         ("sdpa", {"position_ids": torch.arange(MAX_SEQ_LENGTH).expand(6, -1)}),
     ):
-        packed = PackedBertForPreTraining(make_model(attention))
+        packed = PackedBertForPreTraining(build("pretraining", attention).eval())
         want = pretraining_loss(packed(batch), batch)["loss"].item()
         found = pretraining_loss(packed({**batch, **change}), batch)["loss"].item()
         assert abs(found - want) > 1e-3 * want
@@ -140,7 +122,7 @@ def test_losses_are_those_of_a_plain_loop(packs, batch, mlm_loss, dtype):
 
 def test_packs_for_masked_lm_alone_teach_no_next_sentences(batch):
     """Their labels are -100, as `PackedDataset` gives them by the manifest."""
-    packed = PackedBertForPreTraining(make_model())
+    packed = PackedBertForPreTraining(build("pretraining").eval())
     for labels in (batch["next_sentence_labels"], torch.full_like(batch["next_sentence_labels"], -100)):
         losses = pretraining_loss(packed(batch), {**batch, "next_sentence_labels": labels})
         heads = {
@@ -155,7 +137,7 @@ def test_packs_for_masked_lm_alone_teach_no_next_sentences(batch):
 
 @pytest.mark.parametrize("mlm_loss", ["per_sequence", "per_token"])
 def test_micro_batches_add_up_to_the_step(batch, mlm_loss):
-    packed = PackedBertForPreTraining(make_model())
+    packed = PackedBertForPreTraining(build("pretraining").eval())
     whole = pretraining_loss(packed(batch), batch, mlm_loss)["loss"]
     want = gradients(packed, whole)
     counts = pretraining_counts(batch)
@@ -166,7 +148,7 @@ def test_micro_batches_add_up_to_the_step(batch, mlm_loss):
 
 
 def test_an_empty_pack_changes_nothing(batch):
-    packed = PackedBertForPreTraining(make_model())
+    packed = PackedBertForPreTraining(build("pretraining").eval())
     full = {name: values[:5] for name, values in batch.items()}
     want = pretraining_loss(packed(full), full)
     found = pretraining_loss(packed(batch), batch)
@@ -181,7 +163,7 @@ def test_an_empty_pack_changes_nothing(batch):
 
 
 def test_mistakes(batch):
-    model = make_model()
+    model = build("pretraining").eval()
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(
         ValueError, match=r"`attn_implementation` must be one of sdpa, eager\. Received: 'flash"
