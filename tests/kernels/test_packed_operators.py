@@ -136,7 +136,7 @@ TPU_SCAN, GPU_SCAN = (("LANES", 2), ("ROWS", 2)), (("WIDTH", 2),)
 
 
 def tpu_duality(lanes, block):
-    return Form("duality", "kernels.tpu_duality", 8, 3, 4, (("LANES", lanes), ("BLOCK", block)))
+    return Form("duality", "kernels.tpu.duality", 8, 3, 4, (("LANES", lanes), ("BLOCK", block)))
 
 
 PLAIN_FORMS = [
@@ -151,15 +151,15 @@ PLAIN_FORMS = [
 ]
 KERNELS = [
     # Widths: padded, some blocks of a vector after padding, some blocks of two vectors
-    Form("convolution", "kernels.tpu_convolution", 1, 7, 8, CONVOLVE),
-    Form("convolution", "kernels.tpu_convolution", 5, 4, 8, CONVOLVE),
-    Form("convolution", "kernels.tpu_convolution", 8, 2, 64, CONVOLVE),
-    Form("scan", "kernels.tpu_selective_scan", 1, 3, 1, TPU_SCAN),
-    Form("scan", "kernels.tpu_selective_scan", 5, 3, 4, TPU_SCAN),
-    Form("scan", "kernels.tpu_selective_scan", 12, 3, 32, TPU_SCAN),
-    Form("scan", "kernels.gpu_selective_scan", 1, 3, 1, GPU_SCAN),
-    Form("scan", "kernels.gpu_selective_scan", 5, 3, 4, GPU_SCAN),
-    Form("scan", "kernels.gpu_selective_scan", 12, 3, 32, GPU_SCAN),
+    Form("convolution", "kernels.tpu.convolution", 1, 7, 8, CONVOLVE),
+    Form("convolution", "kernels.tpu.convolution", 5, 4, 8, CONVOLVE),
+    Form("convolution", "kernels.tpu.convolution", 8, 2, 64, CONVOLVE),
+    Form("scan", "kernels.tpu.selective_scan", 1, 3, 1, TPU_SCAN),
+    Form("scan", "kernels.tpu.selective_scan", 5, 3, 4, TPU_SCAN),
+    Form("scan", "kernels.tpu.selective_scan", 12, 3, 32, TPU_SCAN),
+    Form("scan", "kernels.gpu.selective_scan", 1, 3, 1, GPU_SCAN),
+    Form("scan", "kernels.gpu.selective_scan", 5, 3, 4, GPU_SCAN),
+    Form("scan", "kernels.gpu.selective_scan", 12, 3, 32, GPU_SCAN),
     # Four heads of two channels: two heads in a vector; each in another block; two groups of one head in a
     # block; a head of zeros; a channel of zeros
     *(tpu_duality(*sizes) for sizes in ((4, 4), (2, 2), (2, 4), (6, 6), (3, 4))),
@@ -377,7 +377,7 @@ def test_a_token_that_forgets_all_rounds_nothing_after_it():
 @each([KERNELS[1], KERNELS[4], KERNELS[7], KERNELS[9]])
 def test_a_model_learns_with_a_kernel_what_it_learns_without(monkeypatch, form):
     """In packs of three chunks; with rows, the second call goes on from what the first has left."""
-    whole_vectors = {"kernels.gpu_selective_scan": ["WIDTH"], "kernels.tpu_selective_scan": ["LANES"]}.get(
+    whole_vectors = {"kernels.gpu.selective_scan": ["WIDTH"], "kernels.tpu.selective_scan": ["LANES"]}.get(
         form.module, ["LANES", "BLOCK"]
     )
     set_sizes(monkeypatch, form.module, [(name, 16) for name in whole_vectors])
