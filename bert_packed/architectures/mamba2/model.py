@@ -166,6 +166,5 @@ def count_flops(head, config, sums):
     per_convolution = 6 * config.conv_kernel * config.conv_size
     per_token = 6 * config.block_weights + per_convolution + 16 * config.inner_size * config.state_size
     per_prediction = 6 * config.hidden_size * config.vocab_size
-    return (
-        config.num_hidden_layers * per_token * sums["num_tokens"] + per_prediction * sums["num_predictions"]
-    )
+    of_tokens = config.num_hidden_layers * per_token * sums["num_tokens"]
+    return of_tokens + per_prediction * sums["num_predictions"]
