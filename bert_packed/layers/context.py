@@ -75,11 +75,8 @@ def activation(name):
 def attend_in_sequences(heads, context, dropout, training=None, attend=None, layout=ONE_DEVICE):
     """Attention of all tokens to those of their own sequence: float `[B, S, N, H]`.
 
-    Args:
-        heads: Queries, scaled already, keys and values, `[B, S, N, H]`.
-        context: `PackContext`.
-        dropout: `Dropout` layer of the probabilities.
-        attend, layout: As in `SelfAttention`.
+    `heads` are queries, scaled already, keys and values `[B, S, N, H]`; `attend` and `layout` are as in
+    `SelfAttention`.
     """
     query_BSNH, key_BSNH, value_BSNH = heads
     if attend is None:

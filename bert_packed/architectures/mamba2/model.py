@@ -122,14 +122,7 @@ class Mamba2Mixer(keras.layers.Layer):
             delta_BSN = ops.minimum(delta_BSN, config.time_step_limit_max)
         duality = self.duality or functools.partial(ssd_pack, chunk_length=config.chunk_size)
         y_BSE, states_BZE = duality(
-            x_BSE,
-            delta_BSN,
-            -ops.exp(self.a_log_N),
-            b_BSGZ,
-            c_BSGZ,
-            self.skip_N,
-            position_ids_BS,
-            states_BZE,
+            x_BSE, delta_BSN, -ops.exp(self.a_log_N), b_BSGZ, c_BSGZ, self.skip_N, position_ids_BS, states_BZE
         )
         mixed_BSD = self.out_proj(self.norm(y_BSE * ops.silu(ops.cast(gate_BSE, "float32"))))
         return mixed_BSD, (states_BZE, ops.concatenate([tail_BXE, tail_BXY], axis=-1))
