@@ -31,9 +31,10 @@ class PackedModel(keras.Model):
     head = None
     encoder_inputs = ("token_ids", "sequence_ids", "position_ids")  # the inputs `[B, S]` that it reads
 
-    def __init__(self, config, name):
+    def __init__(self, config, name, num_classes=None):
         super().__init__(name=name)
         self.config = config
+        self.num_classes = num_classes
 
     def build_encoder(self):
         """Make the variables of the encoder."""
@@ -73,7 +74,8 @@ class PackedModel(keras.Model):
 
     def get_config(self):
         """Arguments to make the model again from a `.keras` file, without options of its encoder."""
-        return {"config": dataclasses.asdict(self.config), "name": self.name}
+        classes = {} if self.num_classes is None else {"num_classes": self.num_classes}
+        return {"config": dataclasses.asdict(self.config), "name": self.name, **classes}
 
     @classmethod
     def from_config(cls, config):

@@ -49,14 +49,12 @@ class TensorName:
     hugging_face_depthwise: bool = False  # channels × 1 × taps there, taps × channels here
 
     def from_hugging_face(self, values):
-        """An array of theirs as ours."""
         if self.hugging_face_depthwise:
             # Another rank stays: its shape is refused later, by name
             return values[:, 0].T if values.ndim == 3 and values.shape[1] == 1 else values
         return values.T if self.hugging_face_transposed else values
 
     def to_hugging_face(self, values):
-        """An array of ours as theirs."""
         if self.hugging_face_depthwise:
             return values.T[:, None]
         return values.T if self.hugging_face_transposed else values
@@ -131,11 +129,10 @@ class ModelFamily:
     undecayed: tuple[str, ...] = ("bias",)
 
     def load_models(self):
-        """The module `model`, imported when it is first needed."""
+        # A config is read without Keras
         return importlib.import_module(f"{self.package}.model")
 
     def load_names(self):
-        """The `CheckpointNames` of the module `checkpoint_names`."""
         return importlib.import_module(f"{self.package}.checkpoint_names").NAMES
 
 
@@ -180,7 +177,6 @@ ENCODER_SIZES = [  # of families that mask tokens
 
 
 def family_of(config):
-    """The `ModelFamily` of a model's config."""
     return FAMILIES[model_type(config)]
 
 
@@ -242,13 +238,7 @@ def check_same_family(path, theirs, ours):
 
 
 def check_at_most(config, limit_name, what, value, model="the model"):
-    """Check that a vocabulary or a length fits a model's tables.
-
-    Args:
-        limit_name: Field of the config; None in it is no limit.
-        what: Subject of the message, as "the vocabulary of `input_file`".
-        model: Name of the model in the message.
-    """
+    """Check that a vocabulary or a length, `what` in the message, fits a model's tables."""
     limit = getattr(config, limit_name)
     if limit is not None and value > limit:
         raise InputError(f"{what} must be at most {limit_name}={limit} of {model}. Received: {value}.")
@@ -291,7 +281,7 @@ def ablations(config):
 
 
 def parse_ablation(text):
-    """`--ablation`: comma-separated keys of `ABLATIONS`, or nothing."""
+    """Check the text of `--ablation`."""
     if any(name not in ABLATIONS for name in text.split(",") if text):
         raise ValueError(f"empty or a comma-separated list of {', '.join(ABLATIONS)}")
     return text

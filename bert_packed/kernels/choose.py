@@ -22,15 +22,10 @@ TILE = 128
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """What a model computes in fused kernels.
+    """What a model computes in fused kernels."""
 
-    Attributes:
-        options: Options of `packed_model.build_model`, a function each; {} for the plain forms.
-        description: How tokens mix, for the log; with the reason where the platform's kernel was not taken.
-    """
-
-    options: dict
-    description: str
+    options: dict  # of `packed_model.build_model`, a function each; {} for the plain forms
+    description: str  # for the log, with the reason where the platform's kernel was not taken
 
 
 def choose_kernels(attention, model_config, max_seq_length, platform):
@@ -97,11 +92,8 @@ OPERATORS = {"convolve": "convolution", "scan": "scan", "duality": "scan"}
 
 def _obstacle(kernel_name, max_seq_length):
     """The reason why the fused kernel cannot be taken, or None."""
-    if reason := _no_kernel(kernel_name):
-        return reason
-    if max_seq_length % TILE:
-        return f"{TILE} does not divide the length of packs. Received: {max_seq_length}"
-    return None
+    too_uneven = f"{TILE} does not divide the length of packs. Received: {max_seq_length}"
+    return _no_kernel(kernel_name) or (too_uneven if max_seq_length % TILE else None)
 
 
 def _no_kernel(kernel_name):

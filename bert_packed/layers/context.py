@@ -40,6 +40,20 @@ class PackContext:
         return PackContext(self.sequence_ids_BS, self.position_ids_BS)
 
 
+def ablated_context(config, sequence_ids_BS, position_ids_BS):
+    """`PackContext` of the given arrays, or of what the ablations in a model's config make of them."""
+    if config.ablation_no_attention_mask:
+        sequence_ids_BS = ops.minimum(sequence_ids_BS, 1)  # padding stays apart, as in BERT
+    return PackContext(sequence_ids_BS, ablated_positions(config, position_ids_BS))
+
+
+def ablated_positions(config, position_ids_BS):
+    """The given positions, unless an ablation lets them count through the pack."""
+    if not config.ablation_no_position_reset:
+        return position_ids_BS
+    return ops.zeros_like(position_ids_BS) + ops.arange(position_ids_BS.shape[1], dtype="int32")
+
+
 def gather_tokens(hidden_BSD, positions_BQ):
     """Hidden states at int32 positions of each pack: float `[B, Q, D]`.
 
@@ -61,11 +75,8 @@ def activation(name):
 def attend_in_sequences(heads, context, dropout, training=None, attend=None, layout=ONE_DEVICE):
     """Attention of all tokens to those of their own sequence: float `[B, S, N, H]`.
 
-    Args:
-        heads: Queries, scaled already, keys and values, `[B, S, N, H]`.
-        context: `PackContext`.
-        dropout: `Dropout` layer of the probabilities.
-        attend, layout: As in `SelfAttention`.
+    `heads` are queries, scaled already, keys and values `[B, S, N, H]`; `attend` and `layout` are as in
+    `SelfAttention`.
     """
     query_BSNH, key_BSNH, value_BSNH = heads
     if attend is None:

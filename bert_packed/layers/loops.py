@@ -13,11 +13,8 @@ def scan(step, carry, inputs, reverse=False):
         step (c, x) -> (c + x, 10 * c), carry 0, inputs [1 2 3]   ->   6, [0 10 30]
         the same in reverse                                       ->   6, [50 30 0]
 
+    Carry, inputs `[T, ...]` and outputs are tuples of tensors. T is static; the carry keeps its dtypes.
     No gradient passes through it: use it inside `with_gradient`.
-
-    Args:
-        step: Function `(carry, slices)` to (carry, outputs); dtypes and shapes of the carry stay.
-        carry, inputs: Tuples of tensors; inputs `[T, ...]`, T static.
     """
     # `keras.ops.scan` does not compile in every shape under TensorFlow (Keras 3.15)
     if keras.backend.backend() == "jax":
@@ -70,10 +67,6 @@ def pull_back(function, arguments, gradients):
     """Gradients of a function's arguments from those of its outputs: tuple; the function is computed again.
 
     For the backward part of `with_gradient`, inside the step of a `scan` too.
-
-    Args:
-        function: Function of tensors to a tuple of tensors.
-        arguments, gradients: Tuples of tensors, one for each argument and for each output.
     """
     if keras.backend.backend() == "jax":
         import jax

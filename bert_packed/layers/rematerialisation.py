@@ -8,6 +8,15 @@ import keras
 from bert_packed.layers.dropout import Dropout
 
 
+def run_blocks(blocks, hidden_BSD, context, remat, training=None):
+    """Call encoder blocks in order: float `[B, S, D]`."""
+    if remat:
+        return run_rematerialised(blocks, hidden_BSD, context, training)
+    for block in blocks:
+        hidden_BSD = block(hidden_BSD, context=context, training=training)
+    return hidden_BSD
+
+
 def run_rematerialised(blocks, hidden_BSD, context, training=None):
     """Call encoder blocks in order, keeping only what passes from one to the next: float `[B, S, D]`.
 

@@ -1,6 +1,7 @@
 """Losses, figures and gradients by the logits equal a plain loop's, in both engines and micro-batches."""
 
 import functools
+import math
 
 import keras
 import next_tokens
@@ -225,3 +226,21 @@ def test_nll_is_that_of_a_softmax_and_so_is_its_gradient():
 def test_of_equal_logits_each_is_right():
     _, right = nll_and_right(ops.convert_to_tensor(np.float32([[2, 2, 1], [2, 2, 1]])), np.array([1, 2]))
     np.testing.assert_array_equal(right, [1, 0])
+
+
+def test_a_sequence_without_weight_counts_nowhere():
+    batch = next_tokens.packed_and_unpacked()[0]
+    logits = np.random.default_rng(3).normal(size=(5, 12, VOCAB_SIZE)).astype(np.float32)
+    left_out = {**batch, "slot_weights": batch["slot_weights"].copy()}
+    left_out["slot_weights"][0, 0] = 0  # five tokens, four predictions, 15 bytes
+    sums = next_token_objective("per_sequence").sums({"logits": logits}, left_out)
+    without = {**left_out, "label_sequences": left_out["label_sequences"].copy()}
+    without["label_sequences"][0, :4] = 0
+    want = plain_losses.next_tokens({"logits": logits}, without, "per_sequence").sums
+    assert {name: float(value) for name, value in sums.items()} == pytest.approx(want, rel=1e-5)
+
+
+def test_a_perplexity_too_large_for_a_float_is_infinite():
+    objective = next_token_objective("per_token")
+    sums = {**dict.fromkeys(objective.sum_names, 1.0), "lm_nll": 1e4}
+    assert objective.means(sums)["perplexity"] == math.inf

@@ -21,10 +21,7 @@ from bert_packed.architectures.registry import (
 
 
 def tensor_names(num_hidden_layers, head=PRETRAINING):
-    """The table for a number of layers and a head: list of `TensorName`.
-
-    For a head that only an objective knows, the table has the encoder alone.
-    """
+    """The table of a model; for a head that only an objective knows, of the encoder alone."""
     table = [
         TensorName(f"bert/embeddings/{name}", f"bert.embeddings.{name}.weight", f"bert/embeddings/{name}")
         for name in ("word_embeddings", "token_type_embeddings", "position_embeddings")
@@ -32,42 +29,7 @@ def tensor_names(num_hidden_layers, head=PRETRAINING):
     table += _norm("bert/embeddings", "bert.embeddings", "bert/embeddings")
     for i in range(num_hidden_layers):
         table += _block(f"bert/layer_{i}", f"bert.encoder.layer.{i}", f"bert/encoder/layer_{i}")
-    return table + _HEAD_ROWS.get(head, list)()
-
-
-def _pretraining_rows():
-    rows = _dense("next_sentence/pooler", "bert.pooler.dense", "bert/pooler/dense") + _masked_lm_rows()
-    return rows + _output("next_sentence/classifier", "cls.seq_relationship", "cls/seq_relationship/")
-
-
-def _masked_lm_rows():
-    head = "cls/predictions"
-    rows = _dense("predictions/transform", "cls.predictions.transform.dense", f"{head}/transform/dense")
-    rows += _norm("predictions", "cls.predictions.transform", f"{head}/transform")
-    return [*rows, TensorName("predictions/output_bias", "cls.predictions.bias", f"{head}/output_bias")]
-
-
-def _question_answering_rows():
-    return _output("question_answering/output", "qa_outputs", "cls/squad/")
-
-
-def _classification_rows():
-    rows = _dense("classification/pooler", "bert.pooler.dense", "bert/pooler/dense")
-    return rows + _output("classification/classifier", "classifier", "")
-
-
-def _token_classification_rows():
-    rows = _output("token_classification/classifier", "classifier", "")
-    return [dataclasses.replace(row, google="") for row in rows]  # google-research/bert has no such head
-
-
-_HEAD_ROWS = {
-    PRETRAINING: _pretraining_rows,
-    MASKED_LM: _masked_lm_rows,
-    QUESTION_ANSWERING: _question_answering_rows,
-    TOKEN_CLASSIFICATION: _token_classification_rows,
-    CLASSIFICATION: _classification_rows,
-}
+    return table + _HEADS.get(head, [])
 
 
 def _block(ours, hugging_face, google):
@@ -110,6 +72,30 @@ def _output(ours, hugging_face, google):
     ]
 
 
+_MASKED_LM = [
+    *_dense("predictions/transform", "cls.predictions.transform.dense", "cls/predictions/transform/dense"),
+    *_norm("predictions", "cls.predictions.transform", "cls/predictions/transform"),
+    TensorName("predictions/output_bias", "cls.predictions.bias", "cls/predictions/output_bias"),
+]
+_TOKEN_CLASSIFICATION = _output("token_classification/classifier", "classifier", "")
+# The last row of each is its output, by which a head is known
+_HEADS = {
+    MASKED_LM: _MASKED_LM,
+    PRETRAINING: [
+        *_dense("next_sentence/pooler", "bert.pooler.dense", "bert/pooler/dense"),
+        *_MASKED_LM,
+        *_output("next_sentence/classifier", "cls.seq_relationship", "cls/seq_relationship/"),
+    ],
+    QUESTION_ANSWERING: _output("question_answering/output", "qa_outputs", "cls/squad/"),
+    # google-research/bert has no such head
+    TOKEN_CLASSIFICATION: [dataclasses.replace(row, google="") for row in _TOKEN_CLASSIFICATION],
+    CLASSIFICATION: [
+        *_dense("classification/pooler", "bert.pooler.dense", "bert/pooler/dense"),
+        *_output("classification/classifier", "classifier", ""),
+    ],
+}
+
+
 def _hugging_face_config(model):
     config = {
         "model_type": "bert",
@@ -124,21 +110,9 @@ def _hugging_face_config(model):
     return config
 
 
-# One row for each output, by which a head is known
-_OUTPUTS = {
-    MASKED_LM: "predictions/output_bias",
-    PRETRAINING: "next_sentence/classifier/bias",
-    QUESTION_ANSWERING: "question_answering/output/bias",
-    TOKEN_CLASSIFICATION: "token_classification/classifier/bias",
-    CLASSIFICATION: "classification/classifier/bias",
-}
-
 NAMES = CheckpointNames(
     tensor_names=lambda config, head: tensor_names(config.num_hidden_layers, head),
-    outputs={
-        head: next(row for row in tensor_names(0, head) if row.ours == name)
-        for head, name in _OUTPUTS.items()
-    },
+    outputs={head: rows[-1] for head, rows in _HEADS.items()},
     encoder="bert/",
     prefix="bert.",
     bare_parts=("embeddings", "encoder", "pooler"),

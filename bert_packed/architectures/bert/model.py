@@ -7,7 +7,6 @@ V vocabulary, C classes; of operations: L blocks, F feed-forward width.
 import inspect
 
 import keras
-from keras import ops
 
 from bert_packed.architectures.bert.config import ModelConfig
 from bert_packed.architectures.bert.layers import (
@@ -25,10 +24,10 @@ from bert_packed.architectures.registry import (
     QUESTION_ANSWERING,
     TOKEN_CLASSIFICATION,
 )
-from bert_packed.layers.context import PackContext
+from bert_packed.layers.context import ablated_context, ablated_positions
 from bert_packed.layers.dropout import Dropout
 from bert_packed.layers.layout import ONE_DEVICE
-from bert_packed.layers.rematerialisation import run_rematerialised
+from bert_packed.layers.rematerialisation import run_blocks
 
 
 class PackedEncoder(keras.layers.Layer):
@@ -74,25 +73,13 @@ class PackedEncoder(keras.layers.Layer):
         return self.run_blocks(hidden_BSD, sequence_ids_BS, position_ids_BS, training=training)
 
     def embed(self, token_ids_BS, token_type_ids_BS, position_ids_BS, training=None):
-        position_ids_BS = self._positions(position_ids_BS)
+        position_ids_BS = ablated_positions(self.config, position_ids_BS)
         return self.embeddings(token_ids_BS, token_type_ids_BS, position_ids_BS, training=training)
 
     def run_blocks(self, hidden_BSD, sequence_ids_BS, position_ids_BS, training=None):
         """The encoder after its embeddings."""
-        if self.config.ablation_no_attention_mask:
-            sequence_ids_BS = ops.minimum(sequence_ids_BS, 1)  # padding stays apart, as in BERT
-        context = PackContext(sequence_ids_BS, self._positions(position_ids_BS))
-        if self.remat:
-            return run_rematerialised(self.blocks, hidden_BSD, context, training)
-        for block in self.blocks:
-            hidden_BSD = block(hidden_BSD, context=context, training=training)
-        return hidden_BSD
-
-    def _positions(self, position_ids_BS):
-        """The given positions, unless an ablation lets them count through the pack."""
-        if not self.config.ablation_no_position_reset:
-            return position_ids_BS
-        return ops.zeros_like(position_ids_BS) + ops.arange(position_ids_BS.shape[1], dtype="int32")
+        context = ablated_context(self.config, sequence_ids_BS, position_ids_BS)
+        return run_blocks(self.blocks, hidden_BSD, context, self.remat, training)
 
 
 class PackedBert(PackedModel):
@@ -106,8 +93,7 @@ class PackedBert(PackedModel):
     encoder_inputs = ("token_ids", "sequence_ids", "token_type_ids", "position_ids")
 
     def __init__(self, config, name, num_classes=None, **encoder):
-        super().__init__(config, name)
-        self.num_classes = num_classes
+        super().__init__(config, name, num_classes)
         self.block = encoder.get("block", TransformerBlock)
         self.layout = encoder.get("layout", ONE_DEVICE)
         self.bert = PackedEncoder(config, **encoder)
@@ -129,8 +115,7 @@ class PackedBert(PackedModel):
         """Arguments to make the model again from a `.keras` file; raises `ValueError` for other blocks."""
         if self.block is not TransformerBlock:
             raise ValueError(f"`block` must be TransformerBlock to be saved. Received: {self.block}.")
-        classes = {} if self.num_classes is None else {"num_classes": self.num_classes}
-        return {**super().get_config(), **classes}
+        return super().get_config()
 
 
 @keras.saving.register_keras_serializable(package="bert_packed")
@@ -261,14 +246,15 @@ class PackedBertForTokenClassification(PackedBert):
 def make_model(head, config, num_outputs, block=None, remat=False, attend=None, layout=ONE_DEVICE):
     """A BERT with one of its family's heads, not yet built; arguments as in `packed_model.build_model`."""
     encoder = {"remat": remat, "attend": attend, "layout": layout, **({"block": block} if block else {})}
-    if head == QUESTION_ANSWERING:
-        return PackedBertForQuestionAnswering(config, **encoder)
-    if head == CLASSIFICATION:
-        return PackedBertForClassification(config, num_outputs, **encoder)
-    if head == TOKEN_CLASSIFICATION:
-        return PackedBertForTokenClassification(config, num_outputs, **encoder)
-    kinds = {PRETRAINING: PackedBertForPretraining, MASKED_LM: PackedBertForMaskedLM}
-    return kinds[head](config, **encoder)
+    classes = {"num_classes": num_outputs} if head in (CLASSIFICATION, TOKEN_CLASSIFICATION) else {}
+    kinds = {
+        PRETRAINING: PackedBertForPretraining,
+        MASKED_LM: PackedBertForMaskedLM,
+        QUESTION_ANSWERING: PackedBertForQuestionAnswering,
+        CLASSIFICATION: PackedBertForClassification,
+        TOKEN_CLASSIFICATION: PackedBertForTokenClassification,
+    }
+    return kinds[head](config, **classes, **encoder)
 
 
 def count_flops(head, config, sums):

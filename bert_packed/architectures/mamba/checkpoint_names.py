@@ -17,11 +17,6 @@ _EMBEDDINGS = TensorName("backbone/embeddings", "backbone.embeddings.weight")
 FIXED = {"hidden_act": "silu", "pad_token_id": 0, "residual_in_fp32": True}
 
 
-def tensor_names(config):
-    """The table for a `MambaConfig`: list of `TensorName`."""
-    return backbone_names(config, _mixer)
-
-
 def backbone_names(config, mixer):
     """The table of embeddings, blocks and norms; `mixer(config, ours, theirs)` is that of a mixer."""
     table = [_EMBEDDINGS, TensorName("backbone/RMSNorm/scale", "backbone.norm_f.weight")]
@@ -49,13 +44,8 @@ def linear_names(ours, theirs, has_bias):
 def _mixer(config, ours, theirs):
     rows = convolution_names(config, ours, theirs)
     # As in `MambaMixer` of transformers
-    has_bias = {
-        "in_proj": config.use_bias,
-        "x_proj": False,
-        "dt_proj": True,
-        "out_proj": config.use_bias,
-    }
-    for name in has_bias:
+    has_bias = {"x_proj": False, "dt_proj": True, **dict.fromkeys(("in_proj", "out_proj"), config.use_bias)}
+    for name in ("in_proj", "x_proj", "dt_proj", "out_proj"):
         rows += linear_names(f"{ours}/{name}", f"{theirs}.{name}", has_bias[name])
     return rows
 
@@ -71,7 +61,7 @@ def _hugging_face_config(model):
 
 
 NAMES = CheckpointNames(
-    tensor_names=lambda config, head: tensor_names(config),
+    tensor_names=lambda config, head: backbone_names(config, _mixer),
     outputs={CAUSAL_LM: _EMBEDDINGS},
     encoder="backbone/",
     prefix="backbone.",

@@ -29,6 +29,13 @@ def fan_in(size):
     return keras.initializers.RandomUniform(-(size**-0.5), size**-0.5)
 
 
+def add_vocabulary(layer, config, name):
+    """Float32 variable `[V, D]` of a Keras layer."""
+    weights = keras.initializers.RandomNormal(stddev=config.initializer_range)
+    shape = config.vocab_size, config.hidden_size
+    return layer.add_weight(shape=shape, initializer=weights, name=name, autocast=False)
+
+
 class RMSNorm(keras.layers.Layer):
     """Root-mean-square normalization with a scale, computed in float32, of each of `num_groups` apart."""
 
@@ -82,22 +89,16 @@ class MambaMixer(keras.layers.Layer):
         self.x_proj = Linear(
             rank + 2 * config.state_size, use_bias=False, kernel_initializer=fan_in(inner), name="x_proj"
         )
-        scaled = rank**-0.5
         self.dt_proj = Linear(
             inner,
-            kernel_initializer=keras.initializers.RandomUniform(-scaled, scaled),
+            kernel_initializer=fan_in(rank),
             bias_initializer=StepSizes(config),
             name="dt_proj",
             dtype="float32",  # the neighbours of a bias of -5 in bfloat16 are 1/32 away
         )
         # Residuals add up over the blocks, as in GPT-2
-        scaled = (inner * config.num_hidden_layers) ** -0.5
-        self.out_proj = Linear(
-            width,
-            use_bias=config.use_bias,
-            kernel_initializer=keras.initializers.RandomUniform(-scaled, scaled),
-            name="out_proj",
-        )
+        weights = fan_in(inner * config.num_hidden_layers)
+        self.out_proj = Linear(width, use_bias=config.use_bias, kernel_initializer=weights, name="out_proj")
 
     def build(self, hidden_shape, *_):
         config, inner = self.config, self.config.inner_size
@@ -193,12 +194,7 @@ class MambaEncoder(keras.layers.Layer):
 
     def build(self, *_):
         config = self.config
-        self.embeddings_VD = self.add_weight(
-            shape=(config.vocab_size, config.hidden_size),
-            initializer=keras.initializers.RandomNormal(stddev=config.initializer_range),
-            name="embeddings",
-            autocast=False,
-        )
+        self.embeddings_VD = add_vocabulary(self, config, "embeddings")
         for block in self.blocks:
             block.build((None, None, config.hidden_size))
         self.norm.build((None, None, config.hidden_size))
@@ -277,12 +273,7 @@ class PackedMamba(PackedModel):
     def build_heads(self, hidden_shape):
         self.output_VD = None  # the embeddings
         if not self.config.tie_word_embeddings:
-            self.output_VD = self.add_weight(
-                shape=(self.config.vocab_size, self.config.hidden_size),
-                initializer=keras.initializers.RandomNormal(stddev=self.config.initializer_range),
-                name="lm_head",
-                autocast=False,
-            )
+            self.output_VD = add_vocabulary(self, self.config, "lm_head")
 
     def encode(self, batch, training=None):
         return self.backbone(batch["token_ids"], batch["position_ids"], training=training)
@@ -307,7 +298,7 @@ def make_model(head, config, num_outputs, remat=False, num_rows=0, convolve=None
 
 
 def count_flops(head, config, sums):
-    """Operations that a Mamba needs to learn from sequences, counted as `heads.count_flops` counts BERT's.
+    """Operations that a Mamba needs to learn from sequences, counted as `bert.model.count_flops` does.
 
     6 L N                    per token; L blocks, N = E (3 D + 2 rank + 2 Z) weights
     6 L W E                  per token, for the convolution
@@ -321,6 +312,5 @@ def count_flops(head, config, sums):
     inner = config.inner_size
     per_token = 6 * config.block_weights + 6 * config.conv_kernel * inner + 21 * inner * config.state_size
     per_prediction = 6 * config.hidden_size * config.vocab_size
-    return (
-        config.num_hidden_layers * per_token * sums["num_tokens"] + per_prediction * sums["num_predictions"]
-    )
+    of_tokens = config.num_hidden_layers * per_token * sums["num_tokens"]
+    return of_tokens + per_prediction * sums["num_predictions"]

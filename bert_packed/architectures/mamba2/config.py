@@ -26,12 +26,7 @@ class Mamba2Config(StateSpaceConfig):
     training_fields = (*StateSpaceConfig.training_fields, "chunk_size")
     kernels = ("convolve", "duality")
     # A Mamba-2 of `mamba_ssm` may have no norm behind its scan, one before the gate, or blocks that attend
-    fixed = (
-        *StateSpaceConfig.fixed,
-        ("rms_norm", True),
-        ("norm_before_gate", False),
-        ("attn_layer_idx", []),
-    )
+    fixed = (*StateSpaceConfig.fixed, ("rms_norm", True), ("norm_before_gate", False), ("attn_layer_idx", []))
 
     def __post_init__(self):
         super().__post_init__()

@@ -122,14 +122,7 @@ class Mamba2Mixer(keras.layers.Layer):
             delta_BSN = ops.minimum(delta_BSN, config.time_step_limit_max)
         duality = self.duality or functools.partial(ssd_pack, chunk_length=config.chunk_size)
         y_BSE, states_BZE = duality(
-            x_BSE,
-            delta_BSN,
-            -ops.exp(self.a_log_N),
-            b_BSGZ,
-            c_BSGZ,
-            self.skip_N,
-            position_ids_BS,
-            states_BZE,
+            x_BSE, delta_BSN, -ops.exp(self.a_log_N), b_BSGZ, c_BSGZ, self.skip_N, position_ids_BS, states_BZE
         )
         mixed_BSD = self.out_proj(self.norm(y_BSE * ops.silu(ops.cast(gate_BSE, "float32"))))
         return mixed_BSD, (states_BZE, ops.concatenate([tail_BXE, tail_BXY], axis=-1))
@@ -166,6 +159,5 @@ def count_flops(head, config, sums):
     per_convolution = 6 * config.conv_kernel * config.conv_size
     per_token = 6 * config.block_weights + per_convolution + 16 * config.inner_size * config.state_size
     per_prediction = 6 * config.hidden_size * config.vocab_size
-    return (
-        config.num_hidden_layers * per_token * sums["num_tokens"] + per_prediction * sums["num_predictions"]
-    )
+    of_tokens = config.num_hidden_layers * per_token * sums["num_tokens"]
+    return of_tokens + per_prediction * sums["num_predictions"]

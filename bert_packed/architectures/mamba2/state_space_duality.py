@@ -116,10 +116,8 @@ def ssd_pack(
 def chunk_by_chunk(state_BZE, skip_B1N, *inputs):
     """Outputs of chunks, float32 `[C, B, T, E]`, and the states after the last, float32 `[B, Z, E]`.
 
-    Args:
-        state_BZE, skip_B1N: float32.
-        inputs: Arguments of `_chunk` from the sums on, `[C, B, ...]` each, then multiples and numbers of
-            sequences, which have no gradient. All are float32 but x, b and c.
+    `inputs` are the arguments of `_chunk` from the sums on, `[C, B, ...]` each, then multiples and numbers of
+    sequences, which have no gradient. All are float32 but x, b and c.
     """
     return with_gradient(_forward, _backward)(state_BZE, skip_B1N, *inputs)
 

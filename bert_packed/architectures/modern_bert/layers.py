@@ -112,11 +112,8 @@ def attend_in_window(heads, sequence_ids_BS, window, dropout, training=None):
         and of its sequence    1 1   1 0   0 0
                                0 0   0 1   1 1
 
-    Args:
-        heads: Queries, scaled already, keys and values, `[B, S, N, H]`.
-        sequence_ids_BS: int32, 1..K, 0 is padding, which attends to padding.
-        window: Tokens on each side, from 0.
-        dropout: `Dropout` layer of the probabilities, which it gets as `[B, n, N, T, A]`.
+    `heads` are queries, scaled already, keys and values `[B, S, N, H]`; of the int32 `sequence_ids_BS` 0 is
+    padding, which attends to padding; `window` counts the tokens on each side, from 0.
     """
     length, num_heads, head_width = heads[0].shape[1:]
     tile = max(1, min(window, length))

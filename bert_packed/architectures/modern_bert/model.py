@@ -26,10 +26,10 @@ from bert_packed.architectures.registry import (
     QUESTION_ANSWERING,
     TOKEN_CLASSIFICATION,
 )
-from bert_packed.layers.context import PackContext
+from bert_packed.layers.context import ablated_context
 from bert_packed.layers.dropout import Dropout
 from bert_packed.layers.layout import ONE_DEVICE
-from bert_packed.layers.rematerialisation import run_rematerialised
+from bert_packed.layers.rematerialisation import run_blocks
 
 
 class ModernBertEncoder(keras.layers.Layer):
@@ -71,17 +71,8 @@ class ModernBertEncoder(keras.layers.Layer):
 
     def run_blocks(self, hidden_BSD, sequence_ids_BS, position_ids_BS, training=None):
         """The encoder after its embeddings."""
-        if self.config.ablation_no_attention_mask:
-            sequence_ids_BS = ops.minimum(sequence_ids_BS, 1)  # padding stays apart, as in BERT
-        if self.config.ablation_no_position_reset:
-            length = position_ids_BS.shape[1]
-            position_ids_BS = ops.zeros_like(position_ids_BS) + ops.arange(length, dtype="int32")
-        context = PackContext(sequence_ids_BS, position_ids_BS)
-        if self.remat:
-            return self.last_norm(run_rematerialised(self.blocks, hidden_BSD, context, training))
-        for block in self.blocks:
-            hidden_BSD = block(hidden_BSD, context=context, training=training)
-        return self.last_norm(hidden_BSD)
+        context = ablated_context(self.config, sequence_ids_BS, position_ids_BS)
+        return self.last_norm(run_blocks(self.blocks, hidden_BSD, context, self.remat, training))
 
 
 class PackedModernBert(PackedModel):
@@ -90,8 +81,7 @@ class PackedModernBert(PackedModel):
     config_class = ModernBertConfig
 
     def __init__(self, config, name, num_classes=None, **encoder):
-        super().__init__(config, name)
-        self.num_classes = num_classes
+        super().__init__(config, name, num_classes)
         self.modern_bert = ModernBertEncoder(config, **encoder)
         layout = encoder.get("layout", ONE_DEVICE)
         if self.head == MASKED_LM:
@@ -115,10 +105,6 @@ class PackedModernBert(PackedModel):
         return self.modern_bert.run_blocks(
             hidden_BSD, batch["sequence_ids"], batch["position_ids"], training=False
         )
-
-    def get_config(self):
-        classes = {} if self.num_classes is None else {"num_classes": self.num_classes}
-        return {**super().get_config(), **classes}
 
 
 @keras.saving.register_keras_serializable(package="bert_packed")
@@ -167,24 +153,23 @@ class PackedModernBertForClassification(PackedModernBert):
 
     def apply_heads(self, hidden_BSD, batch, training=None):
         names = ("sequence_ids", "cls_positions")
-        pooled_BKD = pool_sequences(
-            hidden_BSD, *(batch[name] for name in names), self.config.classifier_pooling
-        )
+        given = (batch[name] for name in names)
+        pooled_BKD = pool_sequences(hidden_BSD, *given, self.config.classifier_pooling)
         return {"logits": self.predictions(pooled_BKD, training=training)}
 
 
 def make_model(head, config, num_outputs, remat=False, attend=None, layout=ONE_DEVICE):
     """A ModernBERT with one of its family's heads, not yet built; arguments as in `build_model`."""
     encoder = {"remat": remat, "attend": attend, "layout": layout}
-    if head == MASKED_LM:
-        return PackedModernBertForMaskedLM(config, "pretraining", **encoder)
-    if head == QUESTION_ANSWERING:
-        return PackedModernBertForQuestionAnswering(config, "finetuning", **encoder)
+    classes = num_outputs if head in (CLASSIFICATION, TOKEN_CLASSIFICATION) else None
     kinds = {
+        MASKED_LM: PackedModernBertForMaskedLM,
+        QUESTION_ANSWERING: PackedModernBertForQuestionAnswering,
         TOKEN_CLASSIFICATION: PackedModernBertForTokenClassification,
         CLASSIFICATION: PackedModernBertForClassification,
     }
-    return kinds[head](config, "finetuning", num_outputs, **encoder)
+    name = "pretraining" if head == MASKED_LM else "finetuning"
+    return kinds[head](config, name, classes, **encoder)
 
 
 def count_flops(head, config, sums):

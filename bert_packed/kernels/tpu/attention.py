@@ -331,11 +331,9 @@ def product(one, other, axis, other_axis):
 
 @dataclasses.dataclass(frozen=True)
 class _Blocks:
-    """Blocks of arrays `[U, D]`, `[G, J, U]` and `[1, U]`."""
-
-    tokens: pl.BlockSpec
-    rows: pl.BlockSpec
-    ids: pl.BlockSpec
+    tokens: pl.BlockSpec  # of arrays `[U, D]`
+    rows: pl.BlockSpec  # `[G, J, U]`
+    ids: pl.BlockSpec  # `[1, U]`
 
 
 def _blocks(sizes, which):

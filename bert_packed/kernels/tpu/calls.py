@@ -13,12 +13,8 @@ BASE_MEMORY = 16 * 2**20  # bytes that a kernel has by default
 def call(kernel, name, grid, inputs, outputs, scratch=(), flops=0, transcendentals=0):
     """Run a kernel over a grid whose last dimension goes in order, and the others in any.
 
-    Args:
-        name: In profiles.
-        inputs, outputs: Pairs of an array, or its `jax.ShapeDtypeStruct`, and the `BlockSpec` of a step; or
-            pairs of trees of them.
-        scratch: Shapes of arrays on the chip, float32.
-        flops: Operations of matrix products, which readers of the program take them for.
+    `inputs` and `outputs` pair an array, or its `jax.ShapeDtypeStruct`, and the `BlockSpec` of a step,
+    or of trees of them. `scratch` has shapes of float32 arrays on the chip; `flops` counts matrix products.
     """
     arrays, in_specs = zip(*inputs, strict=True)
     shapes, out_specs = zip(*outputs, strict=True)

@@ -62,10 +62,8 @@ def operations_of_jaxpr(jaxpr):
             yield from operations_of_jaxpr(part)
         if not inner:
             sides = equation.invars, equation.outvars
-            yield (
-                equation.primitive.name,
-                *([(v.aval.shape, v.aval.dtype.name) for v in side] for side in sides),
-            )
+            found = ([(v.aval.shape, v.aval.dtype.name) for v in side] for side in sides)
+            yield equation.primitive.name, *found
 
 
 def rounded_share(values):

@@ -1,6 +1,7 @@
 """An architecture of this test's, one folder and one row, goes through every command."""
 
 import json
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -12,15 +13,24 @@ from tiny import MAX_SEQ_LENGTH, write_data
 
 from bert_packed import cli
 from bert_packed.architectures import registry as config
-from bert_packed.architectures.packed_model import build_model
-from bert_packed.architectures.registry import MASKED_LM, ModelFamily, load_model_config
+from bert_packed.architectures.packed_model import build_model, check_options
+from bert_packed.architectures.registry import (
+    FINETUNING_HEADS,
+    MASKED_LM,
+    ModelFamily,
+    ablate,
+    check_heads,
+    load_model_config,
+    override_dropout,
+)
 from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.core import command_line
 from bert_packed.core.settings import InputError
 from bert_packed.evaluation import inference
 from bert_packed.evaluation.checkpoint_audit import AuditConfig
+from bert_packed.kernels.choose import choose_kernels
+from bert_packed.objectives.pretraining import choose_objective
 from bert_packed.runs.pretraining_config import PretrainingConfig
-from bert_packed.tasks.squad.config import SquadConfig
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.engines.engine import named_weights
 
@@ -67,13 +77,10 @@ def pretrain(files, **flags):
 def test_it_is_trained_audited_exported_opened_and_gives_vectors(files, capsys):
     assert pretrain(files) == 0
     assert "attention  none: tokens see the mean of their sequence" in capsys.readouterr().out
-    trained, its_config = (
-        checkpoint.read_weights(files / "run" / "checkpoint-2"),
-        GateConfig(num_hidden_layers=2),
-    )
-    assert (
-        starting_weights.read_config(files / "run") == load_model_config(files / "config.json") == its_config
-    )
+    trained = checkpoint.read_weights(files / "run" / "checkpoint-2")
+    its_config = GateConfig(num_hidden_layers=2)
+    for found in (starting_weights.read_config(files / "run"), load_model_config(files / "config.json")):
+        assert found == its_config
     start = named_weights(build_model(MASKED_LM, its_config, 12345))
     assert trained.keys() == start.keys()
     assert all(np.any(trained[name] != weight.numpy()) for name, weight in start.items())
@@ -82,10 +89,8 @@ def test_it_is_trained_audited_exported_opened_and_gives_vectors(files, capsys):
     data = {"input_file": f"{files}/*.tfrecord", "init_checkpoint": files / "run"}
     assert run(cli.audit, AuditConfig, **data, num_packs=4) == 0
     # Out and in again
-    assert (
-        run_export(init_checkpoint=files / "run", output_dir=files / "hf", vocab_file=files / "vocab.txt")
-        == 0
-    )
+    exported = {"init_checkpoint": files / "run", "output_dir": files / "hf"}
+    assert run_export(**exported, vocab_file=files / "vocab.txt") == 0
     assert json.loads((files / "hf" / "config.json").read_text())["architectures"] == ["GateForMaskedLM"]
     assert "# A packed Gate" in (files / "hf" / "README.md").read_text()
     again = build_model(MASKED_LM, its_config, 0)
@@ -126,43 +131,43 @@ def test_its_saved_model_has_the_inputs_that_it_reads(tmp_path):
     np.testing.assert_allclose(got["mlm_logits"], want["mlm_logits"], atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (
-            {"objective": "mlm_nsp"},
-            "`bert_config_file` must be a BERT for objective=mlm_nsp. Received: a Gate.",
+OURS = GateConfig()
+REFUSED = [
+    (
+        lambda: choose_objective("mlm_nsp", OURS, None),
+        "`bert_config_file` must be a BERT for objective=mlm_nsp.",
+    ),
+    (
+        lambda: choose_kernels("flash", OURS, 128, "tpu"),
+        "`attention` must not be flash for a Gate, which does",
+    ),
+    (
+        lambda: ablate(OURS, "no_attention_mask"),
+        "`ablation` must be empty for a Gate. Received: no_attention",
+    ),
+    (
+        lambda: override_dropout(
+            OURS, SimpleNamespace(hidden_dropout_prob=0.1, attention_probs_dropout_prob=-1)
         ),
-        ({"attention": "flash"}, "`attention` must not be flash for a Gate, which does not attend."),
-        ({"ablation": "no_attention_mask"}, "`ablation` must be empty for a Gate. Received: no_att"),
-        ({"hidden_dropout_prob": 0.1}, "`hidden_dropout_prob` must be -1 for a Gate, which has no dropout."),
-    ],
-)
-def test_what_it_cannot_is_refused_in_one_line(files, capsys, flags, message):
-    assert pretrain(files, **flags) == 2
+        "`hidden_dropout_prob` must be -1 for a Gate, which has no dropout. Received: 0.1.",
+    ),
+    (lambda: check_options(OURS, layout=7), "`layout` must be left out for a Gate. Received: 7."),
+    (
+        lambda: check_heads(OURS, FINETUNING_HEADS, "init_checkpoint"),
+        "`init_checkpoint` must be of a BERT or ModernBERT. Received: model_type gate.",
+    ),
+    (lambda: build_model("pretraining", OURS, 0), "`bert_config_file` must be of a BERT. Received"),
+]
+
+
+@pytest.mark.parametrize(("refused", "message"), REFUSED)
+def test_what_it_cannot_is_refused(refused, message):
+    with pytest.raises(InputError) as caught:
+        refused()
+    assert message in str(caught.value)
+
+
+def test_a_command_refuses_it_in_one_line(files, capsys):
+    assert pretrain(files, attention="flash") == 2
     error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-
-
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
-def test_a_layout_is_refused(files, capsys):
-    assert pretrain(files, layout="optimus2d", mesh="1,1") == 2
-    assert "`layout` must be left out for a Gate. Received: optimus2d." in capsys.readouterr().err
-
-
-def test_it_is_not_fine_tuned(files, capsys):
-    checkpoint.save_weights(
-        files / "ours", named_weights(build_model(MASKED_LM, GateConfig(), 0)), GateConfig()
-    )
-    flags = {
-        "init_checkpoint": files / "ours",
-        "output_dir": files / "squad",
-        "vocab_file": files / "vocab.txt",
-    }
-    assert run(cli.squad, SquadConfig, **flags) == 2
-    assert (
-        "`init_checkpoint` must be of a BERT or ModernBERT. Received: model_type gate."
-        in capsys.readouterr().err
-    )
-    with pytest.raises(InputError, match="`bert_config_file` must be of a BERT"):
-        build_model("pretraining", GateConfig(), 0)
+    assert REFUSED[1][1] in error and error.count("\n") == 1

@@ -1,15 +1,19 @@
-"""States of packed Mambas: padding anywhere, ablations, and handed on from pack to pack."""
+"""Packed Mambas: padding anywhere, ablations, states handed on from pack to pack, and counted operations."""
 
 import dataclasses
+import math
 
 import keras
 import numpy as np
 import pytest
 from architectures import ARCHITECTURES
 from keras import ops
-from next_tokens import batch_of, packed_and_unpacked, random_packs
+from next_tokens import CONFIG, MAMBA2, batch_of, packed_and_unpacked, random_packs
 
+from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import ablate
+from bert_packed.objectives.pretraining import next_token_objective
+from bert_packed.schema import CAUSAL_LM
 from bert_packed.training.backend import gradient
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.usefixtures("uncompiled")]
@@ -117,3 +121,61 @@ def test_a_pack_that_is_not_finite_hands_on_zeros(name):
     found = np.asarray(model.encode(second, training=True))
     assert np.all(np.isfinite(found[0]))
     np.testing.assert_allclose(found[1], want, atol=1e-5 * np.abs(want).max())
+
+
+class Counted(float):
+    """A number that counts what is done to numbers of its kind."""
+
+    done = 0
+
+    def __add__(self, other):
+        Counted.done += 1
+        return Counted(float(self) + float(other))
+
+    def __mul__(self, other):
+        Counted.done += 1
+        return Counted(float(self) * float(other))
+
+    def exp(self):
+        Counted.done += 1
+        return Counted(math.exp(float(self)))
+
+
+def mamba_state():
+    """Of one state for one token, in a plain scan forward and back; sums go on from what was there before."""
+    size, a, x, b, c, state, y, dy, later, dx, dsize, da, db, dc = map(Counted, range(14))
+    decay = (size * a).exp()
+    kept = decay * state
+    state = kept + x * b
+    y += c * state
+    gradient = later + dy * c
+    exponent = gradient * kept
+    dx, dsize, da = dx + gradient * b, dsize + exponent * a, da + exponent * size
+    db, dc = db + gradient * x, dc + dy * state
+    return state, y, dx, dsize, da, db, dc, gradient * decay
+
+
+def mamba2_state():
+    """As of a Mamba; but all states of a head share the decay."""
+    decay, x, b, c, state, y, dy, later, dx, ddecay, db, dc = map(Counted, range(12))
+    before, state = state, decay * state + x * b
+    y += c * state
+    gradient = later + dy * c
+    dx, ddecay = dx + gradient * b, ddecay + gradient * before
+    db, dc = db + gradient * x, dc + dy * state
+    return state, y, dx, ddecay, db, dc, gradient * decay
+
+
+@pytest.mark.parametrize("config", [CONFIG, MAMBA2], ids=["mamba", "mamba2"])
+def test_operations_are_counted_weight_by_weight(config):
+    weights = build_model(CAUSAL_LM, config, 0).trainable_weights
+    sizes = {weight.path.split("/", 1)[1]: math.prod(weight.shape) for weight in weights}
+    kernels = sum(size for name, size in sizes.items() if name.endswith("kernel"))  # the convolution's too
+    Counted.done = 0
+    assert all(isinstance(one, Counted) for one in (mamba_state if config == CONFIG else mamba2_state)())
+    states = config.num_hidden_layers * config.inner_size * config.state_size
+    a_token = 6 * kernels + Counted.done * states
+    count_flops = next_token_objective("per_token").model_flops
+    assert count_flops(config, {"num_tokens": 1, "num_predictions": 0}) == a_token
+    a_prediction = count_flops(config, {"num_tokens": 0, "num_predictions": 1})
+    assert a_prediction == 6 * sizes["backbone/embeddings"]

@@ -136,7 +136,7 @@ TPU_SCAN, GPU_SCAN = (("LANES", 2), ("ROWS", 2)), (("WIDTH", 2),)
 
 
 def tpu_duality(lanes, block):
-    return Form("duality", "kernels.tpu_duality", 8, 3, 4, (("LANES", lanes), ("BLOCK", block)))
+    return Form("duality", "kernels.tpu.duality", 8, 3, 4, (("LANES", lanes), ("BLOCK", block)))
 
 
 PLAIN_FORMS = [
@@ -151,15 +151,15 @@ PLAIN_FORMS = [
 ]
 KERNELS = [
     # Widths: padded, some blocks of a vector after padding, some blocks of two vectors
-    Form("convolution", "kernels.tpu_convolution", 1, 7, 8, CONVOLVE),
-    Form("convolution", "kernels.tpu_convolution", 5, 4, 8, CONVOLVE),
-    Form("convolution", "kernels.tpu_convolution", 8, 2, 64, CONVOLVE),
-    Form("scan", "kernels.tpu_selective_scan", 1, 3, 1, TPU_SCAN),
-    Form("scan", "kernels.tpu_selective_scan", 5, 3, 4, TPU_SCAN),
-    Form("scan", "kernels.tpu_selective_scan", 12, 3, 32, TPU_SCAN),
-    Form("scan", "kernels.gpu_selective_scan", 1, 3, 1, GPU_SCAN),
-    Form("scan", "kernels.gpu_selective_scan", 5, 3, 4, GPU_SCAN),
-    Form("scan", "kernels.gpu_selective_scan", 12, 3, 32, GPU_SCAN),
+    Form("convolution", "kernels.tpu.convolution", 1, 7, 8, CONVOLVE),
+    Form("convolution", "kernels.tpu.convolution", 5, 4, 8, CONVOLVE),
+    Form("convolution", "kernels.tpu.convolution", 8, 2, 64, CONVOLVE),
+    Form("scan", "kernels.tpu.selective_scan", 1, 3, 1, TPU_SCAN),
+    Form("scan", "kernels.tpu.selective_scan", 5, 3, 4, TPU_SCAN),
+    Form("scan", "kernels.tpu.selective_scan", 12, 3, 32, TPU_SCAN),
+    Form("scan", "kernels.gpu.selective_scan", 1, 3, 1, GPU_SCAN),
+    Form("scan", "kernels.gpu.selective_scan", 5, 3, 4, GPU_SCAN),
+    Form("scan", "kernels.gpu.selective_scan", 12, 3, 32, GPU_SCAN),
     # Four heads of two channels: two heads in a vector; each in another block; two groups of one head in a
     # block; a head of zeros; a channel of zeros
     *(tpu_duality(*sizes) for sizes in ((4, 4), (2, 2), (2, 4), (6, 6), (3, 4))),
@@ -276,10 +276,8 @@ def test_outputs_and_gradients_are_those_of_a_plain_loop(form):
     starts = form.definition.positions
     going_on = starts + form.states * (np.cumsum(starts == 0, axis=1) == 1)
     for positions, before in ((starts, 0 * carried), (going_on, carried)):
-        all_close(
-            run(form, inputs, weights, positions, before),
-            run_plainly(form, inputs, weights, positions, before),
-        )
+        given = form, inputs, weights, positions, before
+        all_close(run(*given), run_plainly(*given))
 
 
 @each(OWN_PLACES)
@@ -313,9 +311,8 @@ def test_nothing_passes_a_start(form):
         for where, infinite in zip((before, after), form.definition.infinite, strict=True):
             for name, value in infinite.items():
                 changed[name][where] = value
-        found = [
-            run(form, of, weights * is_mine[..., None], positions, 0 * carried) for of in (inputs, changed)
-        ]
+        mine_alone = weights * is_mine[..., None], positions, 0 * carried
+        found = [run(form, of, *mine_alone) for of in (inputs, changed)]
         np.testing.assert_array_equal(*(of[0][mine] for of in found))
         assert np.all(found[0][0][~is_mine] != found[1][0][~is_mine])
         for name in of_tokens:
@@ -362,10 +359,8 @@ def test_decays_beyond_the_range_of_exp_have_gradients(form):
 @pytest.mark.slow
 def test_a_token_that_forgets_all_rounds_nothing_after_it():
     """In a long chunk the sum of log-decays would have few digits left behind such a token."""
-    form, positions = (
-        Form("duality", "architectures.mamba2.state_space_duality", 8, 3, 256),
-        positions_of([[130, 70]] * 2),
-    )
+    form = dataclasses.replace(COMPILED, chunk_length=256)
+    positions = positions_of([[130, 70]] * 2)
     inputs, weights, carried = draw(form, 0, positions)
     inputs["delta"] *= 0.02
     inputs["delta"][:, 60] = 1000.0
@@ -377,7 +372,7 @@ def test_a_token_that_forgets_all_rounds_nothing_after_it():
 @each([KERNELS[1], KERNELS[4], KERNELS[7], KERNELS[9]])
 def test_a_model_learns_with_a_kernel_what_it_learns_without(monkeypatch, form):
     """In packs of three chunks; with rows, the second call goes on from what the first has left."""
-    whole_vectors = {"kernels.gpu_selective_scan": ["WIDTH"], "kernels.tpu_selective_scan": ["LANES"]}.get(
+    whole_vectors = {"kernels.gpu.selective_scan": ["WIDTH"], "kernels.tpu.selective_scan": ["LANES"]}.get(
         form.module, ["LANES", "BLOCK"]
     )
     set_sizes(monkeypatch, form.module, [(name, 16) for name in whole_vectors])
@@ -401,5 +396,5 @@ def test_a_model_learns_with_a_kernel_what_it_learns_without(monkeypatch, form):
 def test_what_a_short_pack_hands_on_is_partly_from_before_it(form, length):
     inputs, weights, carried = draw(form)
     inputs["x"], positions = inputs["x"][:, :length], form.definition.positions[:, :length] + 2
-    got = run(form, inputs, weights[:, :length], positions, carried)
-    all_close(got, run_plainly(form, inputs, weights[:, :length], positions, carried))
+    given = form, inputs, weights[:, :length], positions, carried
+    all_close(run(*given), run_plainly(*given))

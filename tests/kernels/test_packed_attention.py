@@ -23,11 +23,8 @@ pytestmark = [
     pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax"),
 ]
 
-OF_RUNS = [
-    (packed_attention, "TILES", packed_attention.TILES),
-    (packed_attention, "GROUP", packed_attention.GROUP),
-    (gpu_attention, "TILES", gpu_attention.TILES),
-]
+OF_RUNS = {"TILES": packed_attention.TILES, "GROUP": packed_attention.GROUP}
+GPU_TILES = gpu_attention.TILES
 TILE = 128
 LENGTH = 3 * TILE
 SEED = np.array([5, 7], np.uint32)
@@ -46,8 +43,9 @@ def small_tiles_in_the_interpreter(monkeypatch):
 
 @pytest.fixture
 def tiles_of_runs(small_tiles_in_the_interpreter, monkeypatch):
-    for module, name, value in OF_RUNS:
-        monkeypatch.setattr(module, name, value)
+    for name, value in OF_RUNS.items():
+        monkeypatch.setattr(packed_attention, name, value)
+    monkeypatch.setattr(gpu_attention, "TILES", GPU_TILES)
 
 
 @pytest.fixture(params=[packed_attention, gpu_attention], ids=["tpu", "gpu"])
@@ -116,10 +114,8 @@ def compare_with_the_definition(kernel, ids_BS, dtype, rate, heads, tolerance):
 @pytest.mark.parametrize(
     ("dtype", "rate", "heads", "tolerance"),
     [
-        ("float32", 0.0, (2, 16), 2e-6),
-        ("float32", 0.1, (2, 24), 2e-6),  # on GPUs padded to 32
+        ("float32", 0.0, (2, 24), 2e-6),  # on GPUs padded to 32
         ("float32", 0.1, (4, 64), 2e-6),  # two groups of two heads
-        ("bfloat16", 0.0, (2, 16), 2**-6),
         ("bfloat16", 0.1, (2, 16), 2**-6),
     ],
 )
@@ -165,12 +161,11 @@ def test_a_neighbour_changes_no_bit_and_gets_no_gradient(kernel, ids_BS):
 def pairs_by_hand(ids_BS, tile):
     """Whether some token of one tile and of another have the same id: bool `[B, n, n]`."""
     tiles = np.split(ids_BS, ids_BS.shape[1] // tile, axis=1)
-    return np.array(
-        [
-            [[bool(set(one[row]) & set(other[row])) for other in tiles] for one in tiles]
-            for row in range(len(ids_BS))
-        ]
-    )
+    meet = [
+        [[bool(set(one[row]) & set(other[row])) for other in tiles] for one in tiles]
+        for row in range(len(ids_BS))
+    ]
+    return np.array(meet)
 
 
 def test_the_tiles_to_visit_may_attend_and_no_others():

@@ -40,8 +40,6 @@ WITH_DROPOUT = dataclasses.replace(CONFIG, attention_probs_dropout_prob=0.1)
 
 def interpret(monkeypatch):
     """Let the kernel for GPUs run as plain JAX on this machine, in fewer steps than there."""
-    from bert_packed.kernels.gpu import attention as gpu_attention  # needs JAX
-
     monkeypatch.setattr(gpu_attention, "TILES", dict.fromkeys(gpu_attention.TILES, 128))
     monkeypatch.setattr(pallas, "pallas_call", functools.partial(pallas.pallas_call, interpret=True))
 
@@ -51,17 +49,13 @@ def abstract_gpu():
     h100 = {"device_kind": "NVIDIA H100 80GB HBM3", "num_cores": 132, "platform": "gpu"}
     fields = {field.name for field in dataclasses.fields(jax.sharding.AbstractDevice)}  # 0.10 has no platform
     device = jax.sharding.AbstractDevice(**{name: h100[name] for name in fields})
-    mesh = jax.sharding.AbstractMesh(
-        (1,), ("gpus",), (jax.sharding.AxisType.Explicit,), abstract_device=device
-    )
+    explicit = (jax.sharding.AxisType.Explicit,)
+    mesh = jax.sharding.AbstractMesh((1,), ("gpus",), explicit, abstract_device=device)
     return jax.sharding.use_abstract_mesh(mesh)
 
 
 def lower(platform, dtype):
-    """The program of a kernel at the shapes of bert-base, forward and backward: str.
-
-    As far as a machine without the accelerator can go.
-    """
+    """The program of a kernel at the shapes of bert-base, as far as it goes without the accelerator."""
     attend = kernels.KERNELS[{"cuda": "gpu"}.get(platform, platform)]["attend"]
 
     def gradients(query, key, value, ids_BS):

@@ -26,10 +26,7 @@ from bert_packed.kernels.tpu import attention as packed_attention  # noqa: E402
 from bert_packed.kernels.tpu import convolution as tpu_convolution  # noqa: E402
 from bert_packed.kernels.tpu import duality as tpu_duality  # noqa: E402
 from bert_packed.kernels.tpu import selective_scan as tpu_scan  # noqa: E402
-from bert_packed.layers.context import (  # noqa: E402
-    PackContext,
-    attend_in_sequences,
-)
+from bert_packed.layers.context import PackContext, attend_in_sequences  # noqa: E402
 from bert_packed.layers.dropout import Dropout, packs_from  # noqa: E402
 from bert_packed.parallel.targets import absent_target  # noqa: E402
 
@@ -41,9 +38,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning"),
 ]
 KERNELS = {"tpu": 'custom_call_target="tpu_custom_call"', "gpu": 'custom_call_target="__gpu$xla.gpu.triton"'}
-WITHOUT_SPILLS = {
-    "xla_gpu_fail_ptx_compilation_on_register_spilling": True
-}  # else registers overflow to memory
+# Else registers overflow to memory
+WITHOUT_SPILLS = {"xla_gpu_fail_ptx_compilation_on_register_spilling": True}
 
 
 def dropout_of(rate, dtype="float32"):
@@ -53,7 +49,7 @@ def dropout_of(rate, dtype="float32"):
 
 
 def in_heads(attend, head_width):
-    """A function from and to arrays `[B, S, E]` of one from and to `[B, S, N, H]`."""
+    """A function of arrays `[B, S, E]` from one of `[B, S, N, H]`."""
 
     def run(query_BSE, key_BSE, value_BSE, ids_BS):
         shape = (*query_BSE.shape[:2], -1, head_width)
