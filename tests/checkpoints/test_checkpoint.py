@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from tiny import CONFIG, make_engine
 
-from bert_packed.checkpoints import checkpoint, starting_weights
+from bert_packed.checkpoints import checkpoint
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.training.optimization import Lamb
@@ -154,13 +154,3 @@ def test_full_disk_is_an_operating_system_error(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "save_file", full)
     with pytest.raises(OSError, match="could not be written: I/O error: No space left on device"):
         checkpoint.save_checkpoint(tmp_path, 1, training_engine(), WITH_DROPOUT, {})
-
-
-def test_init_checkpoint_takes_weights_only(trained):
-    engine, folder = trained
-    other = training_engine(seed=2)
-    found = starting_weights.load(folder, other.weights(), WITH_DROPOUT)
-    assert found.path == folder / "checkpoint-1" and found.num_used == len(engine.weights())
-    for name, variable in other.weights().items():
-        np.testing.assert_array_equal(variable.numpy(), engine.weights()[name].numpy(), err_msg=name)
-    assert int(other.optimizer.iterations.numpy()) == 0

@@ -17,7 +17,6 @@ from checkpoint_cases import BERT, CASES, NUM_CLASSES, assert_equal_weights, mak
 from exports import assert_close, run_export
 from finetuning_batches import packed_and_unpacked
 from foreign_checkpoints import write_google
-from safetensors.numpy import load_file
 
 from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import (
@@ -66,13 +65,6 @@ def load(path, case, config=None):
     found = starting_weights.load(path, named_weights(model), config, head)
     assert (found.missing, found.unused) == ([], []) and found.num_used == len(model.weights)
     return model
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_the_table_names_every_tensor_once(made, case):
-    config, head = CASES[case]
-    rows = family_of(config).load_names().tensor_names(config, head)
-    assert sorted(row.ours for row in rows) == sorted(named_weights(made(case)[1]))
 
 
 @pytest.mark.parametrize("form", ["ours", "hf"])
@@ -193,9 +185,3 @@ def test_an_export_has_the_number_of_classes(tmp_path, num_classes):
     model = build_model(CLASSIFICATION, BERT, num_outputs=num_classes, seed=1)
     config = json.loads((write_model(tmp_path, model, "hf") / "config.json").read_text())
     assert (config["num_labels"], config["architectures"]) == (num_classes, ["BertForSequenceClassification"])
-
-
-def test_an_export_has_no_pooler_that_its_head_has_not(made):
-    for case in PARTS_IN_KERAS:
-        tensors = load_file(made(case)[0] / "hf" / "model.safetensors")
-        assert ("bert.pooler.dense.weight" in tensors) == (CASES[case][1] in WITH_POOLER)
