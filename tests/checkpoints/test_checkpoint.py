@@ -123,7 +123,6 @@ def test_a_killed_save_leaves_no_checkpoint(tmp_path, monkeypatch):
 
 
 def test_a_killed_removal_leaves_no_checkpoint(tmp_path, monkeypatch):
-    """An old checkpoint loses its name before its files."""
     engine = training_engine()
     for step in (1, 2):
         checkpoint.save_checkpoint(tmp_path, step, engine, WITH_DROPOUT, {})
@@ -135,7 +134,6 @@ def test_a_killed_removal_leaves_no_checkpoint(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])
 def test_tensors_may_be_read_by_whom_the_umask_lets(tmp_path, umask):
-    """The library's own file is for nobody else."""
     before = os.umask(umask)
     try:
         checkpoint.write_tensors({"a": np.zeros(3)}, tmp_path / "a.safetensors")

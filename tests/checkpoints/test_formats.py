@@ -46,8 +46,6 @@ INITIAL = {"time_step_min": 2e-3, "time_step_max": 0.2, "time_step_floor": 1e-3,
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A function from a case to its model and a folder with it in the formats `ours` and `hf`."""
-
     @functools.cache
     def make(case):
         folder, model = tmp_path_factory.mktemp("model"), make_model(case)
@@ -59,7 +57,6 @@ def made(tmp_path_factory):
 
 
 def load(path, case, config=None):
-    """A model of a case with other weights, and then those of a checkpoint."""
     config, head = config or CASES[case][0], CASES[case][1]
     model = build_model(head, config, num_outputs=NUM_CLASSES, seed=2)
     found = starting_weights.load(path, named_weights(model), config, head)
@@ -120,7 +117,6 @@ def test_a_keras_file_opens(made, tmp_path, case):
     "case", ["bert", *(pytest.param(name, marks=pytest.mark.slow) for name in [*PARTS_IN_KERAS][1:])]
 )
 def test_a_saved_model_computes_the_same(made, tmp_path, case):
-    """By its signature of packs and by those of one sequence a row."""
     import tensorflow as tf
 
     folder, model = made(case)

@@ -31,7 +31,6 @@ ZEROS = np.zeros((VOCAB_SIZE, 16), np.float32)
 
 @pytest.fixture(scope="module")
 def models():
-    """A BERT's and a Mamba's weights without their models."""
     tensors = {ONE_LAYER: foreign_checkpoints.make_tensors()[0], MAMBA: foreign_mamba.make_tensors()[0]}
     return {
         config: {name: keras.Variable(values) for name, values in ours.items()}
@@ -56,7 +55,6 @@ def write(folder, form, config=ONE_LAYER, tensors=None, **changes):
 
 
 def assert_refused(path, weights, config, message, **options):
-    """Loading raises one line with a message, and leaves all weights as they were."""
     before = {name: variable.numpy() for name, variable in weights.items()}
     with pytest.raises(InputError, match=message) as caught:
         starting_weights.load(path, weights, config, **options)
@@ -99,7 +97,6 @@ def test_another_mamba_is_refused(tmp_path, models, change, message):
 
 
 def test_an_ablated_checkpoint_starts_no_task(tmp_path):
-    """Whatever plain config is given beside it."""
     model = make_model("bert")
     model.config = ablate(BERT, "no_attention_mask")
     folder = write_model(tmp_path, model, "ours")
@@ -204,7 +201,6 @@ def test_damaged_files_are_named(tmp_path, models):
 
 
 def quantized(values, type_name):
-    """The tensors of a dict as safetensors of one type, also of those that NumPy has not."""
     header, data = {}, b""
     for name, each in values.items():
         size = each.size * (8 if type_name == "I64" else 1)

@@ -128,7 +128,6 @@ def test_an_output_is_missing_or_an_empty_folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("length", "fits"), [(MAX_SEQ_LENGTH, True), (MAX_SEQ_LENGTH + 1, False)])
 def test_lengths_and_vocabularies_fit_the_model(tmp_path, length, fits):
-    """The largest that fits, and one more."""
     words = [f"w{number}" for number in range(CONFIG.vocab_size - len(SPECIAL_TOKENS) + (not fits))]
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *words]) + "\n")
     for settings, message in (
