@@ -203,7 +203,7 @@ def describe_boundaries(sequence_ids_BS, num_slots, missing_X=None):
 
 
 def describe_places(batch, length, name):
-    """A line on the places, modulo `length`, at which sequences begin behind others; `name` computes a tile."""
+    """A line on the places, modulo `length`, at which sequences begin behind others."""
     begins_BS = (np.asarray(batch["position_ids"]) == 0) & (np.asarray(batch["sequence_ids"]) > 0)
     found = {int(place) % length for place in np.flatnonzero(begins_BS[:, 1:].any(axis=0)) + 1}
     missing = sorted(set(range(length)) - found)

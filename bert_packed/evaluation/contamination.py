@@ -35,7 +35,7 @@ HIDDEN = "hidden_states"  # compared as the outputs of the objective are
 def audit(engine, batch, tolerance=1e-5, compile=compiled):
     """Run every check on a batch of packs, at least one of several sequences: list of `Check`.
 
-    `compile` is a function (function, model that it reads) to its compiled form; XLA by default, as in training.
+    `compile` is a function (function, model that it reads) to its compiled form; XLA, as in training.
     """
     objective, model = engine.objective, engine.model
     # Rows without sequences have nothing to compare
@@ -94,6 +94,7 @@ def unpack_batch(batch, multiple=1, features=RECORDED):
 
 
 def num_neighbours(batch):
+    """Number of packs of a batch that hold more than one sequence."""
     return int(np.sum(np.sum(np.asarray(batch["slot_weights"]) > 0, axis=1) > 1))
 
 
@@ -271,7 +272,7 @@ def audit_rows(model, packs, tolerance=1e-5, compile=compiled):
         is_step_N = np.arange(len(goes_on_NR)) % 2 == parity
         moved_NR = changed_by(np.broadcast_to(is_step_N[:, None, None], packs["token_ids"].shape))[:, :, 0]
         num_without += int((goes_on_NR & ~is_step_N[:, None] & ~moved_NR.any(axis=-1)).sum())
-    encode = compile(functools.partial(model.encode, training=False), model)
+    encode = compile(lambda batch: model.encode(batch, training=False), model)
     whole_NRSD = _uncut_rows(encode, packs)
     largest = np.abs(before_NRSD - whole_NRSD).max() / (np.abs(whole_NRSD).max() or 1.0)
     return [
