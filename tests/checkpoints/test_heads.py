@@ -8,14 +8,7 @@ import json
 
 import numpy as np
 import pytest
-from checkpoint_cases import (
-    BERT,
-    CASES,
-    NUM_CLASSES,
-    load_transformers,
-    make_model,
-    write_model,
-)
+from checkpoint_cases import BERT, CASES, NUM_CLASSES, load_transformers, make_model, write_model
 from safetensors.numpy import load_file, save_file
 
 from bert_packed.architectures.packed_model import build_model

@@ -214,10 +214,7 @@ def quantized(values, type_name):
 
 @pytest.mark.parametrize(
     ("form", "type_name"),
-    [
-        *itertools.product(["ours", "hf"], ["I8", "I64", "BOOL", "F8_E4M3"]),
-        ("google", "int8"),
-    ],
+    [*itertools.product(["ours", "hf"], ["I8", "I64", "BOOL", "F8_E4M3"]), ("google", "int8")],
 )
 def test_quantized_weights_are_refused(tmp_path, models, form, type_name):
     """Read as numbers, without their scales, they would start a model of noise."""
