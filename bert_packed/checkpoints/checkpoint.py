@@ -41,12 +41,7 @@ _CHECKSUM = re.compile(r"([0-9a-f]{64})  ([^/\n]+)\n")  # a line of `CHECKSUMS`
 def save_checkpoint(output_dir, step, engine, model_config, state):
     """Write a checkpoint, which gets its name when every byte is on the disk; return its path.
 
-    `engine` has `weights()` and `training_state()`, dicts from name to Keras variable; `state` is a JSON-able
-    dict for the training loop.
-
-    Raises:
-        NotFiniteError: a weight or a moment is NaN or infinite; older checkpoints are as they were.
-        OSError: the disk is full.
+    A `NotFiniteError` or `OSError` (a full disk) leaves older checkpoints as they were.
     """
     final = Path(output_dir) / f"checkpoint-{step}"
     with storage.write_folder(final) as partial:
@@ -83,17 +78,8 @@ def check_checkpoint(path):
         read_state(path)
 
 
-def check_weights(folder):
-    """Check by checksums, if there are any, that a folder's weights and config are as they were written."""
-    check_checksums(folder, (WEIGHTS, MODEL_CONFIG), others=False)
-
-
 def check_checksums(folder, names, others=True):
-    """Compare every byte of a checkpoint's files with its checksums; False where it has none.
-
-    `names` are files that must be listed; with `others` all listed files are compared, else these alone.
-    Raises `InputError` where the list is damaged, or a file is missing or differs.
-    """
+    """Compare the bytes of files, of all that are listed with `others`, with checksums; False without any."""
     path = Path(folder) / CHECKSUMS
     if not path.exists():
         return False
@@ -141,10 +127,7 @@ def list_checkpoints(output_dir):
 
 
 def restore_checkpoint(path, engine):
-    """Put a run's checkpoint back into an engine; return the dict of `state.json`.
-
-    Raises `InputError` where a file is missing or damaged, or the tensors are another model's.
-    """
+    """Put a run's checkpoint back into an engine; return the dict of `state.json`."""
     path = Path(path)
     state = read_state(path)
     for name, variables in ((WEIGHTS, engine.weights()), (TRAINING, engine.training_state())):
@@ -175,20 +158,25 @@ def _are_numbers(values):
 
 
 def check_config(folder, model_config):
-    """Refuse a checkpoint whose config, where it has one, is of another model.
-
-    `InputError` names the first setting that differs; the config's `training_fields` may.
-    """
+    """Refuse a checkpoint whose config, where it has one, differs in more than `training_fields`."""
     if not (folder / MODEL_CONFIG).is_file():
         return
     theirs = load_model_config(str(folder / MODEL_CONFIG))
     check_same_family(folder, theirs, model_config)
     for field in dataclasses.fields(theirs):
         received, wanted = getattr(theirs, field.name), getattr(model_config, field.name)
-        if received != wanted and field.name not in theirs.training_fields:
-            raise InputError(
-                f"{folder} holds another model: {field.name} must be {wanted}. Received: {received}."
-            )
+        if field.name not in theirs.training_fields:
+            check_equal(folder, f"{field.name} must be", wanted, received)
+
+
+def other_model(path, reason):
+    return InputError(f"{path} holds another model: {reason}")
+
+
+def check_equal(path, rule, wanted, received):
+    """Refuse a checkpoint of another model; the rule ends where the wanted value follows."""
+    if received != wanted:
+        raise other_model(path, f"{rule} {wanted}. Received: {received}.")
 
 
 def find_checkpoint(path):
@@ -223,10 +211,8 @@ def read_tensors(path, floats_only=False):
 
 
 def check_floats(path, types):
-    """Raise `InputError` where a file's weights, a dict from names to types, are quantized.
-
-    Without its scale an int8 or a float8 is a number like any other, but another one.
-    """
+    """Refuse quantized weights, by a dict from names to types."""
+    # Without its scale an int8 or a float8 is a number like any other, but another one
     for name, found in types.items():
         if found not in FLOAT_TYPES:
             raise InputError(f"{path} must hold {name} in floats of 16, 32 or 64 bits. Received: {found}.")
@@ -248,20 +234,13 @@ def names_in(file):
 
 
 def assign_tensors(path, tensors, variables):
-    """Assign tensors to the variables of their names; both dicts must match exactly.
-
-    `InputError` names `path` and the first tensor that differs; no variable is then changed.
-    """
+    """Assign tensors to the variables of their names: to all, or to none where the dicts differ."""
     missing = sorted(variables.keys() - tensors.keys()) + sorted(tensors.keys() - variables.keys())
     if missing:
         where = "the file" if missing[0] in variables else "the model"
-        raise InputError(f"{path} holds another model: {where} has no tensor {missing[0]}.")
+        raise other_model(path, f"{where} has no tensor {missing[0]}.")
     for name, variable in variables.items():
-        if tuple(variable.shape) != tensors[name].shape:
-            raise InputError(
-                f"{path} holds another model: {name} must have shape {tuple(variable.shape)}. "
-                f"Received: {tensors[name].shape}."
-            )
+        check_equal(path, f"{name} must have shape", tuple(variable.shape), tensors[name].shape)
     for name, variable in variables.items():
         variable.assign(tensors[name])
 
@@ -294,15 +273,11 @@ STEP_COUNT = "/iteration"  # Keras's name of it, below the optimizer's
 
 
 def steps_before(latest, init_checkpoint):
-    """Number of steps that a run's optimizer counted in earlier runs.
-
-    `latest` is the checkpoint of the run to continue from, or None where it starts from `init_checkpoint`.
-    """
+    """Number of steps of earlier runs; `latest` is this run's own newest checkpoint, or None."""
     path = (latest or find_checkpoint(init_checkpoint)) / TRAINING
     try:
         with safe_open(path, "numpy") as file:
-            names = [name for name in file.keys() if name.endswith(STEP_COUNT)]  # noqa: SIM118
-            counts = [int(file.get_tensor(name)) for name in names]
+            counts = [int(file.get_tensor(name)) for name in names_in(file) if name.endswith(STEP_COUNT)]
     except (SafetensorError, FileNotFoundError) as error:
         raise InputError(f"{path} must hold an optimizer's state. Received: {error}.") from error
     if len(counts) != 1:
@@ -311,11 +286,7 @@ def steps_before(latest, init_checkpoint):
 
 
 def load_moments(init_checkpoint, engine):
-    """Give an engine the moments of another run's optimizer, and its count of steps.
-
-    Raises `InputError` for a missing or damaged file, another optimizer or another model; the engine is then
-    as it was.
-    """
+    """Give an engine the moments of another run's optimizer, and its count of steps, all or nothing."""
     folder = find_checkpoint(init_checkpoint)
     check_checksums(folder, (TRAINING,), others=False)
     path, kind = folder / TRAINING, engine.optimizer.name

@@ -49,28 +49,15 @@ def signature_letters(head):
 
 
 def write_hugging_face(
-    folder,
-    model,
-    weights,
-    missing=(),
-    vocab_file="",
-    do_lower_case=True,
-    classes=(),
-    max_length=None,
+    folder, model, weights, missing=(), vocab_file="", do_lower_case=True, classes=(), max_length=None
 ):
     """Write `config.json` and `model.safetensors` for the class of transformers that has the model's head.
 
     Args:
-        folder: Existing folder.
-        weights: Dict from our names to Keras variables, or to what an engine holds to save.
         missing: Our names of tensors to leave out because they were never trained; transformers reports them.
         vocab_file: WordPieces, one a line, or a `tokenizer.json`, to write a tokenizer too; "" for none.
-        do_lower_case: True where a tokenizer of WordPieces removes case and accents.
         classes: Names of the model's classes; () where they have none.
         max_length: Most tokens that a tokenizer gives the model; None is as many as it has positions for.
-
-    Raises `InputError` where transformers has no class for the head, `NotFiniteError` where a weight is NaN
-    or infinite.
     """
     folder, family = Path(folder), family_of(model.config)
     names = family.load_names()
@@ -158,17 +145,13 @@ def write_saved_model(folder, model, spec, batch_size):
 
 
 def check_vocabulary(vocab_file, config, argument="vocab_file"):
-    """Raise `InputError`, naming the flag `argument`, unless a vocabulary is of a form for a model's family.
-
-    It must also have special tokens, and no more tokens than the model.
-    """
+    """Check a vocabulary's form, number of tokens and special tokens; messages name the flag `argument`."""
     check_form(vocab_file, config, argument)
     check_at_most(config, "vocab_size", f"the vocabulary of `{argument}`", count_tokens(vocab_file))
     boundary_ids(vocab_file)  # which reads it, before anything is written
 
 
 def check_form(vocab_file, config, argument="vocab_file"):
-    """Raise `InputError`, naming the flag `argument`, unless a model's family takes such a file."""
     family = family_of(config)
     if file_name(vocab_file) not in family.load_names().vocabularies:
         raise InputError(
@@ -182,14 +165,8 @@ def write_tokenizer(folder, vocab_file, do_lower_case, max_length=None, ids=None
     Texts become the ids that they had in training, except "[MASK]": there it is the special token, as users
     of `fill-mask` expect, here punctuation and letters. `split_special_tokens=True` gives ours.
 
-    Args:
-        folder: Existing folder.
-        vocab_file: Path; it is copied, WordPieces beside the `tokenizer.json` that is made of them. A
-            `tokenizer.json` of an encoder gets the template of its training, which is ModernBERT's.
-        do_lower_case: True where a tokenizer of WordPieces removes case and accents; a `tokenizer.json` has
-            its own rule.
-        max_length: Most tokens that the model takes; None for no limit.
-        ids: Dict as of `boundary_ids` or `encoder_ids`, of the special tokens of a `tokenizer.json`.
+    `vocab_file` is copied, WordPieces beside the `tokenizer.json` that is made of them. `do_lower_case` is of
+    WordPieces alone, and `ids` (as of `encoder_ids`) of the special tokens of a `tokenizer.json`.
     """
     shutil.copyfile(vocab_file, folder / file_name(vocab_file))
     if file_name(vocab_file) == TOKENIZER_JSON:
@@ -224,7 +201,6 @@ def write_tokenizer(folder, vocab_file, do_lower_case, max_length=None, ids=None
 
 
 def _wordpiece_tokenizer(vocab_file, do_lower_case):
-    """Our tokenizer with special tokens, sentences A and B, and a decoder."""
     vocabulary = tokenization.load_vocab(vocab_file)
     tokenizer = tokenization.make_tokenizer(vocabulary, do_lower_case)
     tokenizer.add_special_tokens(list(tokenization.SPECIAL_TOKENS))

@@ -63,12 +63,7 @@ class HuggingFaceCheckpoint:
         return {name: shape for each in shapes for name, shape in each.items()}
 
     def read(self, model_config, head):
-        """Read the tensors of a model with any heads: `StoredTensors`; those of other heads are unused.
-
-        Names may be those of a bare encoder (`BertModel`, `MambaModel`) and in an older spelling. Raises
-        `InputError` where a file is missing or damaged, the model is of another architecture, two tensors
-        have one name, or the output matrix is not tied.
-        """
+        """`StoredTensors` of a model with any heads, also of a bare encoder and in an older spelling."""
         config = self.config()
         check_same_family(self.path, config, model_config)
         names = family_of(config).load_names()
@@ -155,7 +150,7 @@ class GoogleCheckpoint:
             return {}
 
     def read(self, model_config, head):
-        """As `HuggingFaceCheckpoint.read`; layers beyond those of `model_config` are unused."""
+        """Read `StoredTensors`; layers beyond those of `model_config` are unused."""
         config = self.config()
         if config:
             check_same_family(self.path, config, model_config)
@@ -183,7 +178,6 @@ class GoogleCheckpoint:
 
 
 def is_hugging_face(folder):
-    """True if a folder holds a Hugging Face checkpoint."""
     path = Path(folder) / HUGGING_FACE_WEIGHTS
     if not path.is_file():
         return (Path(folder) / HUGGING_FACE_INDEX).is_file()
@@ -196,10 +190,7 @@ def is_hugging_face(folder):
 
 
 def find_google(path):
-    """The prefix of a TensorFlow checkpoint's files, or None where there is none.
-
-    `path` is a prefix (`.../bert_model.ckpt`), a folder with one checkpoint, or a SavedModel's folder.
-    """
+    """The prefix of a TensorFlow checkpoint, from its prefix, its folder or a SavedModel's; None without."""
     path = Path(path)
     if Path(f"{path}.index").is_file():
         return path
@@ -222,10 +213,7 @@ def safetensors_shapes(path):
 
 
 def _translate(path, config, known, stored, read, hidden):
-    """`StoredTensors` of `known` names, a dict to (our name, function to our array).
-
-    Others are reported as unused, `hidden` ones apart.
-    """
+    """`StoredTensors` of `known` names, a dict to (our name, function to our array)."""
     tensors, stored_names = {}, {}
     for name, (ours, to_ours) in known.items():
         tensors[ours] = to_ours(np.asarray(read(name)).astype(np.float32, copy=False))

@@ -91,10 +91,7 @@ class OwnCheckpoint:
 
 
 def check_exists(path):
-    """Raise `InputError` where `--init_checkpoint` names nothing on this disk; needs no Keras.
-
-    A path is a folder, or a PREFIX of a TensorFlow checkpoint, which has a PREFIX.index; "" is none.
-    """
+    """Check that a folder or the prefix of a TensorFlow checkpoint exists; needs no Keras."""
     if path and not Path(path).exists() and not Path(f"{path}.index").is_file():
         raise InputError(
             "`init_checkpoint` must be a folder, or the prefix of a TensorFlow checkpoint, that exists. "
@@ -117,20 +114,15 @@ def load(path, weights, model_config, head=None, any_head=None):
     """Put a checkpoint's weights into a model: `StartingWeights`.
 
     The encoder (`bert/...`, `backbone/...`) must be complete; heads that the checkpoint lacks keep their
-    initial values.
+    initial values. On an `InputError` the model is as it was.
 
     Args:
         path: A checkpoint folder of ours or a run's output directory; a Hugging Face folder; a TensorFlow
             checkpoint of google-research/bert (prefix or folder) or a SavedModel's folder. Local.
         weights: Dict from our names to Keras variables.
-        head: Of the model; None is the first of its family.
+        head: Head of the model; None is the first of its family.
         any_head: True where a checkpoint of ours may have another head; None: in all but pre-training. One
             with masked tokens alone always may.
-
-    Raises:
-        InputError: there is no checkpoint, it is damaged, is another model's (naming the first tensor or
-            setting that differs), or was trained under an ablation that the model does not have. The model is
-            then as it was.
     """
     family = family_of(model_config)
     names, head = family.load_names(), head or family.heads[0]
@@ -138,7 +130,8 @@ def load(path, weights, model_config, head=None, any_head=None):
     source = _find(path)
     if isinstance(source, OwnCheckpoint):
         # A flipped bit of a weight is a finite number of the right shape all the same
-        checkpoint.check_weights(source.path)
+        files = (checkpoint.WEIGHTS, checkpoint.MODEL_CONFIG)
+        checkpoint.check_checksums(source.path, files, others=False)
         # A head that only an objective knows has no table: its tensors are just those of the model
         if not _may_differ(path, head, any_head) or weights.keys() == source.shapes().keys():
             checkpoint.check_config(source.path, model_config)
@@ -152,14 +145,10 @@ def load(path, weights, model_config, head=None, any_head=None):
     missing = [name for name in weights if name not in found.tensors]
     for name in missing:
         if name.startswith(names.encoder):
-            raise InputError(f"{found.path} holds another model: the file has no tensor for {name}.")
+            raise checkpoint.other_model(found.path, f"the file has no tensor for {name}.")
     for name, values in found.tensors.items():
-        want = tuple(weights[name].shape)
-        if values.shape != want:
-            raise InputError(
-                f"{found.path} holds another model: {found.stored_names[name]}, which is {name} here, must "
-                f"have shape {want}. Received: {values.shape}."
-            )
+        rule = f"{found.stored_names[name]}, which is {name} here, must have shape"
+        checkpoint.check_equal(found.path, rule, tuple(weights[name].shape), values.shape)
     check_arrays(found.tensors, f"of {found.path}")
     for name, values in found.tensors.items():
         weights[name].assign(values)
@@ -168,7 +157,7 @@ def load(path, weights, model_config, head=None, any_head=None):
 
 
 def without_heads(tensors, model_config):
-    """Those names of a file's tensors that no model of a family has, with any of its heads: list of str."""
+    """Names of a file's tensors that no model of a family has, with any of its heads."""
     family = family_of(model_config)
     names = family.load_names()
     rows = [row for head in family.heads for row in names.tensor_names(model_config, head)]
@@ -195,17 +184,7 @@ def read_model_config(init_checkpoint, bert_config_file="", vocab_size=None):
 
 
 def check_reads(model_config, heads, max_seq_length, num_wordpieces, init_checkpoint, bert_config_file=""):
-    """Check that a model can read texts for a task.
-
-    Args:
-        heads: Those that its family must have.
-        max_seq_length: Longest text, in tokens; 0 for as long as the model takes.
-        num_wordpieces: Size of the vocabulary.
-        init_checkpoint, bert_config_file: As in `read_model_config`, for messages.
-
-    Raises `InputError` where it has no such head, too few positions or rows, or was trained under an
-    ablation.
-    """
+    """Check that a model can read texts of `max_seq_length` tokens, 0 for any, with one of `heads`."""
     check_heads(model_config, heads, "bert_config_file" if bert_config_file else "init_checkpoint")
     if ablations(model_config):
         raise InputError(
@@ -222,11 +201,7 @@ def read_labels(path):
 
 
 def stored_labels(init_checkpoint):
-    """Names of the classes of a fine-tuned model: tuple of str, () where nothing names them.
-
-    They are in `labels.txt` in a run's folder, also for a checkpoint in it, or in `id2label` of Hugging Face.
-    Errors are those of `read_labels`.
-    """
+    """Names of the classes of a fine-tuned model; () where no `labels.txt` or `id2label` has them."""
     start = Path(init_checkpoint)
     for folder in (start, *([start.parent] if checkpoint.NAME.fullmatch(start.name) else [])):
         if (folder / LABELS_FILE).is_file():
@@ -251,8 +226,7 @@ def stored_ablations(path):
 def stored_head(path):
     """The head of a checkpoint, by its tensors, and its number of outputs: `(name, number)`.
 
-    A bare encoder counts as one with the first head of its family. Where several heads of Hugging Face's have
-    one name, and `config.json` has no `architectures`, it is that of classes of sequences.
+    A bare encoder counts as one with the first head of its family.
     """
     source = _find(path)
     shapes, classes, config = source.shapes(), source.classes(), source.config()
@@ -267,7 +241,7 @@ def stored_head(path):
             if name in full_names
         }
         if found:
-            # Labels of sequences and of tokens have one name there
+            # Labels of sequences and of tokens have one name at Hugging Face: without a class, of sequences
             named = [head for head in found if names.classes.get(head) in classes]
             head = next(iter(named or found))
             return head, found[head]
@@ -275,7 +249,6 @@ def stored_head(path):
 
 
 def _find(path):
-    """The checkpoint at a path, by its form."""
     if pretrained_files.is_hugging_face(path):
         return HuggingFaceCheckpoint(Path(path))
     prefix = pretrained_files.find_google(path)
@@ -327,13 +300,9 @@ def _changed_settings(config, model_config):
 def _check_config(path, config, model_config):
     shapeless = family_of(model_config).load_names().shapeless
     for name in ("num_hidden_layers", "hidden_size", *shapeless):
-        theirs, ours = getattr(config, name), getattr(model_config, name)
-        if theirs != ours:
-            raise InputError(f"{path} holds another model: {name} must be {ours}. Received: {theirs}.")
+        checkpoint.check_equal(path, f"{name} must be", getattr(model_config, name), getattr(config, name))
     # A sound model may start an experiment; what an experiment trained must not pass for sound
     theirs, ours = ablations(config), ablations(model_config)
     if not {*theirs} <= {*ours}:
-        raise InputError(
-            f"{path} holds another model: ablations must be {', '.join(ours) or 'none'}. "
-            f"Received: {', '.join(theirs) or 'none'}."
-        )
+        wanted, received = (", ".join(some) or "none" for some in (ours, theirs))
+        raise checkpoint.other_model(path, f"ablations must be {wanted}. Received: {received}.")

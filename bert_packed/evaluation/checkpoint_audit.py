@@ -67,14 +67,7 @@ class AuditConfig:
 
 
 def audit_checkpoint(config):
-    """Audit a checkpoint as an `AuditConfig` says; prints what is audited.
-
-    Returns:
-        Rows of a table, a dict for each check: `name`, `largest`, `tolerance` and `result`, "pass" or "FAIL".
-
-    Raises:
-        InputError: the records hold no pack of several sequences, or do not fit the checkpoint.
-    """
+    """Audit a checkpoint; returns a dict for each check: `name`, `largest`, `tolerance` and `result`."""
     check_exists(config.init_checkpoint)
     choose_backend()
     # TensorFlow and Keras: not for --help
@@ -82,7 +75,6 @@ def audit_checkpoint(config):
     from bert_packed.data import input_pipeline
     from bert_packed.data.batches import CheckedBatches
     from bert_packed.evaluation import contamination
-    from bert_packed.kernels.choose import TILE
     from bert_packed.objectives.pretraining import check_losses, choose_objective
     from bert_packed.parallel.targets import devices_here
     from bert_packed.records import record_rules
@@ -148,26 +140,18 @@ def audit_checkpoint(config):
 
 
 def read_trained_config(config):
-    """The model's config with the ablations that it was trained under, which a plain config must not hide."""
     from bert_packed.checkpoints import starting_weights
 
     model_config = starting_weights.read_model_config(config.init_checkpoint, config.bert_config_file)
+    # A plain config must not hide what the model was trained under
     return ablate(model_config, ",".join(starting_weights.stored_ablations(config.init_checkpoint)))
 
 
 def choose_packs(files, spec, num_packs):
     """Choose packs of every depth, and with a boundary in every tile, as far as `num_packs` allow.
 
-    Reads the sequence ids of all packs. Memory holds 9 bytes for each pack, and at most a candidate for each
-    depth with a boundary in each tile.
-
-    Args:
-        files, spec: Paths of packed TFRecord files, and their `PackSpec`.
-        num_packs: Most packs to choose. Those that are not needed are spread over the files.
-
-    Returns:
-        `PackIndex` of the files; numbers of the packs, ascending int64 `[n]`; and bool `[X]`, as from
-        `show_boundaries`: what only other packs show. `InputError` where a record is damaged.
+    Packs that are not needed are spread over the files. Memory holds 9 bytes for each pack of the files.
+    Returns their `PackIndex`, the ascending numbers of the packs, and bool `[X]`: what only others show.
     """
     index, numbers_C, shown_CX, is_shared = _find_candidates(files, spec)
     depths_C = np.argmax(shown_CX[:, : spec.max_sequences_per_pack], axis=1)
@@ -201,11 +185,7 @@ def show_boundaries(sequence_ids_BS, num_slots):
 
 
 def describe_boundaries(sequence_ids_BS, num_slots, missing_X=None):
-    """A line on the depths of packs and the places of their boundaries.
-
-    "packs of 1 to 3 sequences, of at most 4; sequences begin behind others at 5 to 90, in 3 of 4 tiles of 32
-    tokens; a larger num_packs would show tiles at 96". `missing_X` is from `choose_packs`.
-    """
+    """A line on the depths of packs and the places of their boundaries; `missing_X` is of `choose_packs`."""
     shown_X = show_boundaries(sequence_ids_BS, num_slots).any(axis=0)
     places = np.flatnonzero(_find_boundaries(sequence_ids_BS).any(axis=0))
     tile, num_tiles = TILES[-1], -(-sequence_ids_BS.shape[1] // TILES[-1])
@@ -223,11 +203,7 @@ def describe_boundaries(sequence_ids_BS, num_slots, missing_X=None):
 
 
 def describe_places(batch, length, name):
-    """A line on the places, modulo `length`, at which sequences of a batch begin behind others of a pack.
-
-    A fault may show at some places alone: "sequences begin at 3 of 4 places of the scan's chunks of 4 tokens;
-    not covered: 2". `name` is what computes `length` tokens at once.
-    """
+    """A line on the places, modulo `length`, at which sequences begin behind others."""
     begins_BS = (np.asarray(batch["position_ids"]) == 0) & (np.asarray(batch["sequence_ids"]) > 0)
     found = {int(place) % length for place in np.flatnonzero(begins_BS[:, 1:].any(axis=0)) + 1}
     missing = sorted(set(range(length)) - found)
@@ -237,9 +213,9 @@ def describe_places(batch, length, name):
 
 
 def _find_candidates(files, spec):
-    """`PackIndex`, packs that show what packs of their depth before them do not, and which hold several.
+    """`PackIndex`; numbers `[C]` of packs that show what none before of their depth does, and what `[C, X]`.
 
-    Numbers `[C]`, what these packs show `[C, X]`, and bool of all packs.
+    Last, a bool of each pack of the files: whether it holds several sequences.
     """
     lengths, depth = {INPUT_MASK: spec.max_seq_length}, spec.max_sequences_per_pack
     seen_KX = show_boundaries(np.zeros((depth, spec.max_seq_length), np.int64), depth)  # nothing

@@ -33,14 +33,9 @@ HIDDEN = "hidden_states"  # compared as the outputs of the objective are
 
 
 def audit(engine, batch, tolerance=1e-5, compile=compiled):
-    """Run every check on a batch of packs: list of `Check`.
+    """Run every check on a batch of packs, at least one of several sequences: list of `Check`.
 
-    Args:
-        engine: Engine with `model`, a `PackedModel`, `objective`, and `gradients(batch, training)`.
-        batch: Dict of NumPy arrays of packs, at least one of several sequences.
-        tolerance: Of the checks against unpacked sequences.
-        compile: Function (function, model that it reads) to its compiled form; XLA by default, as in
-            training.
+    `compile` is a function (function, model that it reads) to its compiled form; XLA, as in training.
     """
     objective, model = engine.objective, engine.model
     # Rows without sequences have nothing to compare
@@ -71,13 +66,8 @@ def unpack_batch(batch, multiple=1, features=RECORDED):
         token_ids     [[a b c d e 0]]   ->   [[a b 0 0 0 0]   [[c d e 0 0 0]
         sequence_ids  [[1 1 2 2 2 0]]         [1 1 0 0 0 0]]   [1 1 1 0 0 0]]
 
-    Args:
-        batch: Dict of the model's arrays, `[B, S]`, `[B, P]` and `[B, K]`.
-        multiple: Fill with empty rows (all zeros) until this divides R.
-        features: `Feature`s that the batch holds, `sequence_ids` and `slot_weights` among them.
-
-    Returns a dict of the same arrays, `[R, S]`, `[R, P]` and `[R, K]` (slot 1 is used), and an int array of
-    each sequence's row and slot (1..K) in the batch, without the empty rows.
+    Empty rows follow until `multiple` divides R. Returns a dict of the same arrays, `[R, S]`, `[R, P]` and
+    `[R, K]` (slot 1 is used), and each sequence's row and slot (1..K) in the batch.
     """
     batch = {feature.name: np.asarray(batch[feature.name]) for feature in features}
     slots = [
@@ -218,7 +208,7 @@ def compare_gradients(paths, together, alone, tolerance):
 
 
 def _forward_in_parts(forward, batch, size):
-    """Outputs of any number of rows, in parts of the compiled size."""
+    # The compiled function has one number of rows
     parts = [
         _to_numpy(forward({name: values[start : start + size] for name, values in batch.items()}))
         for start in range(0, len(batch["token_ids"]), size)
@@ -235,9 +225,7 @@ def _to_numpy(outputs):
 def take_rows(batch, num_rows):
     """The arrays of packs of rows that a Mamba reads, int32 `[N, R, S]`, by name.
 
-    `batch` is a dict of NumPy arrays of packs, the first of their files, in that order. Raises `InputError`
-    where no sequence goes on in another pack, or one goes on from another place than its row's pack before
-    has reached.
+    Refuses packs in which no sequence goes on, or one goes on from another place than its row has reached.
     """
     used = np.flatnonzero((np.asarray(batch["slot_weights"]) > 0).any(axis=1))
     # The last packs of some rows are padding
@@ -266,14 +254,7 @@ def take_rows(batch, num_rows):
 
 
 def audit_rows(model, packs, tolerance=1e-5, compile=compiled):
-    """Run every check on packs of rows: list of `Check`.
-
-    Args:
-        model: Of `build_model(..., num_rows=R)`; what it carries is overwritten.
-        packs: Of `take_rows`.
-        tolerance: Of the check against rows that were never cut.
-        compile: As in `audit`.
-    """
+    """Run every check on packs of `take_rows`: list of `Check`; what the model carries is overwritten."""
     step = compile(functools.partial(_row_step, model), model)
     run = functools.partial(_run_rows, model, step)
     vocab_size = model.config.vocab_size
@@ -291,7 +272,8 @@ def audit_rows(model, packs, tolerance=1e-5, compile=compiled):
         is_step_N = np.arange(len(goes_on_NR)) % 2 == parity
         moved_NR = changed_by(np.broadcast_to(is_step_N[:, None, None], packs["token_ids"].shape))[:, :, 0]
         num_without += int((goes_on_NR & ~is_step_N[:, None] & ~moved_NR.any(axis=-1)).sum())
-    whole_NRSD = _uncut_rows(compile(functools.partial(_encode, model), model), packs)
+    encode = compile(lambda batch: model.encode(batch, training=False), model)
+    whole_NRSD = _uncut_rows(encode, packs)
     largest = np.abs(before_NRSD - whole_NRSD).max() / (np.abs(whole_NRSD).max() or 1.0)
     return [
         Check("carried states: tokens that another sequence changes", float(num_leaks), 0.0),
@@ -314,10 +296,6 @@ def _row_changes(packs):
         for bit in range(int(numbers.max(initial=0)).bit_length())
     ]
     return [(packs["sequence_ids"] > 0) & (one == value) for one in bits for value in (0, 1)]
-
-
-def _encode(model, batch):
-    return model.encode(batch, training=False)
 
 
 def _row_step(model, batch):

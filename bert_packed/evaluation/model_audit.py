@@ -170,7 +170,6 @@ class _Model:
         )
 
     def _inputs_by_name(self, packs):
-        """The dict itself, and for a functional Keras model its inputs."""
         names = getattr(self._model, "input", None)
         if not isinstance(names, dict):
             return packs
@@ -231,7 +230,6 @@ def _check_packs(packs):
 
 
 def _of_tokens(outputs, packs):
-    """The outputs that begin with `[B, S]`, at least one."""
     several = outputs.values() if isinstance(outputs, dict) else outputs
     several = list(several) if isinstance(outputs, dict | tuple | list) else [outputs]
     shape = packs[TOKENS].shape
@@ -300,10 +298,8 @@ def _gradients_of_neighbours(call, packs, runs_BS):
 def check_gradients(size_of, sequences_BS, is_counted_BS=True):
     """Checks of the gradient of sequence 1 of all packs, then of 2, ..., on the tokens of all others.
 
-    Args:
-        size_of: Function from the number of a sequence to the size of its gradient on each token, `[B, S]`.
-        sequences_BS: Number of each token's sequence, 0 is padding.
-        is_counted_BS: Tokens on which there must be no gradient but that of their own sequence.
+    `size_of` is a function from the number of a sequence to the size of its gradient on each token, `[B, S]`;
+    `is_counted_BS` are tokens on which there must be no gradient but that of their own sequence.
     """
     largest, without = 0.0, 0
     for slot in range(1, int(sequences_BS.max()) + 1):
@@ -341,5 +337,5 @@ def _alone(call, packs, runs_BS, before_BSD, tolerance):
 
 
 def largest_of(one, other):
-    """The larger of two numbers; unlike Python's `max`, NaN where one is."""
+    # Unlike Python's `max`, NaN where one is
     return float(np.maximum(one, other))

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from tiny import CONFIG, make_engine
 
-from bert_packed.checkpoints import checkpoint, starting_weights
+from bert_packed.checkpoints import checkpoint
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.training.optimization import Lamb
@@ -123,7 +123,6 @@ def test_a_killed_save_leaves_no_checkpoint(tmp_path, monkeypatch):
 
 
 def test_a_killed_removal_leaves_no_checkpoint(tmp_path, monkeypatch):
-    """An old checkpoint loses its name before its files."""
     engine = training_engine()
     for step in (1, 2):
         checkpoint.save_checkpoint(tmp_path, step, engine, WITH_DROPOUT, {})
@@ -135,7 +134,6 @@ def test_a_killed_removal_leaves_no_checkpoint(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])
 def test_tensors_may_be_read_by_whom_the_umask_lets(tmp_path, umask):
-    """The library's own file is for nobody else."""
     before = os.umask(umask)
     try:
         checkpoint.write_tensors({"a": np.zeros(3)}, tmp_path / "a.safetensors")
@@ -154,13 +152,3 @@ def test_full_disk_is_an_operating_system_error(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "save_file", full)
     with pytest.raises(OSError, match="could not be written: I/O error: No space left on device"):
         checkpoint.save_checkpoint(tmp_path, 1, training_engine(), WITH_DROPOUT, {})
-
-
-def test_init_checkpoint_takes_weights_only(trained):
-    engine, folder = trained
-    other = training_engine(seed=2)
-    found = starting_weights.load(folder, other.weights(), WITH_DROPOUT)
-    assert found.path == folder / "checkpoint-1" and found.num_used == len(engine.weights())
-    for name, variable in other.weights().items():
-        np.testing.assert_array_equal(variable.numpy(), engine.weights()[name].numpy(), err_msg=name)
-    assert int(other.optimizer.iterations.numpy()) == 0

@@ -34,7 +34,6 @@ SPECIAL_TEXTS = ["[MASK] the", "the [mask] [CLS]", "[SEP][MASK]", "[UNK] [PAD]"]
 
 @pytest.fixture(scope="module", params=[True, False], ids=["lower", "cased"])
 def tokenizers(request, tmp_path_factory):
-    """Ours, and what `AutoTokenizer` finds in the folder."""
     _, transformers = import_reference()
     folder = tmp_path_factory.mktemp("hf")
     vocabulary = tokenization.Vocabulary((*tokenization.SPECIAL_TOKENS, *PIECES))
@@ -88,7 +87,6 @@ def test_the_words_are_there_as_given(tokenizers):
 @pytest.mark.parametrize("is_lower", [True, False])
 @pytest.mark.parametrize("is_cased", [True, False])
 def test_both_files_say_whether_case_and_accents_go(tmp_path, is_lower, is_cased):
-    """As the texts were in training, whatever the vocabulary looks like."""
     words = ["Café", "cafe"] if is_cased else ["cafe"]
     tokenization.save_vocab(
         tokenization.Vocabulary((*tokenization.SPECIAL_TOKENS, *words)), tmp_path / "given.txt"

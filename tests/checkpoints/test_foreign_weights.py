@@ -34,7 +34,6 @@ def weights():
 
 
 def new_weights(kind):
-    """The weights of a new model, all of them 0.5."""
     weights = named_weights(build_model(*MODELS[kind], seed=1))
     for variable in weights.values():
         variable.assign(np.full(variable.shape, 0.5, np.float32))
@@ -62,7 +61,6 @@ def whole(kind, theirs):
 
 
 def copies_alone(kind, theirs):
-    """With tied tensors under the names of their copies only."""
     theirs[COPIES[kind]] = theirs.pop(WORDS[kind])
     if kind == "bert":
         theirs["cls.predictions.decoder.bias"] = theirs.pop("cls.predictions.bias")
@@ -130,7 +128,6 @@ def test_google(tmp_path, weights, form):
 
 
 def test_weights_in_several_files(tmp_path):
-    """As transformers writes large models."""
     ours, theirs = foreign_mamba.make_tensors()
     weights = new_weights("mamba")
     (foreign_mamba.write_hugging_face(tmp_path, theirs) / "model.safetensors").unlink()
@@ -178,7 +175,6 @@ def test_an_index_names_files_beside_it_only(tmp_path, content, message):
 
 
 def test_the_head_of_a_task_goes_before_those_of_pretraining(tmp_path):
-    """As in a file of a program that kept them."""
     pretraining = {"cls.seq_relationship.bias": np.zeros(2, np.float32)}
     for name, head in (("qa_outputs.bias", "question_answering"), ("classifier.bias", "classification")):
         tensors = {**pretraining, name: np.zeros(3, np.float32)}

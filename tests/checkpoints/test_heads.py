@@ -8,14 +8,7 @@ import json
 
 import numpy as np
 import pytest
-from checkpoint_cases import (
-    BERT,
-    CASES,
-    NUM_CLASSES,
-    load_transformers,
-    make_model,
-    write_model,
-)
+from checkpoint_cases import BERT, CASES, NUM_CLASSES, load_transformers, make_model, write_model
 from safetensors.numpy import load_file, save_file
 
 from bert_packed.architectures.packed_model import build_model
@@ -52,8 +45,6 @@ STARTS = [
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """A function from a case and a form to a folder with its model, and the values by name."""
-
     @functools.cache
     def make(case, form):
         model = make_model(case)
@@ -106,19 +97,16 @@ def test_a_head_without_a_class_counts_as_one_of_sequences(tmp_path, case):
     assert starting_weights.stored_head(folder) == (CLASSIFICATION, num_outputs)
 
 
-@pytest.mark.parametrize("case", ["bert", "modernbert"])
-def test_a_bare_encoder_starts_a_model(tmp_path, case):
+@pytest.mark.parametrize(("case", "prefix"), [("bert", "bert."), ("modernbert", "model.")])
+def test_a_bare_encoder_starts_a_model(tmp_path, case, prefix):
     """Of Hugging Face's, whose names then have no prefix."""
-    folder = write_model(tmp_path / "hf", make_model(case), "hf")
-    tensors = load_file(folder / "model.safetensors")
-    prefix = {"bert": "bert.", "modernbert": "model."}[case]
+    path = write_model(tmp_path, make_model(case), "hf") / "model.safetensors"
+    tensors = load_file(path)
     bare = {name.removeprefix(prefix): values for name, values in tensors.items() if name.startswith(prefix)}
-    (tmp_path / "bare").mkdir()
-    save_file(bare, tmp_path / "bare" / "model.safetensors")
-    (tmp_path / "bare" / "config.json").write_bytes((folder / "config.json").read_bytes())
+    save_file(bare, path)
     config = CASES[case][0]
     weights = named_weights(build_model(QUESTION_ANSWERING, config, num_outputs=2, seed=2))
-    found = starting_weights.load(tmp_path / "bare", weights, config, QUESTION_ANSWERING)
+    found = starting_weights.load(tmp_path, weights, config, QUESTION_ANSWERING)
     assert found.unused == (["pooler.dense.bias", "pooler.dense.weight"] if case == "bert" else [])
     assert found.missing and all(name.startswith(QUESTION_ANSWERING) for name in found.missing)
     stored = named_weights(make_model(case))
@@ -127,7 +115,6 @@ def test_a_bare_encoder_starts_a_model(tmp_path, case):
 
 
 def test_names_of_labels_go_out_and_come_back(tmp_path):
-    """As transformers reads them, and as it writes them."""
     model, names = make_model("bert tags"), ("O", "B-PER", "I-PER")
     export_formats.write_hugging_face(tmp_path, model, named_weights(model), classes=names)
     reference = load_transformers("bert tags", tmp_path)

@@ -25,7 +25,6 @@ def make(seed=1, first_step=0, config=SMALL, kind=Lamb):
 
 
 def train(engine, phase):
-    """Take the steps of a phase, 1 or 2, and give back all values."""
     rng = np.random.default_rng(phase)
     for _ in range(NUM_STEPS):
         engine.train_step(batch_of(random_packs(rng, 2, MAX_SEQ_LENGTH), MAX_SEQ_LENGTH, 4, 12))
@@ -41,7 +40,6 @@ def begin(folder):
 
 
 def train_phases(folder):
-    """Write the checkpoint of a first phase, and give back the values of an engine that went on."""
     engine = make()
     train(engine, 1)
     checkpoint.save_checkpoint(folder, NUM_STEPS, engine, SMALL, {"interval": {}, "evaluation_due": False})
@@ -116,7 +114,6 @@ def test_what_has_no_such_moments_is_refused(phases, tmp_path):
 
 
 def test_a_flipped_bit_of_a_moment_is_refused(phases, tmp_path):
-    """The sound number that it makes is told by the checksums alone."""
     folder = shutil.copytree(phases[0], tmp_path / "run")
     path = folder / f"checkpoint-{NUM_STEPS}" / checkpoint.TRAINING
     content = bytearray(path.read_bytes())

@@ -85,14 +85,12 @@ def changed(base, field):
 
 @functools.cache
 def build(config, head):
-    """A model, and the initial values of its weights by name."""
     model = build_model(head, config, seed=1, num_outputs=3 if head == CLASSIFICATION else None)
     return model, {name: np.asarray(weight.value) for name, weight in named_weights(model).items()}
 
 
 @functools.cache
 def outputs(config, head):
-    """What a model gives, where it has dropout in training too."""
     batch = (causal_packs if head == CAUSAL_LM else masked_packs)()[0]
     runs = [
         build(config, head)[0](batch, training=one)
@@ -104,7 +102,6 @@ def outputs(config, head):
 
 
 def are_equal(one, other, tolerance):
-    """Whether two dicts have arrays of the same names, shapes and values."""
     return shapes(one) == shapes(other) and all(
         np.allclose(one[name], other[name], tolerance, tolerance) for name in one
     )
@@ -124,7 +121,6 @@ def test_the_grid_has_every_architecture():
 
 @pytest.mark.parametrize(("name", "field"), FIELDS, ids=lambda one: getattr(one, "name", one))
 def test_a_setting_changes_the_model(name, field):
-    """Its weights, their initial values, or what it computes of them."""
     base = BASES[name]
     other = changed(base, field)
     heads = [first_head(base), *({CLASSIFICATION} & {*family_of(base).heads})]
@@ -140,8 +136,6 @@ def test_a_setting_changes_the_model(name, field):
 
 @pytest.fixture(scope="module")
 def export(tmp_path_factory):
-    """Function from a config to a folder of Hugging Face with its model."""
-
     @functools.cache
     def write(config):
         model, folder = build(config, first_head(config))[0], tmp_path_factory.mktemp("export")

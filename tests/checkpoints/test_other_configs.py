@@ -84,11 +84,7 @@ def test_limits_of_steps_are_two_numbers_there(tmp_path):
     ("content", "change", "message"),
     [
         (MODERN_BERT, {"tie_word_embeddings": False}, "tie_word_embeddings must be True. Received: False"),
-        (
-            MODERN_BERT,
-            {"rope_scaling": {"type": "linear"}},
-            "rope_scaling must be None. Received: {'type'",
-        ),
+        (MODERN_BERT, {"rope_scaling": {"type": "linear"}}, "rope_scaling must be None. Received: {'type'"),
         (
             MODERN_BERT,
             {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4}}},
@@ -105,11 +101,7 @@ def test_limits_of_steps_are_two_numbers_there(tmp_path):
             "layer_types must be full_attention in the first and",
         ),
         (MODERN_BERT, {"hidden_activation": "silu"}, "must be one of gelu, gelu_new, relu. Received:"),
-        (
-            MODERN_BERT,
-            {"num_attention_heads": 5},
-            "`num_attention_heads` must divide `hidden_size`",
-        ),
+        (MODERN_BERT, {"num_attention_heads": 5}, "`num_attention_heads` must divide `hidden_size`"),
         (MODERN_BERT, {"num_attention_heads": 256}, "must divide `hidden_size` into even widths."),
         (MODERN_BERT, {"local_attention": 0}, "`local_attention` must be at least 1. Received: 0"),
         (MAMBA2, {"num_heads": 3}, "num_heads must be expand times hidden_size / head_dim, 6. Received: 3."),
@@ -117,11 +109,7 @@ def test_limits_of_steps_are_two_numbers_there(tmp_path):
         (MAMBA2, {"n_groups": 4}, "`n_groups` the heads. Received: head_dim=4, n_groups=4"),
         (MAMBA2, {"n_groups": None}, "n_groups. Received: no n_groups"),
         (MAMBA2, {"time_step_limit": [0.1]}, "must be two numbers, the second above 0. Received: [0.1]"),
-        (
-            MAMBA2,
-            {"time_step_limit": [0.1, 0]},
-            "two numbers, the second above 0. Received: [0.1, 0]",
-        ),
+        (MAMBA2, {"time_step_limit": [0.1, 0]}, "two numbers, the second above 0. Received: [0.1, 0]"),
         (MAMBA2, {"time_step_limit": [2, 1]}, "`time_step_limit_min` must be at most time_step_limit_max"),
         (MAMBA2, {"hidden_act": "gelu"}, "hidden_act must be silu. Received: gelu"),
         (MAMBA2, {"residual_in_fp32": False}, "residual_in_fp32 must be True. Received: False"),

@@ -41,7 +41,6 @@ MODELS = {"minilm": (minilm_folder, reference_minilm), "bleurt-tiny": (bleurt_fo
 
 @functools.cache
 def load_both(name):
-    """Our model and the reference, with the same weights, and what our loading reported."""
     find_folder, make_reference = MODELS[name]
     folder = find_folder()
     reference = make_reference(folder)

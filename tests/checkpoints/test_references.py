@@ -43,8 +43,6 @@ SLOW = ("mamba", "mamba no biases", "modernbert no decoder bias")
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-    """A function from a case to a folder that transformers wrote, its model, and ours from the folder."""
-
     @functools.cache
     def make(case):
         folder = tmp_path_factory.mktemp("theirs")
@@ -127,7 +125,6 @@ def test_loss_and_every_gradient_equal(both, tmp_path, case):
 
 
 def padded(batch):
-    """The batch with an empty pack behind it: an even number of packs."""
     return {name: np.concatenate([values, np.zeros_like(values[:1])]) for name, values in batch.items()}
 
 
@@ -175,7 +172,6 @@ def test_a_sequence_cut_across_packs_equals_theirs_with_a_cache(both, tmp_path, 
 
 
 def leave_the_window(model, monkeypatch):
-    """Let local blocks see the other sequences of their windows."""
     attend = modern_bert_layers.attend_in_window
 
     def attend_to_all(heads, sequence_ids_BS, *arguments):

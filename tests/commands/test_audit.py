@@ -214,11 +214,14 @@ def test_a_fine_tuned_checkpoint_passes(on_disk, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("uncompiled")
-def test_a_checkpoint_of_an_ablation_fails(on_disk, tmp_path):
-    """Without next-sentence loss the weights alone look sound."""
+@pytest.mark.parametrize("given", ["", "plain.json"])
+def test_a_checkpoint_of_an_ablation_fails(on_disk, tmp_path, given):
+    """Without next-sentence loss the weights alone look sound, and a plain config may be given for it."""
+    (tmp_path / "plain.json").write_text(json.dumps(dataclasses.asdict(SHALLOW)))
     config = ablate(SHALLOW, "no_next_sentence")
     checkpoint.save_weights(tmp_path / "model", make_engine(config=config).weights(), config)
-    seen = run_audit(on_disk, init_checkpoint=tmp_path / "model")
+    config_file = given and tmp_path / given
+    seen = run_audit(on_disk, init_checkpoint=tmp_path / "model", bert_config_file=config_file)
     failed = [line for line in seen.out.splitlines() if "FAIL" in line]
     assert seen.status == cli.STATUS_FAILED and len(failed) == 1
     assert failed[0].startswith("settings: ablations of the checkpoint")

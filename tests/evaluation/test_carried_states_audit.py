@@ -66,7 +66,6 @@ def failed(model, batch):
 
 
 def take_last(carried, size):
-    """States and tail of the last rows, whichever rows they are for."""
     return tuple(part[-size:] for part in carried)
 
 
@@ -122,7 +121,6 @@ def test_sound_rows_pass_and_faulty_ones_fail(config, rows, take, expected):
 
 
 def own_sums(packs):
-    """States of a model in NumPy: of each token, the sum of its sequence up to it, across packs."""
     states_NRS = np.cumsum(packs["token_ids"].transpose(1, 0, 2).reshape(3, -1), axis=1)
     starts = np.maximum(np.arange(states_NRS.shape[1]) - flat(packs["position_ids"]), 0)
     before = np.take_along_axis(np.pad(states_NRS, ((0, 0), (1, 0))), starts, axis=1)
@@ -134,7 +132,6 @@ def flat(values_NRS):
 
 
 def test_a_leak_into_one_place_is_seen_wherever_it_is(monkeypatch):
-    """The first place of a row and the last one too, which a check that is off by one would leave out."""
     packs = contamination.take_rows(batch_of(), 3)
     model = SimpleNamespace(config=next_tokens.CONFIG)
     monkeypatch.setattr(contamination, "_uncut_rows", lambda _, packs: own_sums(packs))

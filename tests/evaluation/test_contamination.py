@@ -130,7 +130,6 @@ CHECKS = {
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_a_leak_into_one_place_is_seen_wherever_it_is(output, check):
-    """The first place and the last one too, which a check that is off by one would leave out."""
     assert all(owners_of(FULL, kind)[0].all() for kind in SIZES)
 
     def forward_of(place):

@@ -103,14 +103,11 @@ class Held:
             self.may_end[item].set()
 
     def wait_for(self, num):
-        """Wait until a number of items have begun."""
         last = time.monotonic() + SECONDS
         while len(self.begun) < num and time.monotonic() < last:
             time.sleep(MOMENT / 10)
 
     def once_begun(self, num, then):
-        """Call a function, in a thread, a moment after a number of items have begun."""
-
         def wait():
             self.wait_for(num)
             time.sleep(MOMENT)

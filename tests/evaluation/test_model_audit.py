@@ -55,7 +55,6 @@ def failed(report):
     "names", [("input_ids", "sequence_ids", "position_ids"), ("input_ids", "sequence_ids")]
 )
 def test_a_model_that_keeps_sequences_apart(packs, names):
-    """Positions are counted where they are missing."""
     report = bert_packed.audit_model(model(), {name: packs[name] for name in names})
     assert [check.name for check in report.checks] == NAMES
     assert report.passed and str(report).count("pass  ") == 3
@@ -79,7 +78,6 @@ def test_leaks_are_found(packs, leak, found):
 
 
 def test_a_leak_into_one_place_is_found_wherever_it_is():
-    """The first place and the last one too, which a check that is off by one would leave out."""
     full = bert_packed.pack([[7, 8, 9, 6, 5], [11, 12, 13, 14, 15, 16, 17]], LENGTH)
     assert full["sequence_ids"].all()
     for place in range(LENGTH):
