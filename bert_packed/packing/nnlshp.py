@@ -24,7 +24,6 @@ transforming all columns, which makes it about twenty times as fast for packing 
 import dataclasses
 
 import numpy as np
-from scipy.linalg.blas import dtrsv
 
 from bert_packed.packing.arguments import check_whole
 from bert_packed.packing.histogram import check_arguments, check_histogram
@@ -158,6 +157,8 @@ class _UsedColumns:
     def _triangular(self, num, right, transposed=0):
         if not num:
             return np.zeros(0)
+        from scipy.linalg.blas import dtrsv  # SciPy: as above
+
         return dtrsv(self._factor[:num, :num], right, lower=1, trans=transposed)
 
 
