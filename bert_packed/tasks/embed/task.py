@@ -43,12 +43,12 @@ def finetune(config):
     # Files are read before training: a mistake in them would show after hours
     rows = read_rows(config.train_file, config.columns, config.score_column) if config.do_train else None
     asked = read_evaluation(config.eval_file) if config.eval_file else None
-    settings = _loss_settings(config, rows)
+    settings = loss_settings(config, rows)
     objective = embedding_objective(settings)
     encoder = Encoder(config, text, objective)
 
     def read_training():
-        return _training_data(config, rows, text.tokenizer), {"train_file": _files(config.train_file)}
+        return training_data(config, rows, text.tokenizer), {"train_file": _files(config.train_file)}
 
     def evaluate(model):
         return asked.score(functools.partial(encoder.encode, model))
@@ -65,7 +65,7 @@ def finetune(config):
     return run.run_task(config, text, objective, read_training, finish, during)
 
 
-def _loss_settings(config, rows):
+def loss_settings(config, rows):
     kind = config.loss
     has_scores = rows is not None and rows.scores is not None
     if kind == "auto":
@@ -87,7 +87,7 @@ def _loss_settings(config, rows):
     )
 
 
-def _training_data(config, rows, tokenizer):
+def training_data(config, rows, tokenizer):
     """`LabelledSequences` of all texts, row by row."""
     num_texts, has_scores = len(rows.texts), rows.scores is not None
     prefixes = [config.query_prefix, *[config.passage_prefix] * (num_texts - 1)]

@@ -145,8 +145,13 @@ class TensorFlowEngine(Engine):
 
     def _gathered(self, batch, number, context):
         """Vectors and `[B, K]` arrays of the packs of all replicas."""
+
+        def gather(values):
+            shape = (values.shape[0] * self.replicas.num, *values.shape[1:])
+            return tf.ensure_shape(context.all_gather(values, axis=0), shape)
+
         mine = self._compiled_vectors(batch, number), self.objective.slots(batch)
-        return tf.nest.map_structure(lambda values: context.all_gather(values, axis=0), mine)
+        return tf.nest.map_structure(gather, mine)
 
     def _shared_eval_step(self, batch):
         def step(batch):
