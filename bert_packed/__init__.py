@@ -23,6 +23,7 @@ _MODULES = {
     "PretrainingConfig": "bert_packed.runs.pretraining_config",
     "pretrain": "bert_packed.runs.pretrain",
     **{task.config_name: f"{task.package}.config" for task in TASKS.values()},
+    "similarity": "bert_packed.evaluation.inference",
     "finetune": "bert_packed.tasks.registry",
     "TrainConfig": "bert_packed.text_to_model.config",
     "train": "bert_packed.text_to_model.steps",

@@ -14,6 +14,7 @@ depth then pack a step's sequences again, where its packs are too deep or may no
 """
 
 import dataclasses
+import itertools
 
 import numpy as np
 
@@ -37,6 +38,9 @@ class Updates:
     packs: list[Packs]  # of each step; members index the sequences
     spec: PackSpec  # that every step fits, without predictions
     num_packs: int  # most in any step
+    # Of steps of rows, aligned with the members: number of each sequence among those of its step, row by
+    # row, from 1. A step across the end of an epoch may hold a row twice
+    places: tuple[np.ndarray, ...] = ()
 
     @property
     def packing_factor(self):
@@ -82,6 +86,40 @@ def plan_updates(lengths, num_updates, batch_size, max_seq_length, depth, algori
         updates.append(Packs(np.concatenate(groups), to_offsets([len(group) for group in groups])))
     deepest = max(int(packs.depths.max()) for packs in updates)
     return Updates(updates, PackSpec(max_seq_length, deepest, 0), max(map(len, updates)))
+
+
+def plan_row_updates(lengths, num_updates, num_rows, texts_per_row, max_seq_length, depth, algorithm, seed):
+    """Plan steps that take whole rows of consecutive sequences: `Updates` with `places`.
+
+    The rows of each epoch are shuffled, its rest is filled from the next epoch, and each step is packed by
+    itself. Rows of 2 sequences, 2 rows a step:
+
+        rows of a step    3 0      members  {7 0} {6 1}      places  {2 3} {1 4}
+
+    Args:
+        lengths: int64 `[rows * texts_per_row]`; none over S.
+        num_rows: Rows of each step.
+        Others: As of `plan_updates`.
+    """
+    rows = _endless_rows(len(lengths) // texts_per_row, seed)
+    updates, places = [], []
+    for _ in range(num_updates):
+        chosen = np.array(list(itertools.islice(rows, num_rows)))
+        members = (chosen[:, None] * texts_per_row + np.arange(texts_per_row)).ravel()
+        own = lengths[members]
+        groups = _pack_again(ALGORITHMS[algorithm], np.arange(len(members)), own, max_seq_length, depth, seed)
+        order = np.concatenate(groups)
+        updates.append(Packs(members[order], to_offsets([len(group) for group in groups])))
+        places.append(order + 1)
+    deepest = max(int(packs.depths.max()) for packs in updates)
+    spec = PackSpec(max_seq_length, deepest, 0)
+    return Updates(updates, spec, max(map(len, updates)), tuple(places))
+
+
+def _endless_rows(number, seed):
+    """Epoch after epoch, the numbers of all rows, shuffled."""
+    for epoch in itertools.count():
+        yield from np.random.default_rng([seed, epoch]).permutation(number).tolist()
 
 
 def fit_predictions(updates, num_predictions):

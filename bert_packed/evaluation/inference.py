@@ -13,11 +13,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from tqdm import tqdm
 
 from bert_packed import schema
 from bert_packed.architectures.registry import DTYPES, MASKED_LM
 from bert_packed.assembly.update_packs import assemble_filled, pack_all
 from bert_packed.checkpoints import starting_weights
+from bert_packed.checkpoints.sentence_transformers import VectorSettings, read_settings
 from bert_packed.core.settings import InputError
 from bert_packed.objectives.features import TOKENS
 from bert_packed.packing.arguments import check_choice
@@ -34,6 +36,8 @@ POOLINGS = {
     "cls": lambda hidden: hidden[0].copy(),
     "none": lambda hidden: hidden.copy(),
 }
+DEFAULT_SETTINGS = VectorSettings()
+MANY_TEXTS = 1000  # from which on a terminal shows progress
 NUM_SPECIAL = 2  # [CLS] and [SEP]
 ALGORITHM = "lpfhp"  # plans at once, where others search
 MOST_TOKENS = 1024  # of a text, unless more is asked for: dense scores of 8,192 tokens take 256 MiB a head
@@ -54,32 +58,46 @@ class TextEncoder:
     batch_size: int  # B
     width: int  # D
     num_batches_at_once: int = 1  # computed by a thread each
+    settings: VectorSettings = DEFAULT_SETTINGS  # of a folder of sentence-transformers
 
-    def encode(self, texts, pooling="mean", max_sequences_per_pack="max"):
+    def encode(
+        self, texts, pooling=None, max_sequences_per_pack="max", *, normalize=None, prompt="", progress=None
+    ):
         """The vectors of texts, each as it would be alone: float32 `[n, D]`, in the order of `texts`.
 
         Args:
             texts: List of str; an empty one is [CLS] [SEP].
             pooling: "mean" over a text's tokens, [CLS] and [SEP] among them; "cls", that of [CLS]; or "none",
-                which returns a list of n arrays `[tokens, D]`.
+                which returns a list of n arrays `[tokens, D]`; None for what the model's folder says, else
+                "mean".
             max_sequences_per_pack: Texts per pack, at most; "max" for no limit, 1 for padded rows.
+            normalize: True for vectors of length 1; None for what the model's folder says, else False.
+            prompt: Text that stands before each text, or the name of one of the model's prompts, as "query".
+            progress: True for a progress bar; None for one where standard error is a terminal and there are
+                many texts.
         """
         if isinstance(texts, str):  # which would be a list of its characters
             raise ValueError(f"`texts` must be a list of str. Received: {texts[:40]!r}.")
+        pooling = self.settings.pooling if pooling is None else pooling
         check_choice("pooling", pooling, POOLINGS)
         pool = POOLINGS[pooling]
-        tokens = self._tokens(texts)
+        prompt = self.settings.prompts.get(prompt, prompt)
+        tokens = self._tokens([prompt + text for text in texts] if prompt else texts)
         vectors = [None] * len(tokens)
         batches = pack_tokens(tokens, self.max_seq_length, self.batch_size, max_sequences_per_pack)
-        for (_, places), hidden_BSD in map_in_threads(
-            lambda item: np.asarray(self.forward(item[0])), batches, self.num_batches_at_once
-        ):
-            for text, row, start in places:
-                hidden = hidden_BSD[row, start : start + len(tokens[text])]
-                vectors[text] = pool(hidden)
+        disable = len(tokens) < MANY_TEXTS or None if progress is None else not progress
+        with tqdm(total=len(tokens), desc="encode", unit="text", disable=disable) as bar:
+            for (_, places), hidden_BSD in map_in_threads(
+                lambda item: np.asarray(self.forward(item[0])), batches, self.num_batches_at_once
+            ):
+                for text, row, start in places:
+                    hidden = hidden_BSD[row, start : start + len(tokens[text])]
+                    vectors[text] = pool(hidden)
+                bar.update(len(places))
         if pooling == "none":
             return vectors
-        return np.stack(vectors) if vectors else np.zeros((0, self.width), np.float32)
+        vectors = np.stack(vectors) if vectors else np.zeros((0, self.width), np.float32)
+        return unit(vectors) if (self.settings.normalize if normalize is None else normalize) else vectors
 
     def packing_factor(self, texts):
         """Mean texts per pack when `encode` packs these texts; 1 for none."""
@@ -152,6 +170,7 @@ def load_encoder(
     tokenizer = load_text_tokenizer(vocab_path, do_lower_case)
     model = init_checkpoint, bert_config_file
     starting_weights.check_reads(config, [MASKED_LM], max_seq_length or 0, tokenizer.vocab_size, *model)
+    settings = read_settings(init_checkpoint)
     if dtype not in DTYPES:
         raise InputError(f"`dtype` must be one of {', '.join(DTYPES)}. Received: {dtype!r}.")
     platform = devices_here().platform
@@ -159,7 +178,7 @@ def load_encoder(
     batch_size = _at_least_one("batch_size", batch_size, CPU_BATCH_SIZE if on_cpus else BATCH_SIZE)
     at_once = CPU_NUM_BATCHES_AT_ONCE if on_cpus else NUM_BATCHES_AT_ONCE
     num_batches_at_once = _at_least_one("num_batches_at_once", num_batches_at_once, at_once)
-    length = max_seq_length
+    length = max_seq_length or (settings.max_seq_length if settings else None)
     if length is None:
         length = min(
             config.max_position_embeddings, MOST_TOKENS, known_length(init_checkpoint) or MOST_TOKENS
@@ -182,7 +201,21 @@ def load_encoder(
         batch_size,
         config.hidden_size,
         num_batches_at_once,
+        settings or DEFAULT_SETTINGS,
     )
+
+
+def unit(vectors):
+    """Vectors `[n, D]` of length 1; a zero vector stays."""
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+
+
+def similarity(one, other):
+    """Cosines of vectors with other vectors: float32 `[n, m]`, of arrays `[n, D]` and `[m, D]`."""
+    one, other = (np.atleast_2d(np.asarray(vectors, np.float32)) for vectors in (one, other))
+    if one.shape[1] != other.shape[1]:
+        raise ValueError(f"`other` must have {one.shape[1]} dimensions as `one`. Received: {other.shape[1]}.")
+    return unit(one) @ unit(other).T
 
 
 def pack_tokens(tokens, max_seq_length, batch_size, max_sequences_per_pack="max"):

@@ -89,3 +89,17 @@ def attend_in_sequences(heads, context, dropout, training=None, attend=None, lay
         batch, length, num_heads, _ = ops.shape(query_BSNH)
         given["dropout"] = dropout.rows((batch, num_heads, length, length))
     return layout.attend(attend, query_BSNH, key_BSNH, value_BSNH, context.sequence_ids_BS, **given)
+
+
+def pool_sequences(hidden_BSD, sequence_ids_BS, cls_positions_BK, pooling):
+    """The first state of each sequence, or their mean ("mean"): float `[B, K, D]`.
+
+    hidden [[a b c d]], sequence ids [[1 1 2 0]]   ->   [[a c]]   or   [[(a + b) / 2, c]]
+    """
+    if pooling == "cls":
+        return gather_tokens(hidden_BSD, cls_positions_BK)
+    slots_K = ops.arange(1, cls_positions_BK.shape[1] + 1, dtype="int32")
+    own_BKS = ops.cast(ops.cast(sequence_ids_BS, "int32")[:, None] == slots_K[:, None], "float32")
+    sums_BKD = ops.matmul(own_BKS, ops.cast(hidden_BSD, "float32"))
+    counts_BK1 = ops.maximum(ops.sum(own_BKS, axis=-1, keepdims=True), 1.0)  # slots without a sequence
+    return ops.cast(sums_BKD / counts_BK1, hidden_BSD.dtype)

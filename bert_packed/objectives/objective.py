@@ -37,6 +37,9 @@ class Objective:
     accuracies: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     perplexities: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     num_outputs: int | None = None  # classes, 1 for a number; None where the head does not classify
+    # (outputs, batch) to float32 `[B, K, D]`, where a loss compares all sequences of a step. `sums` is then
+    # called once a step, with {"vectors": those of all packs} and arrays `[B, K]`, and leaves out `counts`
+    vectors: Callable[[dict, dict], object] | None = None
     skips_empty: bool = False  # skip empty micro-batches at the end of a step, yet advance dropout's seeds
 
     def build_model(self, config, seed, **options):
@@ -57,6 +60,17 @@ class Objective:
     def figures(self):
         """The keys of `means`, columns of the logs."""
         return tuple(self.means(dict.fromkeys(self.sum_names, 0.0)))
+
+    def slots(self, batch):
+        """The arrays of a batch with a value for each sequence, `[B, K]`: dict."""
+        return {feature.name: batch[feature.name] for feature in self.features if feature.length == "K"}
+
+    def all_sums(self, outputs, batch):
+        """`sums` and `counts` of a batch that is all that a loss compares."""
+        if self.vectors is None:
+            return self.sums(outputs, batch)
+        vectors_BKD = self.vectors(outputs, batch)
+        return {**self.sums({"vectors": vectors_BKD}, self.slots(batch)), **self.counts(batch)}
 
     def denominators(self, counts):
         """Divisors of a step's losses, at least 1, from `counts` over the whole step."""

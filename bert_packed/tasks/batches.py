@@ -23,6 +23,7 @@ class LabelledSequences:
     # Labels that are token positions, counted from the start of the sequence here, of the pack in a batch
     positions: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()  # names by number
+    texts_per_row: int = 1  # consecutive sequences that a step takes together
 
 
 def make_batch(data, packs, spec, num_packs):
@@ -44,9 +45,17 @@ def make_batch(data, packs, spec, num_packs):
 
 
 def train_batches(data, updates, num_packs, first_step=0) -> Iterator[dict]:
-    """Batches of the steps from `first_step` on; `updates` are from `update_packs.plan_updates`."""
-    for packs in updates.packs[first_step:]:
-        yield make_batch(data, packs, updates.spec, num_packs)
+    """Batches of the steps from `first_step` on; `updates` are of `update_packs`.
+
+    Those of rows have `places`, int32 `[B, K]`, too: see `Updates`.
+    """
+    for step in range(first_step, len(updates.packs)):
+        packs = updates.packs[step]
+        batch = make_batch(data, packs, updates.spec, num_packs)
+        if updates.places:
+            batch["places"] = np.zeros_like(batch["cls_positions"])
+            batch["places"][packs.owners, packs.slots] = updates.places[step]
+        yield batch
 
 
 def predict(forward, sequences, packs, spec, batch_size):

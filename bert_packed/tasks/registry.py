@@ -30,6 +30,7 @@ class Task:
 TASKS = {
     "squad": Task("fine-tuning on SQuAD", "bert_packed.tasks.squad", "SquadConfig", "squad"),
     "glue": Task("fine-tuning on GLUE", "bert_packed.tasks.glue", "GlueConfig"),
+    "embed": Task("training of vectors that compare texts", "bert_packed.tasks.embed", "EmbedConfig"),
     "ner": Task("fine-tuning to tag words", "bert_packed.tasks.ner", "NerConfig"),
 }
 

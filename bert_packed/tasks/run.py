@@ -3,19 +3,20 @@
 import dataclasses
 import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import keras
 
 from bert_packed.architectures.base_config import BaseConfig
 from bert_packed.architectures.registry import FINETUNING_HEADS, override_dropout
-from bert_packed.assembly.update_packs import fit_predictions, pack_all, plan_updates
+from bert_packed.assembly.update_packs import fit_predictions, pack_all, plan_row_updates, plan_updates
 from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.checkpoints.export_formats import check_form
 from bert_packed.core.command_line import print_table, to_flagfile
 from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError
-from bert_packed.core.storage import file_sha256, write_json, write_text
+from bert_packed.core.storage import file_sha256, read_json, write_folder, write_json, write_text
 from bert_packed.runs import run_directory, vocabulary
 from bert_packed.runs.run_summary import show_line, tell_skipped
 from bert_packed.tasks.batches import predict, train_batches
@@ -72,7 +73,25 @@ def read_text_model(config):
     return TextModel(override_dropout(model_config, config), path, tokenizer)
 
 
-def run_task(config, text, objective, read_training, predict=None):
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Scores while a run trains."""
+
+    names: tuple[str, ...]  # of the scores; the first decides which are best
+    score: Callable  # from a model to a dict of float
+    every: int  # steps; 0 for after the last alone
+    keeps_best: bool  # whether the weights with the best score stay, in `best_folder`
+
+
+SCORES_OF_BEST = "scores.json"
+
+
+def best_folder(folder):
+    """The folder of the weights with the best score."""
+    return Path(folder) / "best"
+
+
+def run_task(config, text, objective, read_training, predict=None, evaluation=None):
     """Train a model with `--do_train`, else load it; predict; print and write the scores.
 
     Args:
@@ -81,6 +100,7 @@ def run_task(config, text, objective, read_training, predict=None):
             it names; called only to train.
         predict: Function of model and output directory that writes predictions. It returns scores, a dict of
             float, {} where there is nothing to score against, None where scores are not wanted.
+        evaluation: `Evaluation` in training, or None.
 
     Returns a `FinetuningResult`. Raises `InputError` where another run is in the directory, or the checkpoint
     to start from does not fit.
@@ -92,7 +112,7 @@ def run_task(config, text, objective, read_training, predict=None):
             if not len(data.sequences):
                 (path, *_), *_ = inputs.values()
                 raise InputError(f"{path} must give at least one sequence. Received: none.")
-            model, stopped_by = _fine_tune(config, text, objective, data, inputs, folder)
+            model, stopped_by = _fine_tune(config, text, objective, data, inputs, folder, evaluation)
             if stopped_by:
                 print("stopped after saving; the same command continues", file=sys.stderr)
                 return FinetuningResult(config.output_dir, {}, stopped_by)
@@ -107,28 +127,29 @@ def run_task(config, text, objective, read_training, predict=None):
     return FinetuningResult(config.output_dir, scores or {})
 
 
-def _fine_tune(config, text, objective, data, inputs, folder):
+def _plan_updates(config, data, num_steps):
+    sizes = config.max_seq_length, config.max_sequences_per_pack, config.packing_algorithm, config.random_seed
+    lengths = data.sequences["lengths"]
+    if data.texts_per_row > 1:
+        return plan_row_updates(lengths, num_steps, config.train_batch_size, data.texts_per_row, *sizes)
+    return plan_updates(lengths, num_steps, config.train_batch_size, *sizes)
+
+
+def _fine_tune(config, text, objective, data, inputs, folder, evaluation):
     """Train from the start, or from where a run stopped: the model, and the signal that stopped it."""
     model_config = text.config
     steps = LoopSteps(
-        config.num_train_steps(len(data.sequences)),
+        config.num_train_steps(len(data.sequences) // data.texts_per_row),
         config.log_steps,
         config.save_checkpoints_steps,
         config.max_skipped_steps,
+        evaluation.every if evaluation else 0,
     )
+    what = "row" if data.texts_per_row > 1 else "sequence"
     print(
-        f"plan       {count_of(steps.num_train_steps, 'step')} of "
-        f"{count_of(config.train_batch_size, 'sequence')}"
+        f"plan       {count_of(steps.num_train_steps, 'step')} of {count_of(config.train_batch_size, what)}"
     )
-    updates = plan_updates(
-        data.sequences["lengths"],
-        steps.num_train_steps,
-        config.train_batch_size,
-        config.max_seq_length,
-        config.max_sequences_per_pack,
-        config.packing_algorithm,
-        config.random_seed,
-    )
+    updates = _plan_updates(config, data, steps.num_train_steps)
     # One static shape for all steps, as wide as the fullest pack and as long as the longest step: XLA
     # compiles once
     updates = fit_predictions(updates, data.sequences["num_predictions"])
@@ -147,13 +168,16 @@ def _fine_tune(config, text, objective, data, inputs, folder):
     vocab_text = text.vocab_path.read_bytes().decode()  # it may be in the folder that a new start empties
     engine, schedule = _build_engine(config, model_config, objective, steps)
     path = folder / metrics_log.TRAIN_FILE
-    first_step, state, rows = 0, None, []
+    first_step, state, rows, scored = 0, None, [], []
     if latest:
         state = checkpoint.restore_checkpoint(latest, engine)
         first_step = state["step"]
         due = metrics_log.due_steps(config.log_steps, steps, first_step)
         # The log may be damaged, so it is read before any file changes
         rows = metrics_log.rows_to_keep(path, first_step, due, config.accept_lost_rows)
+        # An evaluation that is due is made again
+        last = first_step - 1 if state["evaluation_due"] else first_step
+        scored = metrics_log.rows_to_keep(folder / metrics_log.EVAL_FILE, last, [], config.accept_lost_rows)
         print(run_directory.describe_continuation(folder, latest))
     else:
         if config.init_checkpoint:
@@ -170,17 +194,22 @@ def _fine_tune(config, text, objective, data, inputs, folder):
         run_directory.record_segment(folder, first_step, keras.backend.backend())
     print(_describe_steps(config, data, updates, steps))
     log = metrics_log.MetricsLog(path, metrics_log.train_columns(objective), rows)
+    evaluated = None
+    if evaluation:
+        evaluated = _EvaluationLog(evaluation, folder, engine.model, scored)
 
     def save(step, state):
         # First the rows: a run that continues from this checkpoint needs every row up to its step
-        log.flush_to_disk()
+        for one in (log, evaluated):
+            if one:
+                one.flush_to_disk()
         checkpoint.save_checkpoint(folder, step, engine, model_config, state)
 
     hooks = loop.Hooks(
         batches=functools.partial(train_batches, data, updates, num_packs),
         log=log.write,
         show=show_line,
-        evaluate=None,
+        evaluate=evaluated and evaluated.evaluate,
         save=save,
         prune=functools.partial(checkpoint.prune_checkpoints, folder, config.keep_checkpoint_max),
         learning_rate=lambda step: float(schedule(step)),
@@ -193,6 +222,29 @@ def _fine_tune(config, text, objective, data, inputs, folder):
     if engine.num_train_traces:
         print(f"compiled   {engine.num_train_traces} training program")
     return engine.model, stopped_by
+
+
+class _EvaluationLog(metrics_log.MetricsLog):
+    """The scores of a run by step, and the weights with the best."""
+
+    def __init__(self, evaluation, folder, model, rows):
+        super().__init__(folder / metrics_log.EVAL_FILE, ("step", *evaluation.names), rows)
+        self._evaluation, self._folder, self._model = evaluation, folder, model
+
+    def evaluate(self, step):
+        scores = self._evaluation.score(self._model)
+        if self._evaluation.keeps_best and self._is_best(scores):
+            with write_folder(best_folder(self._folder)) as partial:
+                checkpoint.save_weights(partial, named_weights(self._model), self._model.config)
+                write_json(Path(partial) / SCORES_OF_BEST, scores)
+        self.write({"step": step, **scores})
+        show_line(f"step {step:,}: " + ", ".join(f"{name} {value:.2f}" for name, value in scores.items()))
+
+    def _is_best(self, scores):
+        first = self._evaluation.names[0]
+        return scores[first] > read_json(best_folder(self._folder) / SCORES_OF_BEST, default={}).get(
+            first, -1e9
+        )
 
 
 def has_results(config, text, inputs, results, evaluated):

@@ -11,6 +11,7 @@ import dataclasses
 
 from bert_packed.architectures.registry import (
     CLASSIFICATION,
+    EMBEDDING,
     MASKED_LM,
     PRETRAINING,
     QUESTION_ANSWERING,
@@ -128,6 +129,7 @@ NAMES = CheckpointNames(
         QUESTION_ANSWERING: "BertForQuestionAnswering",
         TOKEN_CLASSIFICATION: "BertForTokenClassification",
         CLASSIFICATION: "BertForSequenceClassification",
+        EMBEDDING: "BertModel",
     },
     hugging_face_config=_hugging_face_config,
 )

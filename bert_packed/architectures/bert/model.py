@@ -19,6 +19,7 @@ from bert_packed.architectures.bert.layers import (
 from bert_packed.architectures.packed_model import PackedModel
 from bert_packed.architectures.registry import (
     CLASSIFICATION,
+    EMBEDDING,
     MASKED_LM,
     PRETRAINING,
     QUESTION_ANSWERING,
@@ -243,6 +244,22 @@ class PackedBertForTokenClassification(PackedBert):
         return {"logits": self.token_classification(hidden_BSD, training=training)}
 
 
+@keras.saving.register_keras_serializable(package="bert_packed")
+class PackedBertForEmbedding(PackedBert):
+    """Packed BERT without a head: a dict of `hidden_states`, float32 `[B, S, D]`."""
+
+    head = EMBEDDING
+
+    def __init__(self, config, name="finetuning", **encoder):
+        super().__init__(config, name, **encoder)
+
+    def build_heads(self, hidden_shape):
+        """Nothing."""
+
+    def apply_heads(self, hidden_BSD, batch, training=None):
+        return {"hidden_states": ops.cast(hidden_BSD, "float32")}
+
+
 def make_model(head, config, num_outputs, block=None, remat=False, attend=None, layout=ONE_DEVICE):
     """A BERT with one of its family's heads, not yet built; arguments as in `packed_model.build_model`."""
     encoder = {"remat": remat, "attend": attend, "layout": layout, **({"block": block} if block else {})}
@@ -253,6 +270,7 @@ def make_model(head, config, num_outputs, block=None, remat=False, attend=None, 
         QUESTION_ANSWERING: PackedBertForQuestionAnswering,
         CLASSIFICATION: PackedBertForClassification,
         TOKEN_CLASSIFICATION: PackedBertForTokenClassification,
+        EMBEDDING: PackedBertForEmbedding,
     }
     return kinds[head](config, **classes, **encoder)
 

@@ -11,6 +11,7 @@
 from bert_packed.architectures.modern_bert.config import FULL_ATTENTION, SLIDING_ATTENTION
 from bert_packed.architectures.registry import (
     CLASSIFICATION,
+    EMBEDDING,
     MASKED_LM,
     QUESTION_ANSWERING,
     TOKEN_CLASSIFICATION,
@@ -43,7 +44,7 @@ def tensor_names(config, head=MASKED_LM):
         table += _dense(f"{ours}/feed_forward/intermediate", f"{theirs}.mlp.Wi", config.mlp_bias)
         table += _dense(f"{ours}/feed_forward/output", f"{theirs}.mlp.Wo", config.mlp_bias)
     table += _norm("modern_bert/final_LayerNorm", "model.final_norm", norm)
-    if head not in NAMES.classes:
+    if head not in NAMES.classes or head == EMBEDDING:
         return table
     ours = "predictions" if head == MASKED_LM else head
     table += _dense(f"{ours}/transform", "head.dense", config.classifier_bias)
@@ -100,6 +101,7 @@ NAMES = CheckpointNames(
         QUESTION_ANSWERING: "ModernBertForQuestionAnswering",
         TOKEN_CLASSIFICATION: "ModernBertForTokenClassification",
         CLASSIFICATION: "ModernBertForSequenceClassification",
+        EMBEDDING: "ModernBertModel",
     },
     hugging_face_config=_hugging_face_config,
     # transformers takes those of the published vocabulary where they are missing, and a table of 50,284 rows

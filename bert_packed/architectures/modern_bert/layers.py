@@ -283,17 +283,3 @@ class ClassifierHead(PredictionHead):
 
     def call(self, hidden_BQD, training=None):
         return self.classifier(self.dropout(super().call(hidden_BQD), training=training))
-
-
-def pool_sequences(hidden_BSD, sequence_ids_BS, cls_positions_BK, pooling):
-    """The first state of each sequence, or their mean ("mean"): float `[B, K, D]`.
-
-    hidden [[a b c d]], sequence ids [[1 1 2 0]]   ->   [[a c]]   or   [[(a + b) / 2, c]]
-    """
-    if pooling == "cls":
-        return gather_tokens(hidden_BSD, cls_positions_BK)
-    slots_K = ops.arange(1, cls_positions_BK.shape[1] + 1, dtype="int32")
-    own_BKS = ops.cast(ops.cast(sequence_ids_BS, "int32")[:, None] == slots_K[:, None], "float32")
-    sums_BKD = ops.matmul(own_BKS, ops.cast(hidden_BSD, "float32"))
-    counts_BK1 = ops.maximum(ops.sum(own_BKS, axis=-1, keepdims=True), 1.0)  # slots without a sequence
-    return ops.cast(sums_BKD / counts_BK1, hidden_BSD.dtype)

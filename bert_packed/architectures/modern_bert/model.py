@@ -17,16 +17,16 @@ from bert_packed.architectures.modern_bert.layers import (
     MaskedTokenHead,
     ModernBertBlock,
     layer_norm,
-    pool_sequences,
 )
 from bert_packed.architectures.packed_model import PackedModel
 from bert_packed.architectures.registry import (
     CLASSIFICATION,
+    EMBEDDING,
     MASKED_LM,
     QUESTION_ANSWERING,
     TOKEN_CLASSIFICATION,
 )
-from bert_packed.layers.context import ablated_context
+from bert_packed.layers.context import ablated_context, pool_sequences
 from bert_packed.layers.dropout import Dropout
 from bert_packed.layers.layout import ONE_DEVICE
 from bert_packed.layers.rematerialisation import run_blocks
@@ -86,14 +86,15 @@ class PackedModernBert(PackedModel):
         layout = encoder.get("layout", ONE_DEVICE)
         if self.head == MASKED_LM:
             self.predictions = MaskedTokenHead(config, "predictions", layout)
-        else:
+        elif self.head != EMBEDDING:
             self.predictions = ClassifierHead(config, num_classes or 2, self.head, layout)
 
     def build_encoder(self):
         self.modern_bert.build()
 
     def build_heads(self, hidden_shape):
-        self.predictions.build(hidden_shape)
+        if self.head != EMBEDDING:
+            self.predictions.build(hidden_shape)
 
     def encode(self, batch, training=None):
         return self.modern_bert(*(batch[name] for name in self.encoder_inputs), training=training)
@@ -158,6 +159,16 @@ class PackedModernBertForClassification(PackedModernBert):
         return {"logits": self.predictions(pooled_BKD, training=training)}
 
 
+@keras.saving.register_keras_serializable(package="bert_packed")
+class PackedModernBertForEmbedding(PackedModernBert):
+    """Packed ModernBERT without a head: a dict of `hidden_states`, float32 `[B, S, D]`."""
+
+    head = EMBEDDING
+
+    def apply_heads(self, hidden_BSD, batch, training=None):
+        return {"hidden_states": ops.cast(hidden_BSD, "float32")}
+
+
 def make_model(head, config, num_outputs, remat=False, attend=None, layout=ONE_DEVICE):
     """A ModernBERT with one of its family's heads, not yet built; arguments as in `build_model`."""
     encoder = {"remat": remat, "attend": attend, "layout": layout}
@@ -167,6 +178,7 @@ def make_model(head, config, num_outputs, remat=False, attend=None, layout=ONE_D
         QUESTION_ANSWERING: PackedModernBertForQuestionAnswering,
         TOKEN_CLASSIFICATION: PackedModernBertForTokenClassification,
         CLASSIFICATION: PackedModernBertForClassification,
+        EMBEDDING: PackedModernBertForEmbedding,
     }
     name = "pretraining" if head == MASKED_LM else "finetuning"
     return kinds[head](config, name, classes, **encoder)

@@ -215,7 +215,7 @@ class JaxEngine(Engine):
     def _eval_step(self, state, batch):
         def part(trainable, other, batch):
             outputs, _ = self._call(trainable, other, batch, training=False)
-            return self.objective.sums(outputs, batch)
+            return self.objective.all_sums(outputs, batch)
 
         if self.replicas is None:
             return part(state["trainable"], state["other"], batch)
@@ -269,38 +269,118 @@ class JaxEngine(Engine):
 
         4 packs with M = 2 run as `[[p0 p1], [p2 p3]]`. Dropout's seeds go from part to part.
         """
-        # Each part is divided by the whole step's denominators, so parts add up to the gradient of all at
-        # once
+        trainable = list(trainable)
+        # A layout has its own matrix products, and XLA partitions the operations between them
+        with gradients_for_cpus(self.target.platform == "cpu" and self._layout is None):
+            if self.objective.vectors is not None:
+                return self._accumulate_by_vectors(trainable, other, batch, denominators, training)
+
+            # Each part is divided by the whole step's denominators, so parts add up to the gradient of all at
+            # once
+            def add(_, part, totals, other):
+                gradients, sums = totals
+                new_gradients, new_sums, other = self._micro_batch(
+                    trainable, other, part, denominators, training
+                )
+                return (_added(gradients, new_gradients), _added(sums, new_sums)), other
+
+            if self._has_one_part(batch):
+                return self._micro_batch(trainable, other, batch, denominators, training)
+            no_sums = {name: jnp.zeros(()) for name in self.objective.sum_names}
+            (gradients, sums), other = self._fold(batch, add, (_zeros(trainable), no_sums), other)
+            return gradients, sums, other
+
+    def _accumulate_by_vectors(self, trainable, other, batch, denominators, training):
+        """The same for a loss that compares the vectors of all sequences of the step: two passes (GradCache,
+        "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup", Gao et al. 2021).
+
+        The first computes the vectors, the second the gradient of each micro-batch from that of its vectors,
+        with the same seeds. A single micro-batch needs one pass.
+        """
+
+        def encode(trainable, other, part):
+            outputs, moved = self._call(trainable, other, part, training)
+            return self.objective.vectors(outputs, part), list(moved)
+
+        def pull(part, other, gradient_of):
+            vectors, back, moved = jax.vjp(
+                lambda values: encode(values, other, part), trainable, has_aux=True
+            )
+            gradient, result = gradient_of(vectors)
+            return back(gradient)[0], result, moved
+
+        if self._has_one_part(batch):
+            return pull(batch, other, lambda vectors: self._gradient_of_vectors(vectors, batch, denominators))
+
+        def find(index, part, vectors, other):
+            found, other = encode(trainable, other, part)
+            return jax.lax.dynamic_update_slice_in_dim(vectors, found, index * len(found), 0), other
+
+        size, micro = self._sizes(batch)
+        part = {name: values[:micro] for name, values in batch.items()}
+        shape = jax.eval_shape(encode, trainable, other, part)[0].shape
+        vectors, _ = self._fold(batch, find, jnp.zeros((size, *shape[1:])), other)
+        of_vectors, sums = self._gradient_of_vectors(vectors, batch, denominators)
+
+        def add(index, part, gradients, other):
+            own = jax.lax.dynamic_slice_in_dim(of_vectors, index * micro, micro)
+            found, _, moved = pull(part, other, lambda _: (own, None))
+            return _added(gradients, found), moved
+
+        gradients, moved = self._fold(batch, add, _zeros(trainable), other)
+        return gradients, sums, moved
+
+    def _gradient_of_vectors(self, vectors, batch, denominators):
+        """Gradient of the step's loss by the vectors of this copy's packs, and its part of the sums."""
+        slots, number = self.objective.slots(batch), len(vectors)
+        is_shared = self.replicas is not None and self.replicas.num_copies > 1
+        if is_shared:  # every copy computes the loss of all
+            vectors, slots = jax.lax.all_gather((vectors, slots), AXIS, tiled=True)
+
+        def loss(vectors):
+            sums = self.objective.sums({"vectors": vectors}, slots)
+            return self.objective.loss(sums, denominators), sums
+
+        gradient, sums = jax.grad(loss, has_aux=True)(vectors)
+        if is_shared:
+            copy = jax.lax.axis_index(AXIS)
+            gradient = jax.lax.dynamic_slice_in_dim(gradient, copy * number, number)
+            sums = {name: jnp.where(copy == 0, value, 0.0) for name, value in sums.items()}
+        return gradient, {**sums, **self.objective.counts(batch)}
+
+    def _sizes(self, batch):
+        """Packs of a copy of the model, and of its micro-batch."""
         size = next(iter(batch.values())).shape[0]
-        micro = self._packs_at_once(size, self.replicas.num_copies if self.replicas else 1)
-        if micro == size:
-            return self._micro_batch(trainable, other, batch, denominators, training)
-        parts = {name: self._in_parts(values, micro) for name, values in batch.items()}
+        return size, self._packs_at_once(size, self.replicas.num_copies if self.replicas else 1)
 
-        def add_part(index, totals):
-            part = {name: values[index] for name, values in parts.items()}
-            gradients, sums, other = totals
-            new_gradients, new_sums, other = self._micro_batch(trainable, other, part, denominators, training)
-            gradients = [total + new for total, new in zip(gradients, new_gradients, strict=True)]
-            return gradients, {name: sums[name] + new_sums[name] for name in sums}, other
+    def _has_one_part(self, batch):
+        size, micro = self._sizes(batch)
+        return micro == size
 
-        zeros = [jnp.zeros_like(values) for values in trainable]
-        no_sums = {name: jnp.zeros(()) for name in self.objective.sum_names}
-        number = size // micro
-        start = (zeros, no_sums, list(other))
+    def _fold(self, batch, add, totals, other):
+        """Fold the micro-batches of a batch, inside the program: (totals, seeds).
+
+        `add(index, part, totals, seeds)` returns the next totals and seeds.
+        """
+        size, micro = self._sizes(batch)
+        number, parts = size // micro, {name: self._in_parts(values, micro) for name, values in batch.items()}
+
+        def step(index, state):
+            return add(index, {name: values[index] for name, values in parts.items()}, *state)
+
+        start = (totals, list(other))
         if not self.objective.skips_empty:
-            return jax.lax.fori_loop(0, number, add_part, start)
+            return jax.lax.fori_loop(0, number, step, start)
         num_used = jnp.maximum(num_used_micro_batches(parts["sequence_ids"]), 1)
         # The constant limit lets readers of the program bound its iterations
-        _, (gradients, sums, moved) = jax.lax.while_loop(
+        _, (totals, moved) = jax.lax.while_loop(
             lambda state: (state[0] < num_used) & (state[0] < number),
-            lambda state: (state[0] + 1, add_part(*state)),
+            lambda state: (state[0] + 1, step(*state)),
             (0, start),
         )
         # Seeds advance by the same amount whatever is skipped, and so alike on all devices
         rounds = num_used.astype("uint32")
-        moved = [old + (new - old) // rounds * number for old, new in zip(other, moved, strict=True)]
-        return gradients, sums, moved
+        return totals, [old + (new - old) // rounds * number for old, new in zip(other, moved, strict=True)]
 
     def _in_parts(self, values, micro):
         """Packs of a copy of the model as `[A, M, ...]`, without moving them between devices.
@@ -323,10 +403,16 @@ class JaxEngine(Engine):
             sums = self.objective.sums(outputs, batch)
             return self.objective.loss(sums, denominators), (sums, list(new_other))
 
-        # A layout has its own matrix products, and XLA partitions the operations between them
-        with gradients_for_cpus(self.target.platform == "cpu" and self._layout is None):
-            gradients, (sums, new_other) = jax.grad(loss, has_aux=True)(list(trainable))
+        gradients, (sums, new_other) = jax.grad(loss, has_aux=True)(trainable)
         return gradients, sums, new_other
+
+
+def _added(totals, values):
+    return jax.tree.map(jnp.add, totals, values)
+
+
+def _zeros(values):
+    return [jnp.zeros_like(value) for value in values]
 
 
 class Snapshot:

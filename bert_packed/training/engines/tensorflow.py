@@ -31,13 +31,14 @@ class TensorFlowEngine(Engine):
         model, objective, replicas = self.model, self.objective, self.replicas
         options = {"jit_compile": True, "reduce_retracing": False, "autograph": False}
         # Layers whose seeds the engine advances
-        moves_seeds = replicas is not None or objective.skips_empty
+        moves_seeds = replicas is not None or objective.skips_empty or objective.vectors is not None
         self._dropouts = [layer for layer in find_dropouts(model) if layer.rate > 0] if moves_seeds else []
         if replicas is None:
             self.compiled_train_step = tf.function(self._train_step, **options)
             self.compiled_eval_step = tf.function(self._eval_step, **options)
             return
         self._compiled_part = tf.function(self._replica_gradients, **options)
+        self._compiled_vectors = tf.function(self._replica_vectors, **options)
         self._compiled_eval_part = tf.function(self._eval_step, **options)
         self.compiled_train_step = tf.function(
             self._shared_train_step, reduce_retracing=False, autograph=False
@@ -86,7 +87,7 @@ class TensorFlowEngine(Engine):
 
     def _eval_step(self, batch):
         with products_in(self.model.compute_dtype, self.target.platform):
-            return self.objective.sums(self.model(batch, training=False), batch)
+            return self.objective.all_sums(self.model(batch, training=False), batch)
 
     def _distribute(self, batch, in_parts=True):
         """The packs of this process as per-replica values of `tf.distribute`."""
@@ -118,7 +119,8 @@ class TensorFlowEngine(Engine):
         context = tf.distribute.get_replica_context()
         denominators = self.objective.denominators(context.all_reduce(SUM, self.objective.counts(batch)))
         number = context.replica_id_in_sync_group
-        gradients, sums = self._compiled_part(batch, denominators, number)
+        given = () if self.objective.vectors is None else (self._gathered(batch, number, context),)
+        gradients, sums = self._compiled_part(batch, denominators, number, *given)
         # One replica per process, so that the sum counts processes
         asks = wants_stop * tf.cast(number % self.replicas.num_local == 0, tf.float32)
         gradients, sums, num_asked = context.all_reduce(SUM, (gradients, sums, asks))
@@ -126,9 +128,30 @@ class TensorFlowEngine(Engine):
         self.optimizer.apply(gradients, self.model.trainable_variables)
         return {**sums, **figures, "num_stop_requests": num_asked}
 
-    def _replica_gradients(self, batch, denominators, number):
+    def _replica_gradients(self, batch, denominators, number, gathered=None):
         with gradients_for_cpus(self.target.platform == "cpu"):
-            return self._accumulate(batch, denominators, True, number)
+            if gathered is None:
+                return self._accumulate(batch, denominators, True, number)
+            first = number * next(iter(batch.values())).shape[0]
+            of_vectors, sums = self._gradient_of_vectors(*gathered, denominators)
+            of_vectors = of_vectors[first : first + next(iter(batch.values())).shape[0]]
+            # All replicas have computed the loss of all
+            sums = {name: tf.where(number == 0, value, 0.0) for name, value in sums.items()}
+            gradients = self._pull_all(batch, of_vectors, True, number)
+            return gradients, {**sums, **self.objective.counts(batch)}
+
+    def _replica_vectors(self, batch, number):
+        return self._vectors(batch, True, number)
+
+    def _gathered(self, batch, number, context):
+        """Vectors and `[B, K]` arrays of the packs of all replicas."""
+
+        def gather(values):
+            shape = (values.shape[0] * self.replicas.num, *values.shape[1:])
+            return tf.ensure_shape(context.all_gather(values, axis=0), shape)
+
+        mine = self._compiled_vectors(batch, number), self.objective.slots(batch)
+        return tf.nest.map_structure(gather, mine)
 
     def _shared_eval_step(self, batch):
         def step(batch):
@@ -147,30 +170,118 @@ class TensorFlowEngine(Engine):
         """
         size = next(iter(batch.values())).shape[0]
         micro = self._packs_at_once(size)
+        num_parts = size // micro
+        if self.objective.vectors is not None:
+            return self._accumulate_by_vectors(batch, denominators, training, num_parts)
         if micro == size:
             return self._micro_batch(batch, denominators, training, replica, 0)
+
+        def add(index, part, totals):
+            new = self._micro_batch(part, denominators, training, replica, index)
+            return tf.nest.map_structure(tf.add, totals, new)
+
+        zeros = self._zeros(), dict.fromkeys(self.objective.sum_names, tf.zeros(()))
+        gradients, sums = self._fold(batch, add, zeros)
+        if self.objective.skips_empty and training and replica is None:
+            # Seeds advance by the same amount whatever is skipped, as on several devices
+            self._move_seeds(num_parts - self._num_used(batch))
+        return gradients, sums
+
+    def _zeros(self):
+        return [tf.zeros(variable.shape) for variable in self.model.trainable_variables]
+
+    def _num_used(self, batch):
+        """Number of micro-batches to compute: int, or int32 where empty ones are skipped."""
+        size = next(iter(batch.values())).shape[0]
+        micro = self._packs_at_once(size)
+        if not self.objective.skips_empty:
+            return size // micro
+        return num_used_micro_batches(tf.reshape(batch["sequence_ids"], (size // micro, micro, -1)))
+
+    def _fold(self, batch, add, totals):
+        """Fold the micro-batches, inside the program: `add(index, part, totals)` returns the next totals."""
+        size = next(iter(batch.values())).shape[0]
+        micro = self._packs_at_once(size)
         parts = {
             name: tf.reshape(values, (size // micro, micro, *values.shape[1:]))
             for name, values in batch.items()
         }
+        num_used = self._num_used(batch)
 
-        def add_part(index, gradients, sums):
-            part = {name: values[index] for name, values in parts.items()}
-            new_gradients, new_sums = self._micro_batch(part, denominators, training, replica, index)
-            gradients = [total + new for total, new in zip(gradients, new_gradients, strict=True)]
-            return index + 1, gradients, {name: sums[name] + new_sums[name] for name in sums}
+        def step(index, totals):
+            return index + 1, add(index, {name: values[index] for name, values in parts.items()}, totals)
 
-        zeros = [tf.zeros(variable.shape) for variable in self.model.trainable_variables]
-        no_sums = dict.fromkeys(self.objective.sum_names, tf.zeros(()))
-        num_parts = size // micro
-        num_used = num_used_micro_batches(parts["sequence_ids"]) if self.objective.skips_empty else num_parts
-        _, gradients, sums = tf.while_loop(
-            lambda index, *_: index < num_used, add_part, (0, zeros, no_sums), maximum_iterations=num_parts
+        _, totals = tf.while_loop(
+            lambda index, _: index < num_used, step, (0, totals), maximum_iterations=size // micro
         )
-        if self.objective.skips_empty and training and replica is None:
-            # Seeds advance by the same amount whatever is skipped, as on several devices
-            self._move_seeds(num_parts - num_used)
-        return gradients, sums
+        return totals
+
+    def _accumulate_by_vectors(self, batch, denominators, training, num_parts):
+        """Two passes on one device, as in the engine of JAX; the second has the first one's seeds."""
+
+        def of_step(vectors):
+            return self._gradient_of_vectors(vectors, self.objective.slots(batch), denominators)
+
+        if num_parts == 1:
+            gradients, sums = self._pull(batch, training, 0, 0, of_step)
+        else:
+            of_vectors, sums = of_step(self._vectors(batch, training, 0))
+            gradients = self._pull_all(batch, of_vectors, training, 0)
+        if training:
+            self._move_seeds(num_parts)
+        return gradients, {**sums, **self.objective.counts(batch)}
+
+    def _vectors(self, batch, training, replica):
+        """First pass: the vectors of all packs of a replica, float32 `[B, K, D]`."""
+        size = next(iter(batch.values())).shape[0]
+        micro = self._packs_at_once(size)
+
+        def find(index, part, vectors):
+            return vectors.write(index, self._encode(part, training, replica, index))
+
+        # Unused micro-batches keep zeros
+        if micro == size:
+            return self._encode(batch, training, replica, 0)
+        slots = batch["slot_weights"].shape[1]
+        shape = (micro, slots, self.model.config.hidden_size)
+        vectors = tf.TensorArray(tf.float32, size // micro, element_shape=shape, clear_after_read=False)
+        vectors = self._fold(batch, find, vectors.unstack(tf.zeros((size // micro, *shape))))
+        return tf.reshape(vectors.stack(), (size, *shape[1:]))
+
+    def _pull_all(self, batch, of_vectors, training, replica):
+        """Second pass: gradients of the weights from those of the vectors."""
+        size = next(iter(batch.values())).shape[0]
+        micro = self._packs_at_once(size)
+
+        def add(index, part, gradients):
+            own = tf.slice(of_vectors, (index * micro, 0, 0), (micro, *of_vectors.shape[1:]))
+            new, _ = self._pull(part, training, replica, index, lambda _: (own, None))
+            return [total + more for total, more in zip(gradients, new, strict=True)]
+
+        return self._fold(batch, add, self._zeros())
+
+    def _pull(self, part, training, replica, index, gradient_of):
+        """Gradients of the weights; `gradient_of(vectors)` returns that of the vectors, and a result."""
+        with tf.GradientTape() as tape:
+            vectors = self._encode(part, training, replica, index)
+            values = [v.value for v in self.model.trainable_variables]
+        of_vectors, result = gradient_of(vectors)
+        found = tape.gradient(vectors, values, of_vectors)
+        return [tf.convert_to_tensor(gradient) for gradient in found], result
+
+    def _encode(self, batch, training, replica, index):
+        size = next(iter(batch.values())).shape[0]
+        products = products_in(self.model.compute_dtype, self.target.platform)
+        with self._dropout_of(replica, index, size), products:
+            return self.objective.vectors(self.model(batch, training=training), batch)
+
+    def _gradient_of_vectors(self, vectors, slots, denominators):
+        """Gradient of the step's loss by the vectors of all packs, and the sums."""
+        with tf.GradientTape() as tape:
+            tape.watch(vectors)
+            sums = self.objective.sums({"vectors": vectors}, slots)
+            loss = self.objective.loss(sums, denominators)
+        return tape.gradient(loss, vectors), sums
 
     def _micro_batch(self, batch, denominators, training, replica, index):
         size = next(iter(batch.values())).shape[0]
@@ -194,7 +305,7 @@ class TensorFlowEngine(Engine):
             state = layer.seed_generator.state.value
             layer.given_seed = state + tf.cast(tf.stack([0, index]), state.dtype)
         try:
-            with packs_from(replica * num_packs, self.replicas.num * num_packs):
+            with packs_from(replica * num_packs, (self.replicas.num if self.replicas else 1) * num_packs):
                 yield
         finally:
             for layer in self._dropouts:

@@ -1,0 +1,93 @@
+"""Folders of sentence-transformers: how an encoder's states become a text's vector, read and written."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+from bert_packed.core.settings import InputError
+from bert_packed.core.storage import read_json
+
+MODULES_FILE, CONFIG_FILE = "modules.json", "config_sentence_transformers.json"
+LENGTH_FILE = "sentence_bert_config.json"
+POOLING_FOLDER = "1_Pooling"
+POOLINGS = ("mean", "cls")
+
+
+@dataclasses.dataclass(frozen=True)
+class VectorSettings:
+    """What makes a vector of a text's hidden states, and what stands before the text."""
+
+    pooling: str = "mean"
+    normalize: bool = False  # True where vectors have length 1
+    prompts: dict[str, str] = dataclasses.field(default_factory=dict)  # by name, as "query"
+    max_seq_length: int | None = None  # tokens of a text, [CLS] and [SEP] included
+
+
+def read_settings(folder):
+    """The `VectorSettings` of a folder of sentence-transformers, or None for other folders.
+
+    Raises `InputError` where it has another module than transformer, pooling and normalisation, or pools in
+    another way than mean or cls.
+    """
+    folder = Path(folder)
+    if not (folder / MODULES_FILE).is_file():
+        return None
+    modules = read_json(folder / MODULES_FILE, list)
+    kinds = [
+        str(module.get("type")).rpartition(".")[2] if isinstance(module, dict) else "" for module in modules
+    ]
+    if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
+        raise InputError(
+            f"{folder / MODULES_FILE} must have Transformer, Pooling and at most Normalize. Received: "
+            f"{', '.join(kinds) or 'none'}."
+        )
+    pooling = _pooling(folder / str(modules[1].get("path")) / "config.json")
+    prompts = read_json(folder / CONFIG_FILE, default={}).get("prompts") or {}
+    length = read_json(folder / LENGTH_FILE, default={}).get("max_seq_length")
+    return VectorSettings(
+        pooling, len(kinds) > 2, {name: text or "" for name, text in prompts.items()}, length
+    )
+
+
+def _pooling(path):
+    content = read_json(path)
+    modes = content.get("pooling_mode") or [
+        name for name, value in content.items() if name.startswith("pooling_mode_") and value
+    ]
+    modes = [modes] if isinstance(modes, str) else modes
+    known = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+    found = [known.get(mode, mode) for mode in modes]
+    if found not in [[name] for name in POOLINGS]:
+        raise InputError(f"{path} must pool by mean or cls. Received: {', '.join(found) or 'nothing'}.")
+    if not content.get("include_prompt", True):
+        raise InputError(f"{path} must have include_prompt, as all tokens are pooled. Received: false.")
+    return found[0]
+
+
+def write_settings(folder, settings, width):
+    """Write the files of `VectorSettings` beside an exported encoder with vectors of a width."""
+    folder = Path(folder)
+    kinds = ["Transformer", "Pooling"] + ["Normalize"] * settings.normalize
+    paths = ["", POOLING_FOLDER, "2_Normalize"]
+    modules = [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for index, (kind, path) in enumerate(zip(kinds, paths, strict=False))
+    ]
+    pooling = {
+        "word_embedding_dimension": width,
+        "pooling_mode_cls_token": settings.pooling == "cls",
+        "pooling_mode_mean_tokens": settings.pooling == "mean",
+        "include_prompt": True,
+    }
+    config = {
+        "prompts": settings.prompts,
+        "default_prompt_name": None,
+        "similarity_fn_name": "cosine" if settings.normalize else "dot",
+    }
+    length = {"max_seq_length": settings.max_seq_length, "do_lower_case": False}
+    (folder / POOLING_FOLDER).mkdir()
+    contents = {MODULES_FILE: modules, f"{POOLING_FOLDER}/config.json": pooling, CONFIG_FILE: config}
+    for name, content in {**contents, LENGTH_FILE: length}.items():
+        (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    if settings.normalize:
+        (folder / paths[2]).mkdir()

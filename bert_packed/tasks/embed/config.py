@@ -1,0 +1,101 @@
+"""Settings of training vectors."""
+
+import dataclasses
+
+from bert_packed.checkpoints.sentence_transformers import POOLINGS
+from bert_packed.core import storage
+from bert_packed.core.settings import InputError, setting, variant
+from bert_packed.runs.run_config import DATA, LOGS, OPTIMIZER, PREDICTION
+from bert_packed.tasks.config import FinetuneConfig
+
+LOSSES = ("auto", "ranking", "cosent")
+
+
+def parse_widths(text):
+    """`--matryoshka_widths`: comma-separated numbers of dimensions, or nothing."""
+    parts = text.split(",") if text else []
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError("empty or comma-separated numbers of dimensions, as 384,128")
+    return text
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbedConfig(FinetuneConfig):
+    """Trains an encoder whose vectors compare texts: for search, duplicates, clusters.
+
+    TRAIN_FILE has columns anchor and positive, and may have negative, negative_2 and so on; or
+    sentence1, sentence2 and score; or text alone, where each text is its own positive under other
+    dropout. It is JSON lines, CSV, TSV, Parquet, or a folder that `datasets` saved. OUTPUT_DIR receives
+    checkpoints, metrics.csv, eval_metrics.csv and model/, which
+    sentence_transformers.SentenceTransformer and bert_packed.load_encoder open. Every step takes
+    train_batch_size rows, the same ones whether they are packed or not, and each anchor is compared
+    with all texts of its step. The same command continues a stopped run.
+    """
+
+    result_files = ("model", "best")
+
+    train_file: str = setting("", "texts to train on", group=DATA)
+    eval_file: str = setting(
+        "",
+        "pairs with scores, for Spearman's correlation, or a folder in BEIR's form (corpus.jsonl, "
+        "queries.jsonl, qrels/*.tsv), for nDCG@10, MRR@10 and recall",
+        changeable=True,
+        group=PREDICTION,
+    )
+    columns: str = setting(
+        "", "names of train_file's columns of texts, with commas; empty = by their names", group=DATA
+    )
+    score_column: str = setting("", "name of train_file's column of scores; empty = score beside sentence1")
+    query_prefix: str = setting("", 'text before each anchor, as "query: "')
+    passage_prefix: str = setting("", "text before every other text; of scored pairs before none")
+    pooling: str = setting(
+        "mean", "the vector of a text: the mean over its tokens, or that of [CLS]", choices=POOLINGS
+    )
+    normalize: bool = setting(True, "whether vectors have length 1, so that products are cosines")
+    loss: str = setting(
+        "auto",
+        "ranking: each anchor must find its positive among all texts of the step; cosent: pairs must be as "
+        "similar as the order of their scores says; auto = cosent where there are scores",
+        choices=LOSSES,
+        group=OPTIMIZER,
+    )
+    temperature: float = setting(0.05, "divisor of similarities in the loss", minimum=1e-4)
+    both_directions: bool = setting(False, "ranking: whether a positive must find its anchor, too")
+    matryoshka_widths: str = setting(
+        "",
+        "numbers of first dimensions, with commas, each of which must compare by itself; empty = all of them "
+        "together",
+        parse=parse_widths,
+    )
+    max_seq_length: int = variant(
+        FinetuneConfig,
+        "max_seq_length",
+        128,
+        help="tokens of a pack, and most of a text; longer ones are cut",
+    )
+    train_batch_size: int = variant(
+        FinetuneConfig, "train_batch_size", 64, help="rows of train_file in an optimizer step, packed or not"
+    )
+    num_train_epochs: float = variant(FinetuneConfig, "num_train_epochs", 1.0)
+    eval_steps: int = setting(0, "steps between evaluations; 0 = at the end alone", minimum=0, group=LOGS)
+    keep_best: bool = setting(
+        False, "whether model/ is that of the evaluation with the best score, not the last one"
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.do_train and not self.train_file:
+            raise InputError("`train_file` must be given unless --do_train=false. Received: nothing.")
+        for name in ("train_file", "eval_file"):
+            path = getattr(self, name)
+            if path and not storage.is_file(path) and not storage.is_folder(path):
+                raise InputError(f"`{name}` must be an existing file or folder. Received: {path}.")
+        if (self.eval_steps or self.keep_best) and not self.eval_file:
+            name = "eval_steps" if self.eval_steps else "keep_best"
+            raise InputError(f"`{name}` must be left out without eval_file. Received: {getattr(self, name)}.")
+
+    @property
+    def widths(self):
+        """`matryoshka_widths` as numbers, the widest first: tuple."""
+        parts = self.matryoshka_widths.split(",") if self.matryoshka_widths else []
+        return tuple(sorted(map(int, parts), reverse=True))

@@ -1,0 +1,179 @@
+"""The task `embed`: files of texts, runs, scores, and folders that sentence-transformers opens.
+
+The faults that this file alone catches: a row that is lost or mixed up between file and step, a prefix or
+pooling that training and export disagree on, scores by another definition.
+"""
+
+import json
+
+import numpy as np
+import pytest
+from encoder_files import WORDS, write_encoder
+from recorded_calls import assert_refused
+from scipy.stats import spearmanr
+
+import bert_packed
+from bert_packed import cli
+from bert_packed.core.settings import InputError
+from bert_packed.tasks.embed.config import EmbedConfig
+from bert_packed.tasks.embed.files import read_rows
+from bert_packed.tasks.embed.scores import Retrieval, read_evaluation
+
+LENGTH = 24
+PAIRS = [(" ".join(WORDS[i : i + 4]), " ".join(WORDS[i + 2 : i + 5])) for i in range(12)]
+SCORED = [(one, PAIRS[(3 * i + 1) % 12][1], i % 5) for i, (one, _) in enumerate(PAIRS)]
+
+
+def write_json_lines(path, names, rows):
+    path.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Pairs, scored pairs, texts alone, and a model to start from."""
+    folder = tmp_path_factory.mktemp("files")
+    write_encoder(folder / "start")
+    write_json_lines(folder / "pairs.jsonl", ("anchor", "positive"), PAIRS)
+    write_json_lines(folder / "scored.jsonl", ("sentence1", "sentence2", "score"), SCORED)
+    write_json_lines(folder / "texts.jsonl", ("text",), [(one,) for one, _ in PAIRS])
+    return folder
+
+
+def flags(files, output_dir, **changes):
+    return {
+        "train_file": str(files / "pairs.jsonl"),
+        "init_checkpoint": str(files / "start"),
+        "output_dir": str(output_dir),
+        "max_seq_length": LENGTH,
+        "train_batch_size": 4,
+        "learning_rate": 0.01,
+        "log_steps": 1,
+        **changes,
+    }
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("kind", ["pairs", "scored", "texts"])
+def test_a_run_leaves_a_folder_with_its_vectors(files, tmp_path, kind):
+    """And the weights with the best score."""
+    more = {"query_prefix": "w25 w24 ", "passage_prefix": "w23 "} if kind == "pairs" else {"pooling": "cls"}
+    more |= {
+        "num_train_epochs": 2.0,
+        "eval_file": str(files / "scored.jsonl"),
+        "eval_steps": 2,
+        "keep_best": True,
+    }
+    config = EmbedConfig(**flags(files, tmp_path / "run", train_file=str(files / f"{kind}.jsonl"), **more))
+    result = bert_packed.finetune(config)
+    rows = (tmp_path / "run" / "eval_metrics.csv").read_text().splitlines()
+    scores = [float(row.split(",")[1]) for row in rows[1:]]
+    assert rows[0] == "step,spearman" and len(scores) == 3
+    assert result.scores == {"spearman": pytest.approx(max(scores))}
+    encoder = bert_packed.load_encoder(tmp_path / "run" / "model", batch_size=2)
+    assert (encoder.settings.pooling, encoder.settings.normalize) == (config.pooling, True)
+    one, other = (encoder.encode([row[place] for row in SCORED]) for place in (0, 1))
+    np.testing.assert_allclose(np.linalg.norm(one, axis=1), 1, rtol=1e-5)
+    cosines = np.diag(bert_packed.similarity(one, other))
+    # The score is that of the folder's vectors
+
+    assert 100 * spearmanr(cosines, [row[2] for row in SCORED]).statistic == pytest.approx(
+        max(scores), abs=1e-3
+    )
+    if kind == "pairs":
+        assert encoder.settings.prompts["query"] == "w25 w24 "
+        want = encoder.encode([f"w25 w24 {text}" for text, _ in PAIRS])
+        np.testing.assert_array_equal(encoder.encode([text for text, _ in PAIRS], prompt="query"), want)
+
+
+def test_rows_of_every_form(tmp_path):
+    """Columns by name, in any order; quotes are text in TSV alone."""
+    texts = [('say "a", b', "c"), ("d", "e")]
+    path = tmp_path / "rows.csv"
+    path.write_text('positive,anchor\nc,"say ""a"", b"\ne,d\n')
+    assert list(zip(*read_rows(path).texts, strict=True)) == texts
+    (tmp_path / "rows.tsv").write_text('anchor\tpositive\nsay "a", b\tc\nd\te\n')
+    assert list(zip(*read_rows(tmp_path / "rows.tsv").texts, strict=True)) == texts
+    write_json_lines(tmp_path / "rows.jsonl", ("q", "p", "gain"), [(*row, 1) for row in texts])
+    found = read_rows(tmp_path / "rows.jsonl", "q,p", "gain")
+    assert list(zip(*found.texts, strict=True)) == texts and found.scores.tolist() == [1, 1]
+    pyarrow = pytest.importorskip("pyarrow", reason="pip install -e '.[arrow]'")
+    from pyarrow import parquet
+
+    table = pyarrow.table({"anchor": [one for one, _ in texts], "positive": [two for _, two in texts]})
+    parquet.write_table(table, tmp_path / "rows.parquet")
+    (tmp_path / "saved").mkdir()
+    with pyarrow.ipc.new_stream(str(tmp_path / "saved" / "data-0.arrow"), table.schema) as stream:
+        stream.write_table(table)
+    for name in ("rows.parquet", "saved"):
+        assert list(zip(*read_rows(tmp_path / name).texts, strict=True)) == texts
+
+
+MISTAKES = [
+    ("a.jsonl", '{"anchor": "a"}\n', "a.jsonl must have a column 'positive', or --columns must name others."),
+    ("a.jsonl", '{"text": "a"}\n{"text": " "}\n', "a.jsonl, row 2: text must be a text. Received: ' '."),
+    ("a.jsonl", '{"text": "a"}\n{\n', "a.jsonl, row 2: must be JSON."),
+    ("a.jsonl", "[1]\n", "a.jsonl, row 1: must be a JSON object."),
+    ("a.jsonl", "", "a.jsonl must have a row. Received: none."),
+    ("a.csv", "sentence1,sentence2,score\na,b,high\n", "a.csv, row 1: the score must be a number."),
+    ("a.csv", "sentence1,sentence2\na,b\n", "must have a column 'score'"),
+    ("a.txt", "a\n", "must end in .jsonl, .json, .csv, .tsv, .parquet, or be a folder. Received: '.txt'."),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), MISTAKES)
+def test_a_mistake_in_a_file_is_named(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InputError) as error:
+        read_rows(tmp_path / name)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train_file": ""}, "`train_file` must be given unless --do_train=false"),
+        (
+            {"eval_file": "none.jsonl"},
+            "`eval_file` must be an existing file or folder. Received: none.jsonl.",
+        ),
+        ({"eval_steps": 3}, "`eval_steps` must be left out without eval_file. Received: 3."),
+        ({"matryoshka_widths": "8,x"}, "empty or comma-separated numbers of dimensions"),
+        ({"matryoshka_widths": "99"}, "`matryoshka_widths` must be at most hidden_size=16. Received: 99."),
+        ({"loss": "cosent"}, "must have a score of each pair for loss=cosent. Received: none."),
+    ],
+)
+def test_a_mistake_in_a_call_is_one_line(files, tmp_path, changes, message):
+    assert_refused(cli.fine_tune, EmbedConfig, message, **flags(files, tmp_path / "run", **changes))
+
+
+def write_beir(folder):
+    """Three documents for two queries, of which the second finds its document last."""
+    (folder / "qrels").mkdir()
+    write_json_lines(folder / "corpus.jsonl", ("_id", "title", "text"), [(c, "", c) for c in "abc"])
+    write_json_lines(folder / "queries.jsonl", ("_id", "text"), [("1", "a"), ("2", "b")])
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n1\ta\t2\n1\tc\t1\n2\tb\t1\n")
+    return folder
+
+
+def test_ranks_of_documents(tmp_path):
+    """By hand: the first query finds gains 2, 0, 1, the second 0, 0, 1."""
+    found = read_evaluation(write_beir(tmp_path))
+    assert isinstance(found, Retrieval)
+    vectors = {"a": [1, 0.2], "b": [0.9, 0.4], "c": [0.5, 0.5]}
+    queries = {"a": [1, 0], "b": [0.1, 1]}
+
+    def encode(texts, is_query):
+        assert is_query == (texts != ["a", "b", "c"])
+        return np.array([(queries if is_query else vectors)[text] for text in texts])
+
+    scores = found.score(encode)
+    first = (2 + 1 / 2) / (2 + 1 / np.log2(3))
+    second = 1 / np.log2(3)
+    want = {
+        "ndcg@10": 50 * (first + second),
+        "mrr@10": 100 * (1 + 1 / 2) / 2,
+        "recall@10": 100,
+        "recall@100": 100,
+    }
+    assert scores == pytest.approx(want)

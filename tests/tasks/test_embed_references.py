@@ -1,0 +1,127 @@
+"""The task `embed` beside sentence-transformers: its losses and gradients, and its vectors of our folders.
+
+The fault that this file alone catches: an export, a prompt or a loss that means something else elsewhere.
+"""
+
+import functools
+import json
+import warnings
+
+import numpy as np
+import pytest
+from encoder_files import WORDS, write_encoder
+from keras import ops
+from reference import import_reference
+
+import bert_packed
+from bert_packed.architectures.bert.checkpoint_names import tensor_names
+from bert_packed.assembly.update_packs import plan_row_updates
+from bert_packed.checkpoints import starting_weights
+from bert_packed.tasks import run
+from bert_packed.tasks.batches import train_batches
+from bert_packed.tasks.embed import task
+from bert_packed.tasks.embed.config import EmbedConfig
+from bert_packed.tasks.embed.files import read_rows
+from bert_packed.tasks.embed.losses import embedding_objective
+from bert_packed.training import engines
+from bert_packed.training.backend import compiled
+from bert_packed.training.engines.engine import named_weights
+
+LENGTH = 24
+
+
+@pytest.fixture(scope="module", autouse=True)
+def package():
+    """sentence-transformers, imported before TensorFlow computes: afterwards torch's compiler crashes it."""
+    import_reference()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what it imports
+        found = pytest.importorskip("sentence_transformers", reason="pip install -e '.[reference]'")
+    return found
+
+
+def config_of(folder, rows, **more):
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return EmbedConfig(
+        train_file=str(folder / "rows.jsonl"),
+        init_checkpoint=str(folder / "start"),
+        output_dir=str(folder / "run"),
+        max_seq_length=LENGTH,
+        train_batch_size=6,
+        **more,
+    )
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_vectors_are_those_of_sentence_transformers(package, tmp_path):
+    """Prompts included."""
+    more = {"query_prefix": "w1: ", "passage_prefix": "w2: ", "num_train_epochs": 1.0}
+    write_encoder(tmp_path / "start")
+    pairs = [
+        {"anchor": " ".join(WORDS[i : i + 4]), "positive": " ".join(WORDS[i + 2 : i + 5])} for i in range(9)
+    ]
+    bert_packed.finetune(config_of(tmp_path, pairs, learning_rate=0.01, **more))
+    theirs = package.SentenceTransformer(str(tmp_path / "run" / "model"), device="cpu")
+    ours = bert_packed.load_encoder(tmp_path / "run" / "model")
+    texts = [text for row in pairs for text in row.values()] + [" ".join(WORDS)]
+    for prompt in ("query", "passage", None):
+        want = theirs.encode(texts, prompt_name=prompt)
+        np.testing.assert_allclose(ours.encode(texts, prompt=prompt or ""), want, atol=1e-6)
+    found = bert_packed.similarity(want, want[:3])
+    np.testing.assert_allclose(found, theirs.similarity(want, want[:3]).numpy(), atol=1e-5)
+
+
+KINDS = {
+    "MultipleNegativesRankingLoss": "ranking",
+    "CachedMultipleNegativesRankingLoss": "ranking",
+    "CoSENTLoss": "cosent",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_are_those_of_sentence_transformers(package, kind, tmp_path):
+    """From one export's weights, on one step of rows of a file: loss, and gradients of all weights."""
+    torch, _ = import_reference()
+    losses = package.sentence_transformer.losses
+
+    write_encoder(tmp_path / "start")
+    words = [f"w{number}" for number in range(26)]
+    rows = [
+        {"anchor": words[i : i + 3], "positive": words[i + 1 : i + 6], "negative": words[20 - i :]}
+        for i in range(6)
+    ]
+    rows = [{role: " ".join(text) for role, text in row.items()} for row in rows]
+    if kind == "CoSENTLoss":
+        names = ("sentence1", "sentence2")
+        rows = [dict(zip(names, row.values(), strict=False), score=n * 5 % 4) for n, row in enumerate(rows)]
+    config = config_of(tmp_path, rows, learning_rate=0.0)
+    bert_packed.finetune(config)
+    read = read_rows(config.train_file)
+    text = run.read_text_model(config)
+    data = task.training_data(config, read, text.tokenizer)
+    updates = plan_row_updates(data.sequences["lengths"], 1, 6, len(read.texts), LENGTH, "max", "cghp", 0)
+    (batch,) = train_batches(data, updates, updates.num_packs)
+    assert (batch["slot_weights"].sum(axis=1) > 1).all()
+    objective = embedding_objective(task.loss_settings(config, read))
+    model = objective.build_model(text.config, 0)
+    starting_weights.load(str(tmp_path / "start"), named_weights(model), text.config, model.head)
+    engine = engines.make_engine(model, objective)
+    gradients, sums = compiled(functools.partial(engine.gradients, training=True), model)(batch)
+
+    theirs = package.SentenceTransformer(str(tmp_path / "run" / "model"), device="cpu").eval()
+    columns = [[row[name] for row in rows] for name in rows[0] if name != "score"]
+    features = [theirs.preprocess(column) for column in columns]
+    scores = torch.tensor([float(row.get("score", 0)) for row in rows])
+    loss = getattr(losses, kind)(theirs)(features, scores)
+    loss.backward()
+    assert float(sums["loss"]) / 6 == pytest.approx(float(loss), rel=1e-6)
+    of_theirs = {f"bert.{name}": value.grad for name, value in theirs[0].model.named_parameters()}
+    rows_of = {row.ours: row for row in tensor_names(text.config.num_hidden_layers, model.head)}
+    for variable, found in zip(model.trainable_variables, gradients, strict=True):
+        name = rows_of[variable.path.removeprefix("finetuning/")]
+        want = name.from_hugging_face(of_theirs[name.hugging_face].numpy())
+        found = np.asarray(ops.convert_to_tensor(found))
+        if not variable.path.endswith("key/bias"):
+            np.testing.assert_allclose(
+                found, want, atol=1e-5 * np.abs(want).max(), rtol=0, err_msg=variable.path
+            )
