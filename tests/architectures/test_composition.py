@@ -70,14 +70,10 @@ class CountingBlock(WitnessBlock):
 
 
 def plain_attend(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS):
-    """The result of a fused kernel, written plainly."""
     scores_BNSS = ops.einsum("bsnh,btnh->bnst", query_BSNH, key_BSNH)
     ids_BS = ops.convert_to_tensor(sequence_ids_BS)
     is_own = ops.equal(ids_BS[:, None, :, None], ids_BS[:, None, None, :])
-    exponents = ops.exp(scores_BNSS - ops.max(scores_BNSS, axis=-1, keepdims=True)) * ops.cast(
-        is_own, "float32"
-    )
-    shares = exponents / ops.sum(exponents, axis=-1, keepdims=True)
+    shares = ops.softmax(ops.where(is_own, scores_BNSS, -1e9), axis=-1)
     return ops.einsum("bnst,btnh->bsnh", shares, value_BSNH)
 
 
@@ -96,14 +92,17 @@ def assert_same_steps(one, other, config=CONFIG):
     assert (losses[0] == losses[1]) == (config.hidden_dropout_prob == 0)
 
 
-@pytest.mark.parametrize("block", [WitnessBlock, SandwichBlock])
-def test_remat_goes_with_any_block_dropout_included(block):
-    assert_same_steps({"block": block}, {"block": block, "remat": True}, WITH_DROPOUT)
-
-
-@pytest.mark.parametrize(("block", "remat"), [(TransformerBlock, False), (SandwichBlock, True)])
-def test_attend_goes_with_remat_and_with_a_block_that_takes_it(block, remat):
-    assert_same_steps({"block": block}, {"block": block, "attend": plain_attend, "remat": remat})
+@pytest.mark.parametrize(
+    ("block", "options", "config"),
+    [
+        (WitnessBlock, {"remat": True}, WITH_DROPOUT),
+        (SandwichBlock, {"remat": True}, WITH_DROPOUT),
+        (TransformerBlock, {"attend": plain_attend}, CONFIG),
+        (SandwichBlock, {"attend": plain_attend, "remat": True}, CONFIG),
+    ],
+)
+def test_options_go_with_blocks_and_with_one_another(block, options, config):
+    assert_same_steps({"block": block}, {"block": block, **options}, config)
 
 
 @pytest.mark.parametrize("name", ["mamba", "mamba2"])
