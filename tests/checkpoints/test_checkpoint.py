@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -82,6 +83,9 @@ def test_whole_numbers_are_stored_alike_by_every_backend(trained):
     assert whole.keys() >= {"lamb/iteration", "dropout_seed/0"}
     assert {values.dtype for values in whole.values()} == {np.dtype(np.int64)}
     assert stored["lamb/iteration"].shape == () and stored["dropout_seed/0"].shape == (2,)
+    narrow = types.SimpleNamespace(numpy=lambda: np.arange(2, dtype=np.int32))  # as JAX holds a seed
+    checkpoint.save_weights(trained[1] / "jax", {"seed": narrow}, CONFIG)
+    assert load_file(trained[1] / "jax" / checkpoint.WEIGHTS)["seed"].dtype == np.int64
 
 
 def test_the_last_k_are_kept_in_order_of_steps(tmp_path):
