@@ -7,6 +7,7 @@ V vocabulary, C classes; of operations: L blocks, F feed-forward width.
 import inspect
 
 import keras
+from keras import ops
 
 from bert_packed.architectures.bert.config import ModelConfig
 from bert_packed.architectures.bert.layers import (
