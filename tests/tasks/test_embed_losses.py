@@ -136,12 +136,14 @@ def assert_equal(found, want):
         np.testing.assert_allclose(gradients[name], values, atol=1e-5 * largest, rtol=0, err_msg=name)
 
 
-@pytest.mark.parametrize("micro_batch_size", [None, 4, 2])
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("micro_batch_size", [None, 2])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_packed_is_one_text_at_a_time(loss, micro_batch_size):
     assert_equal(gradients_of(loss, "max", micro_batch_size=micro_batch_size), alone(loss))
 
 
+@pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("model", MODELS)
 def test_architectures_with_rematerialisation(model):
     assert_equal(gradients_of("ranking", "max", MODELS[model], 2, remat=True), alone("ranking", model))

@@ -30,7 +30,7 @@ class LossSettings:
     Attributes:
         kind: `RANKING`, in which an anchor must find its positive among all texts of the step that are no
             anchors, or `COSENT`, in which pairs must be as similar as the order of their scores says.
-        num_rows, num_texts: N and R.
+        batch_size, num_texts: N and R.
         pooling: "mean" over a sequence's tokens, or "cls".
         normalize: True where similarities are cosines, False for products.
         temperature: Divisor of similarities.
@@ -39,7 +39,7 @@ class LossSettings:
     """
 
     kind: str
-    num_rows: int
+    batch_size: int
     num_texts: int
     pooling: str = "mean"
     normalize: bool = True
@@ -88,7 +88,7 @@ def embedding_sums(outputs, batch, settings):
             part_NRD = normalized(part_NRD)
         if settings.kind == COSENT:
             scores_N = by_place(batch["scores"][..., None], batch["places"], settings)[:, 0, 0]
-            loss = cosent(part_NRD, scores_N, settings.temperature) * settings.num_rows
+            loss = cosent(part_NRD, scores_N, settings.temperature) * settings.batch_size
         else:
             loss, found = ranking(part_NRD, ids_NR, settings.temperature, settings.both_directions)
             right = right if number else found  # the first is the widest
@@ -102,10 +102,10 @@ def by_place(values_BKX, places_BK, settings):
     places [[3 1] [0 4] [2 0]], values [[c a] [. d] [b .]], R=2   ->   [[a b] [c d]]
     """
     flat_TX = ops.reshape(values_BKX, (-1, values_BKX.shape[-1]))
-    size = settings.num_rows * settings.num_texts
+    size = settings.batch_size * settings.num_texts
     # One slot has each place; unused ones add up at 0, which is cut off
     found_QX = ops.segment_sum(flat_TX, ops.cast(ops.reshape(places_BK, (-1,)), "int32"), size + 1)[1:]
-    return ops.reshape(found_QX, (settings.num_rows, settings.num_texts, -1))
+    return ops.reshape(found_QX, (settings.batch_size, settings.num_texts, -1))
 
 
 def normalized(vectors):
