@@ -28,7 +28,15 @@ VARIABLES = {"KERAS_BACKEND", "TF_CONFIG", "JAX_PLATFORMS", "XLA_FLAGS", "BEAM_O
 WRITTEN = {"my/flags/pretrain.flags": "--input_file=my/packed/train/*.tfrecord\n"}
 WRITTEN |= {
     name: ""
-    for name in ("train-v1.1.json", "dev-v1.1.json", "predictions.json", "conll/train.txt", "conll/valid.txt")
+    for name in (
+        "train-v1.1.json",
+        "dev-v1.1.json",
+        "predictions.json",
+        "pairs.jsonl",
+        "sts.jsonl",
+        "conll/train.txt",
+        "conll/valid.txt",
+    )
 }
 # Programs of others, by their first words: the words that are left are theirs
 OF_OTHERS = ("hf download", "zip -j", "pip download", "pip uninstall", "pip wheel")

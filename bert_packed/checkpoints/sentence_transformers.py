@@ -4,6 +4,8 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
+
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import read_json
 
@@ -21,6 +23,7 @@ class VectorSettings:
     normalize: bool = False  # True where vectors have length 1
     prompts: dict[str, str] = dataclasses.field(default_factory=dict)  # by name, as "query"
     max_seq_length: int | None = None  # tokens of a text, [CLS] and [SEP] included
+    default_prompt: str = ""  # text before every text, unless another prompt is asked for
 
 
 def read_settings(folder):
@@ -42,11 +45,18 @@ def read_settings(folder):
             f"{', '.join(kinds) or 'none'}."
         )
     pooling = _pooling(folder / str(modules[1].get("path")) / "config.json")
-    prompts = read_json(folder / CONFIG_FILE, default={}).get("prompts") or {}
+    config = read_json(folder / CONFIG_FILE, default={})
+    prompts = {name: text or "" for name, text in (config.get("prompts") or {}).items()}
+    default = prompts.get(config.get("default_prompt_name"), "")
     length = read_json(folder / LENGTH_FILE, default={}).get("max_seq_length")
-    return VectorSettings(
-        pooling, len(kinds) > 2, {name: text or "" for name, text in prompts.items()}, length
-    )
+    if length is not None and (not isinstance(length, int) or length < 1):
+        raise InputError(f"{folder / LENGTH_FILE}: max_seq_length must be whole. Received: {length!r}.")
+    return VectorSettings(pooling, len(kinds) > 2, prompts, length, default)
+
+
+def unit(vectors):
+    """Vectors `[n, D]` of length 1; a zero vector stays."""
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
 def _pooling(path):

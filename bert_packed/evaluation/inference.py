@@ -19,7 +19,7 @@ from bert_packed import schema
 from bert_packed.architectures.registry import DTYPES, MASKED_LM
 from bert_packed.assembly.update_packs import assemble_filled, pack_all
 from bert_packed.checkpoints import starting_weights
-from bert_packed.checkpoints.sentence_transformers import VectorSettings, read_settings
+from bert_packed.checkpoints.sentence_transformers import VectorSettings, read_settings, unit
 from bert_packed.core.settings import InputError
 from bert_packed.objectives.features import TOKENS
 from bert_packed.packing.arguments import check_choice
@@ -37,6 +37,7 @@ POOLINGS = {
     "none": lambda hidden: hidden.copy(),
 }
 DEFAULT_SETTINGS = VectorSettings()
+PROMPT_NAMES = ("query", "passage", "document")  # that are no text to put before others
 MANY_TEXTS = 1000  # from which on a terminal shows progress
 NUM_SPECIAL = 2  # [CLS] and [SEP]
 ALGORITHM = "lpfhp"  # plans at once, where others search
@@ -61,7 +62,7 @@ class TextEncoder:
     settings: VectorSettings = DEFAULT_SETTINGS  # of a folder of sentence-transformers
 
     def encode(
-        self, texts, pooling=None, max_sequences_per_pack="max", *, normalize=None, prompt="", progress=None
+        self, texts, pooling=None, max_sequences_per_pack="max", *, normalize=None, prompt=None, progress=None
     ):
         """The vectors of texts, each as it would be alone: float32 `[n, D]`, in the order of `texts`.
 
@@ -72,7 +73,8 @@ class TextEncoder:
                 "mean".
             max_sequences_per_pack: Texts per pack, at most; "max" for no limit, 1 for padded rows.
             normalize: True for vectors of length 1; None for what the model's folder says, else False.
-            prompt: Text that stands before each text, or the name of one of the model's prompts, as "query".
+            prompt: Text that stands before each text, or the name of one of the model's prompts, as "query";
+                None for the model's default.
             progress: True for a progress bar; None for one where standard error is a terminal and there are
                 many texts.
         """
@@ -81,7 +83,13 @@ class TextEncoder:
         pooling = self.settings.pooling if pooling is None else pooling
         check_choice("pooling", pooling, POOLINGS)
         pool = POOLINGS[pooling]
-        prompt = self.settings.prompts.get(prompt, prompt)
+        prompts = self.settings.prompts
+        if prompt in PROMPT_NAMES and prompt not in prompts:
+            known = ", ".join(prompts) or "none"
+            raise InputError(f"`prompt` must be one of the model's, {known}. Received: {prompt!r}.")
+        prompt = self.settings.default_prompt if prompt is None else prompts.get(prompt, prompt)
+        if pooling == "none" and normalize:
+            raise InputError("`normalize` must be left out for pooling='none'. Received: True.")
         tokens = self._tokens([prompt + text for text in texts] if prompt else texts)
         vectors = [None] * len(tokens)
         batches = pack_tokens(tokens, self.max_seq_length, self.batch_size, max_sequences_per_pack)
@@ -157,7 +165,7 @@ def load_encoder(
     from bert_packed.architectures.packed_model import build_model
     from bert_packed.checkpoints.export_formats import check_form
     from bert_packed.kernels.choose import choose_kernels
-    from bert_packed.runs.vocabulary import find_vocab, known_case, known_length
+    from bert_packed.runs.vocabulary import find_vocab, known_case, known_length, run_folder
     from bert_packed.training.backend import check_memory, compiled
     from bert_packed.training.engines.engine import named_weights
 
@@ -168,9 +176,11 @@ def load_encoder(
         known = known_case(init_checkpoint)
         do_lower_case = True if known is None else known
     tokenizer = load_text_tokenizer(vocab_path, do_lower_case)
+    folder = run_folder(init_checkpoint)  # of a run that trains vectors, whose export says how they are made
+    settings = read_settings(init_checkpoint) or (read_settings(folder / "model") if folder else None)
+    length = max_seq_length if max_seq_length is not None or not settings else settings.max_seq_length
     model = init_checkpoint, bert_config_file
-    starting_weights.check_reads(config, [MASKED_LM], max_seq_length or 0, tokenizer.vocab_size, *model)
-    settings = read_settings(init_checkpoint)
+    starting_weights.check_reads(config, [MASKED_LM], length or 0, tokenizer.vocab_size, *model)
     if dtype not in DTYPES:
         raise InputError(f"`dtype` must be one of {', '.join(DTYPES)}. Received: {dtype!r}.")
     platform = devices_here().platform
@@ -178,7 +188,6 @@ def load_encoder(
     batch_size = _at_least_one("batch_size", batch_size, CPU_BATCH_SIZE if on_cpus else BATCH_SIZE)
     at_once = CPU_NUM_BATCHES_AT_ONCE if on_cpus else NUM_BATCHES_AT_ONCE
     num_batches_at_once = _at_least_one("num_batches_at_once", num_batches_at_once, at_once)
-    length = max_seq_length or (settings.max_seq_length if settings else None)
     if length is None:
         length = min(
             config.max_position_embeddings, MOST_TOKENS, known_length(init_checkpoint) or MOST_TOKENS
@@ -203,11 +212,6 @@ def load_encoder(
         num_batches_at_once,
         settings or DEFAULT_SETTINGS,
     )
-
-
-def unit(vectors):
-    """Vectors `[n, D]` of length 1; a zero vector stays."""
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
 def similarity(one, other):

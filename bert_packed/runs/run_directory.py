@@ -133,7 +133,8 @@ def check_own(output_dir, result_files=()):
     """
     folder = _check_folder(output_dir)
     others = sorted(path.name for path in folder.iterdir() if not _is_ours(path)) if folder.exists() else []
-    others = [name for name in others if name not in result_files]
+    # A folder is a result only beside a run: another program's folder may have that name
+    others = [name for name in others if name not in result_files or (folder / name).is_dir()]
     if others and (folder / RUN_FILE).exists():  # another task's run wrote others
         others = [name for name in others if name not in read_run(folder)["result_files"]]
     if folder.exists() and (others or (list_checkpoints(folder) and not (folder / RUN_FILE).exists())):

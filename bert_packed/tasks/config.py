@@ -17,6 +17,8 @@ from bert_packed.runs.run_config import DATA, MODEL, OPTIMIZER, PREDICTION, STEP
 class FinetuneConfig(RunConfig):
     """Settings of every fine-tuning run; checks itself, raises `InputError`."""
 
+    batch_unit = "sequence"  # what `train_batch_size` counts
+
     output_dir: str = variant(RunConfig, "output_dir", "", required=True)
     bert_config_file: str = variant(
         RunConfig,

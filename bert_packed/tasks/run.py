@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -67,7 +68,7 @@ def read_text_model(config):
     line = vocabulary.describe_vocabulary(path, size, model_config, bool(config.init_checkpoint))
     vocabulary.check_as_trained(config, path)
     if config.do_train:
-        size = count_of(config.train_batch_size, "sequence")
+        size = count_of(config.train_batch_size, config.batch_unit)
         print(f"batch      {size} a step (train_batch_size), packed or not")
     print(line)
     return TextModel(override_dropout(model_config, config), path, tokenizer)
@@ -81,6 +82,7 @@ class Evaluation:
     score: Callable  # from a model to a dict of float
     every: int  # steps; 0 for after the last alone
     keeps_best: bool  # whether the weights with the best score stay, in `best_folder`
+    source: str  # path of what is scored: others' scores do not compare
 
 
 SCORES_OF_BEST = "scores.json"
@@ -145,10 +147,8 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation):
         config.max_skipped_steps,
         evaluation.every if evaluation else 0,
     )
-    what = "row" if data.texts_per_row > 1 else "sequence"
-    print(
-        f"plan       {count_of(steps.num_train_steps, 'step')} of {count_of(config.train_batch_size, what)}"
-    )
+    size = count_of(config.train_batch_size, config.batch_unit)
+    print(f"plan       {count_of(steps.num_train_steps, 'step')} of {size}")
     updates = _plan_updates(config, data, steps.num_train_steps)
     # One static shape for all steps, as wide as the fullest pack and as long as the longest step: XLA
     # compiles once
@@ -236,15 +236,16 @@ class _EvaluationLog(metrics_log.MetricsLog):
         if self._evaluation.keeps_best and self._is_best(scores):
             with write_folder(best_folder(self._folder)) as partial:
                 checkpoint.save_weights(partial, named_weights(self._model), self._model.config)
-                write_json(Path(partial) / SCORES_OF_BEST, scores)
+                write_json(Path(partial) / SCORES_OF_BEST, {"of": self._evaluation.source, **scores})
         self.write({"step": step, **scores})
         show_line(f"step {step:,}: " + ", ".join(f"{name} {value:.2f}" for name, value in scores.items()))
 
     def _is_best(self, scores):
-        first = self._evaluation.names[0]
-        return scores[first] > read_json(best_folder(self._folder) / SCORES_OF_BEST, default={}).get(
-            first, -1e9
-        )
+        name = self._evaluation.names[0]
+        best = read_json(best_folder(self._folder) / SCORES_OF_BEST, default={})
+        if best.get("of") != self._evaluation.source or math.isnan(best[name]):
+            return True
+        return scores[name] > best[name]
 
 
 def has_results(config, text, inputs, results, evaluated):
@@ -340,7 +341,7 @@ def _describe_steps(config, data, updates, steps):
         f"packs      of {spec.max_seq_length} tokens and up to "
         f"{count_of(spec.max_sequences_per_pack, 'sequence')}: packing factor {updates.packing_factor:.3f}, "
         f"efficiency {updates.efficiency(lengths):.2%}\n"
-        f"step       {count_of(config.train_batch_size, 'sequence')} in at most "
+        f"step       {count_of(config.train_batch_size, config.batch_unit)} in at most "
         f"{count_of(updates.num_packs, 'pack')}, {config.micro_batch_size or 'all'} at once; "
         f"{count_of(steps.num_train_steps, 'step')}"
     )

@@ -147,7 +147,7 @@ def test_a_stopped_training_predicts_nothing(tmp_path, monkeypatch, capsys):
         finetuning.run_task(config, None, None, lambda: (data, inputs), predict)
     data.sequences.append(1)
     assert finetuning.run_task(config, None, None, lambda: (data, inputs), predict).exit_status == 128 + 15
-    assert given == [(data, inputs, tmp_path)]
+    assert given == [(data, inputs, tmp_path, None)]
     assert "the same command continues" in capsys.readouterr().err
 
 

@@ -23,9 +23,8 @@ from bert_packed.tasks.glue import task as glue_finetuning
 from bert_packed.tasks.glue.config import GlueConfig
 from bert_packed.tasks.ner import task as ner_finetuning
 from bert_packed.tasks.ner.config import NerConfig
-from bert_packed.tasks.squad import files as squad
 from bert_packed.tasks.squad import predictions as squad_predictions
-from bert_packed.tasks.squad import windows as squad_windows
+from bert_packed.tasks.squad import task as squad_finetuning
 from bert_packed.tasks.squad.config import SquadConfig
 from bert_packed.text import tokenization
 from bert_packed.training import loop
@@ -41,8 +40,7 @@ COMMANDS = {
 }
 RECORDED = (
     *((finetuning, name) for name in ("plan_updates", "pack_all", "make_engine")),
-    (squad, "read_squad"),
-    (squad_windows, "make_windows"),
+    *((squad_finetuning, name) for name in ("read_squad", "make_windows")),
     (squad_predictions, "extract"),
     (tokenization, "make_tokenizer"),
     *((glue_finetuning, name) for name in ("read_glue", "make_glue_sequences")),

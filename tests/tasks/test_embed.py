@@ -5,6 +5,7 @@ pooling that training and export disagree on, scores by another definition.
 """
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -63,6 +64,7 @@ def test_a_run_leaves_a_folder_with_its_vectors(files, tmp_path, kind):
         "eval_file": str(files / "scored.jsonl"),
         "eval_steps": 2,
         "keep_best": True,
+        "hidden_dropout_prob": 0.1 if kind == "texts" else -1.0,
     }
     config = EmbedConfig(**flags(files, tmp_path / "run", train_file=str(files / f"{kind}.jsonl"), **more))
     result = bert_packed.finetune(config)
@@ -71,7 +73,8 @@ def test_a_run_leaves_a_folder_with_its_vectors(files, tmp_path, kind):
     assert rows[0] == "step,spearman" and len(scores) == 3
     assert result.scores == {"spearman": pytest.approx(max(scores))}
     encoder = bert_packed.load_encoder(tmp_path / "run" / "model", batch_size=2)
-    assert (encoder.settings.pooling, encoder.settings.normalize) == (config.pooling, True)
+    pooling = "mean" if kind == "pairs" else "cls"
+    assert (encoder.settings.pooling, encoder.settings.normalize) == (pooling, True)
     one, other = (encoder.encode([row[place] for row in SCORED]) for place in (0, 1))
     np.testing.assert_allclose(np.linalg.norm(one, axis=1), 1, rtol=1e-5)
     cosines = np.diag(bert_packed.similarity(one, other))
@@ -115,6 +118,14 @@ MISTAKES = [
     ("a.jsonl", '{"text": "a"}\n{\n', "a.jsonl, row 2: must be JSON."),
     ("a.jsonl", "[1]\n", "a.jsonl, row 1: must be a JSON object."),
     ("a.jsonl", "", "a.jsonl must have a row. Received: none."),
+    ("a.csv", "anchor,positive\nx,y\nhello, world,b\n", "a.csv, row 2: must have 2 fields. Received: 3."),
+    ("a.csv", "anchor,anchor,positive\na,b,c\n", "a.csv must name each column once."),
+    ("a.jsonl", '{"text": "\\ud800"}\n', "a.jsonl, row 1: text must be a text."),
+    (
+        "a.jsonl",
+        '{"anchor": "a", "positive": "b"}\n{"anchor": "a", "positive": "b", "negative": "c"}\n',
+        "a.jsonl, row 2: negative must be in the first row, too.",
+    ),
     ("a.csv", "sentence1,sentence2,score\na,b,high\n", "a.csv, row 1: the score must be a number."),
     ("a.csv", "sentence1,sentence2\na,b\n", "must have a column 'score'"),
     ("a.txt", "a\n", "must end in .jsonl, .json, .csv, .tsv, .parquet, or be a folder. Received: '.txt'."),
@@ -137,6 +148,8 @@ def test_a_mistake_in_a_file_is_named(tmp_path, name, content, message):
             {"eval_file": "none.jsonl"},
             "`eval_file` must be an existing file or folder. Received: none.jsonl.",
         ),
+        ({"loss": "cosent", "both_directions": True}, "`both_directions` must be false for loss=cosent."),
+        ({"do_train": False, "eval_file": "{files}/scored.jsonl", "keep_best": True}, "`keep_best` must be"),
         ({"eval_steps": 3}, "`eval_steps` must be left out without eval_file. Received: 3."),
         ({"matryoshka_widths": "8,x"}, "empty or comma-separated numbers of dimensions"),
         ({"matryoshka_widths": "99"}, "`matryoshka_widths` must be at most hidden_size=16. Received: 99."),
@@ -144,7 +157,45 @@ def test_a_mistake_in_a_file_is_named(tmp_path, name, content, message):
     ],
 )
 def test_a_mistake_in_a_call_is_one_line(files, tmp_path, changes, message):
+    changes = {k: v.format(files=files) if isinstance(v, str) else v for k, v in changes.items()}
     assert_refused(cli.fine_tune, EmbedConfig, message, **flags(files, tmp_path / "run", **changes))
+
+
+def test_folders_of_others_are_kept(files, tmp_path):
+    """A folder that is named as a result, without a run beside it; and a model without training."""
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    (tmp_path / "run" / "model" / "mine.bin").touch()
+    changes = {}, {"do_train": False, "eval_file": str(files / "scored.jsonl")}
+    messages = (
+        "`output_dir` must be empty or hold this run",
+        "`output_dir` must hold no model unless --do_train",
+    )
+    for change, message in zip(changes, messages, strict=True):
+        assert_refused(cli.fine_tune, EmbedConfig, message, **flags(files, tmp_path / "run", **change))
+    assert (tmp_path / "run" / "model" / "mine.bin").exists()
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_a_run_goes_on_and_is_scored_again(files, tmp_path):
+    """Stopped in the middle, by a file of fewer epochs; then by another file of scores."""
+    given = {
+        "num_train_epochs": 2.0,
+        "eval_file": str(files / "scored.jsonl"),
+        "eval_steps": 2,
+        "keep_best": True,
+    }
+    given = flags(files, tmp_path / "run", **given, save_checkpoints_steps=2, keep_checkpoint_max=9)
+    whole = bert_packed.finetune(EmbedConfig(**given)).scores
+    rows = (tmp_path / "run" / "eval_metrics.csv").read_text()
+    weights = (tmp_path / "run" / "checkpoint-6" / "model.safetensors").read_bytes()
+    for step in (4, 6):
+        shutil.rmtree(tmp_path / "run" / f"checkpoint-{step}")
+    assert bert_packed.finetune(EmbedConfig(**given)).scores == pytest.approx(whole)
+    assert (tmp_path / "run" / "eval_metrics.csv").read_text() == rows
+    assert (tmp_path / "run" / "checkpoint-6" / "model.safetensors").read_bytes() == weights
+    write_json_lines(tmp_path / "other.jsonl", ("sentence1", "sentence2", "score"), SCORED[::-2])
+    scores = bert_packed.finetune(EmbedConfig(**{**given, "eval_file": str(tmp_path / "other.jsonl")})).scores
+    assert scores != pytest.approx(whole)
 
 
 def write_beir(folder):

@@ -1,7 +1,5 @@
 """Batches of fine-tuning by hand: labels in their slots, positions from the pack's start, and back again."""
 
-import types
-
 import numpy as np
 import pytest
 
@@ -66,7 +64,7 @@ def test_predictions_of_the_sequences_come_with_them(data):
 
 
 def test_a_run_that_continues_takes_the_next_updates(data):
-    updates = types.SimpleNamespace(packs=[PACKS.between(0, 1), PACKS.between(1, 2), PACKS], spec=SPEC)
+    updates = Updates([PACKS.between(0, 1), PACKS.between(1, 2), PACKS], SPEC, 2)
     whole = [batch["token_ids"].tolist() for batch in train_batches(data, updates, 2)]
     assert len(whole) == 3 and whole[0] != whole[1]
     for first in range(4):

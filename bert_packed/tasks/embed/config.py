@@ -33,6 +33,7 @@ class EmbedConfig(FinetuneConfig):
     """
 
     result_files = ("model", "best")
+    batch_unit = "row"
 
     train_file: str = setting("", "texts to train on", group=DATA)
     eval_file: str = setting(
@@ -46,10 +47,13 @@ class EmbedConfig(FinetuneConfig):
         "", "names of train_file's columns of texts, with commas; empty = by their names", group=DATA
     )
     score_column: str = setting("", "name of train_file's column of scores; empty = score beside sentence1")
-    query_prefix: str = setting("", 'text before each anchor, as "query: "')
-    passage_prefix: str = setting("", "text before every other text; of scored pairs before none")
+    query_prefix: str = setting("", 'text before each anchor, as "query: "; empty = that of init_checkpoint')
+    passage_prefix: str = setting("", "text before every other text; empty = that of init_checkpoint")
     pooling: str = setting(
-        "mean", "the vector of a text: the mean over its tokens, or that of [CLS]", choices=POOLINGS
+        "auto",
+        "the vector of a text: the mean over its tokens, or that of [CLS]; auto = as a folder of "
+        "sentence-transformers in init_checkpoint says, else mean",
+        choices=("auto", *POOLINGS),
     )
     normalize: bool = setting(True, "whether vectors have length 1, so that products are cosines")
     loss: str = setting(
@@ -90,6 +94,10 @@ class EmbedConfig(FinetuneConfig):
             path = getattr(self, name)
             if path and not storage.is_file(path) and not storage.is_folder(path):
                 raise InputError(f"`{name}` must be an existing file or folder. Received: {path}.")
+        if self.keep_best and not self.do_train:
+            raise InputError("`keep_best` must be false unless --do_train. Received: True.")
+        if self.both_directions and self.loss == "cosent":
+            raise InputError("`both_directions` must be false for loss=cosent. Received: True.")
         if (self.eval_steps or self.keep_best) and not self.eval_file:
             name = "eval_steps" if self.eval_steps else "keep_best"
             raise InputError(f"`{name}` must be left out without eval_file. Received: {getattr(self, name)}.")

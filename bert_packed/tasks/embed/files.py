@@ -11,6 +11,7 @@ import numpy as np
 from bert_packed.core.settings import InputError
 
 SCORE = "score"
+LARGEST = 1e30  # a score, in float32
 ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
 
@@ -46,10 +47,11 @@ def read_rows(path, columns="", score_column=""):
             chosen, score_column = _choose(path, row, columns, score_column)
             texts = [[] for _ in chosen]
         for values, name in zip(texts, chosen, strict=True):
-            text = row.get(name)
-            if not isinstance(text, str) or not text.strip():
-                raise InputError(f"{path}, row {number}: {name} must be a text. Received: {text!r:.80}.")
-            values.append(text)
+            values.append(check_text(path, number, name, row.get(name)))
+        if not columns and (more := [name for name in row if _is_negative(name) and name not in chosen]):
+            raise InputError(
+                f"{path}, row {number}: {more[0]} must be in the first row, too. Received: none."
+            )
         if score_column:
             scores.append(_score(path, number, row.get(score_column)))
     if chosen is None:
@@ -67,7 +69,7 @@ def _choose(path, row, columns, score_column):
     elif "sentence1" in names:
         chosen, score_column = ["sentence1", "sentence2"], score_column or SCORE
     elif "anchor" in names:
-        chosen = ["anchor", "positive", *(name for name in names if name.startswith("negative"))]
+        chosen = ["anchor", "positive", *filter(_is_negative, names)]
     else:
         chosen = ["text"]
     wanted = [*chosen, *([score_column] if score_column else [])]
@@ -81,12 +83,26 @@ def _choose(path, row, columns, score_column):
     return chosen, score_column
 
 
+def _is_negative(name):
+    return name.startswith("negative")
+
+
+def check_text(path, number, name, text):
+    """A value of a row as text; raises `InputError` where it is none, or blank."""
+    try:
+        if isinstance(text, str) and text.strip() and text.encode():
+            return text
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can have
+        pass
+    raise InputError(f"{path}, row {number}: {name} must be a text. Received: {text!r:.80}.")
+
+
 def _score(path, number, value):
     try:
         found = float(value)
     except (TypeError, ValueError):
         found = math.nan
-    if not math.isfinite(found) or isinstance(value, bool):
+    if not abs(found) < LARGEST or isinstance(value, bool):
         raise InputError(f"{path}, row {number}: the score must be a number. Received: {value!r:.80}.")
     return found
 
@@ -95,13 +111,13 @@ def _rows_of(path):
     """Yield row numbers, from 1, and dicts by column."""
     path = Path(path)
     if path.is_dir():
-        yield from enumerate(_arrow_rows(path), 1)
+        yield from _arrow_rows(path, _batches_of_folder)
     elif path.suffix == ".parquet":
-        yield from enumerate(_parquet_rows(path), 1)
+        yield from _arrow_rows(path, _batches_of_parquet)
     elif path.suffix in (".csv", ".tsv"):
         yield from _csv_rows(path)
     elif path.suffix in (".jsonl", ".json"):
-        yield from _json_rows(path)
+        yield from json_rows(path)
     else:
         raise InputError(
             f"{path} must end in {', '.join(ENDINGS)}, or be a folder. Received: {path.suffix!r}."
@@ -113,15 +129,26 @@ def _csv_rows(path):
     form = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {}
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
-            yield from enumerate(csv.DictReader(file, strict=path.suffix == ".csv", **form), 1)
+            rows = csv.DictReader(file, strict=path.suffix == ".csv", **form)
+            names = rows.fieldnames or []
+            if len({*names}) < len(names):
+                raise InputError(f"{path} must name each column once. Received: {', '.join(names)}.")
+            for number, row in enumerate(rows, 1):
+                if None in row:
+                    received = len(names) + len(row[None])
+                    raise InputError(
+                        f"{path}, row {number}: must have {len(names)} fields. Received: {received}."
+                    )
+                yield number, row
     except UnicodeDecodeError as error:
         raise InputError(f"{path} must be UTF-8. Received: {error}.") from error
     except csv.Error as error:
         raise InputError(f"{path} must be {path.suffix[1:].upper()}. Received: {error}.") from error
 
 
-def _json_rows(path):
-    with open(path, encoding="utf-8") as file:
+def json_rows(path):
+    """Yield line numbers, from 1, and the objects of a file of JSON lines; raises `InputError`."""
+    with open(path, encoding="utf-8-sig") as file:
         try:
             for number, line in enumerate(file, 1):
                 if line.strip():
@@ -137,21 +164,40 @@ def _json_rows(path):
             raise InputError(f"{path}, row {number}: must be JSON. Received: {error}.") from error
 
 
-def _parquet_rows(path):
-    from pyarrow import parquet  # the extra `arrow`
+def _arrow_rows(path, batches_of):
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise InputError(
+            f"{path} needs `pip install -e '.[arrow]'`. Received: no package pyarrow."
+        ) from error
+    number = 0
+    try:
+        for batch in batches_of(path):
+            for row in batch.to_pylist():
+                number += 1
+                yield number, row
+    except pyarrow.ArrowInvalid as error:
+        raise InputError(f"{path} must be whole. Received: {str(error).splitlines()[0]}.") from error
 
-    for batch in parquet.ParquetFile(path).iter_batches():
-        yield from batch.to_pylist()
+
+def _batches_of_parquet(path):
+    from pyarrow import parquet
+
+    yield from parquet.ParquetFile(path).iter_batches()
 
 
-def _arrow_rows(folder):
-    """Rows of a folder of `datasets.Dataset.save_to_disk`."""
+def arrow_files(folder):
+    """The files of a folder of `datasets.Dataset.save_to_disk`, without what `datasets` caches there."""
+    return [path for path in sorted(Path(folder).glob("*.arrow")) if not path.name.startswith("cache-")]
+
+
+def _batches_of_folder(folder):
     import pyarrow
 
-    files = sorted(folder.glob("*.arrow"))
+    files = arrow_files(folder)
     if not files:
         raise InputError(f"{folder} must be a folder that `datasets` saved. Received: no .arrow file in it.")
     for path in files:
         with pyarrow.ipc.open_stream(str(path)) as batches:
-            for batch in batches:
-                yield from batch.to_pylist()
+            yield from batches

@@ -4,14 +4,15 @@ Legend: n texts, D width.
 """
 
 import dataclasses
-import json
 from pathlib import Path
 
 import numpy as np
 from scipy.stats import spearmanr
 
+from bert_packed.checkpoints.sentence_transformers import unit
 from bert_packed.core.settings import InputError
-from bert_packed.tasks.embed.files import read_rows
+from bert_packed.core.storage import read_text
+from bert_packed.tasks.embed.files import check_text, json_rows, read_rows
 
 DEPTH, RECALLS = 10, (10, 100)
 SPEARMAN = "spearman"
@@ -50,8 +51,10 @@ class Retrieval:
         queries = unit(encode([self.queries[name] for name in self.relevant], True))
         most = min(max(DEPTH, *RECALLS), len(ids))
         rows = []
-        for vector, gains in zip(queries, self.relevant.values(), strict=True):
+        for vector, (query, gains) in zip(queries, self.relevant.items(), strict=True):
             similar = documents @ vector
+            if query in self.documents:  # as in BEIR: a question that is a document does not find itself
+                similar[ids.index(query)] = -np.inf
             # Equal similarities go by the order of the corpus
             best = np.argsort(-similar, kind="stable")[:most]
             rows.append(_of_query([gains.get(ids[place], 0.0) for place in best], gains.values()))
@@ -69,11 +72,6 @@ def _of_query(found, gains):
     return [ndcg, 1 / ranks[0] if ranks else 0.0, *recalls]
 
 
-def unit(vectors):
-    """Vectors `[n, D]` of length 1; a zero vector stays."""
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-
-
 def read_evaluation(path):
     """`ScoredPairs` of a file, or the `Retrieval` of a folder in BEIR's form; raises `InputError`."""
     folder = Path(path)
@@ -88,21 +86,20 @@ def read_evaluation(path):
 
 
 def _read_beir(folder):
-    documents = {
-        name: " ".join(filter(None, (row.get("title"), row.get("text"))))
-        for name, row in _by_id(folder / "corpus.jsonl")
-    }
-    queries = {name: row.get("text", "") for name, row in _by_id(folder / "queries.jsonl")}
+    documents = {name: text for name, text in _by_id(folder / "corpus.jsonl")}
+    queries = {name: text for name, text in _by_id(folder / "queries.jsonl")}
     paths = sorted(folder.glob("qrels/*.tsv"))
     test = [path for path in paths if path.stem in ("dev", "test")][:1] or paths[:1]
     if not test:
         raise InputError(f"{folder} must have qrels/*.tsv. Received: none.")
     relevant = {}
-    lines = test[0].read_text(encoding="utf-8").splitlines()
+    lines = read_text(test[0]).splitlines()
     for number, line in enumerate(lines[1:], 2):
         parts = line.split("\t")
         try:
             query, document, gain = parts[0], parts[1], float(parts[2])
+            if not np.isfinite(gain):
+                raise ValueError
         except (IndexError, ValueError) as error:
             raise InputError(
                 f"{test[0]}, line {number}: must be query, document and score. Received: {line[:80]!r}."
@@ -120,12 +117,7 @@ def _read_beir(folder):
 def _by_id(path):
     if not path.is_file():
         raise InputError(f"{path} must exist. Received: no such file.")
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                row = json.loads(line)
-                yield row["_id"], row
-            except (json.JSONDecodeError, KeyError, TypeError) as error:
-                raise InputError(
-                    f"{path}, line {number}: must be JSON with _id. Received: {line[:80]!r}."
-                ) from error
+    for number, row in json_rows(path):
+        title = row.get("title") or ""
+        text = row.get("text") if not title else f"{title} {row.get('text') or ''}".strip()
+        yield str(check_text(path, number, "_id", row.get("_id"))), check_text(path, number, "text", text)

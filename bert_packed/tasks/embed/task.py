@@ -6,6 +6,7 @@ Legend: B packs per batch, K sequences per pack, N rows of a step, R texts of a 
 import dataclasses
 import functools
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +14,17 @@ import numpy as np
 from bert_packed.assembly.update_packs import pack_all
 from bert_packed.checkpoints import checkpoint
 from bert_packed.checkpoints.export_formats import write_hugging_face
-from bert_packed.checkpoints.sentence_transformers import VectorSettings, write_settings
+from bert_packed.checkpoints.sentence_transformers import VectorSettings, read_settings, write_settings
 from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError
-from bert_packed.core.storage import read_json, write_folder
+from bert_packed.core.storage import write_folder
+from bert_packed.objectives.objective import Objective
 from bert_packed.runs.exports import CARD_FILE
 from bert_packed.runs.run_summary import describe_counts
 from bert_packed.tasks import run
 from bert_packed.tasks.batches import LabelledSequences, predict
-from bert_packed.tasks.embed.files import read_rows
+from bert_packed.tasks.embed.config import EmbedConfig
+from bert_packed.tasks.embed.files import arrow_files, read_rows
 from bert_packed.tasks.embed.losses import COSENT, RANKING, LossSettings, embedding_objective
 from bert_packed.tasks.embed.scores import read_evaluation
 from bert_packed.tasks.glue.files import make_glue_sequences
@@ -29,7 +32,7 @@ from bert_packed.training.backend import compiled, out_of_memory_names
 from bert_packed.training.engines.engine import named_weights
 
 MODEL_FOLDER = "model"
-QUERY, PASSAGE = "query", "passage"  # names of prompts
+QUERY, PASSAGE, DOCUMENT = "query", "passage", "document"  # names of prompts
 
 
 def finetune(config):
@@ -40,46 +43,80 @@ def finetune(config):
         raise InputError(
             f"`matryoshka_widths` must be at most hidden_size={width}. Received: {config.matryoshka_widths}."
         )
+    exported = Path(config.output_dir) / MODEL_FOLDER
+    if not config.do_train and exported.exists():
+        raise InputError(f"`output_dir` must hold no {MODEL_FOLDER} unless --do_train. Received: {exported}.")
+    settings = vector_settings(config, text)
     # Files are read before training: a mistake in them would show after hours
     rows = read_rows(config.train_file, config.columns, config.score_column) if config.do_train else None
-    asked = read_evaluation(config.eval_file) if config.eval_file else None
-    settings = loss_settings(config, rows)
-    objective = embedding_objective(settings)
-    encoder = Encoder(config, text, objective)
+    if rows and rows.texts[0] is rows.texts[1] and not _has_dropout(text.config):
+        raise InputError(
+            "`hidden_dropout_prob` must be above 0 for texts alone, as two vectors of a text would be equal. "
+            "Received: a model without dropout."
+        )
+    evaluation = read_evaluation(config.eval_file) if config.eval_file else None
+    objective = embedding_objective(loss_settings(config, rows, settings))
+    encoder = Encoder(config, text, objective, settings)
 
     def read_training():
-        return training_data(config, rows, text.tokenizer), {"train_file": _files(config.train_file)}
+        return training_data(config, rows, text.tokenizer, settings), {
+            "train_file": _files(config.train_file)
+        }
 
-    def evaluate(model):
-        return asked.score(functools.partial(encoder.encode, model))
+    def score(model):
+        return evaluation.score(functools.partial(encoder.encode, model))
 
     def finish(model, folder):
-        scores = evaluate(model) if asked else {}
-        if best := run.best_folder(folder) if config.keep_best else None:
+        best = run.best_folder(folder)
+        if config.keep_best and best.exists():
             checkpoint.assign_tensors(best, checkpoint.read_weights(best), named_weights(model))
-            scores = read_json(best / run.SCORES_OF_BEST)
-        _export(config, text, model, folder, scores)
+        scores = score(model) if evaluation else {}
+        _export(config, text, model, folder, settings, scores)
         return scores
 
-    during = run.Evaluation(asked.names, evaluate, config.eval_steps, config.keep_best) if asked else None
+    during = None
+    if evaluation:
+        sizes = config.eval_steps, config.keep_best, config.eval_file
+        during = run.Evaluation(evaluation.names, score, *sizes)
     return run.run_task(config, text, objective, read_training, finish, during)
 
 
-def loss_settings(config, rows):
+def vector_settings(config, text):
+    """The `VectorSettings` of a run: as its flags say, else as the folder that it starts from."""
+    stored = read_settings(config.init_checkpoint) if config.init_checkpoint else None
+    stored = stored or VectorSettings()
+    prompts = {
+        QUERY: config.query_prefix or stored.prompts.get(QUERY, ""),
+        PASSAGE: config.passage_prefix or stored.prompts.get(PASSAGE, stored.prompts.get(DOCUMENT, "")),
+    }
+    prompts[DOCUMENT] = prompts[PASSAGE]  # as `encode_document` of sentence-transformers names it
+    return VectorSettings(
+        stored.pooling if config.pooling == "auto" else config.pooling,
+        config.normalize,
+        {name: prefix for name, prefix in prompts.items() if prefix},
+        min(config.max_seq_length, text.config.max_position_embeddings),
+    )
+
+
+def _has_dropout(model_config):
+    return any(getattr(model_config, name) > 0 for names in model_config.dropout_fields for name in names)
+
+
+def loss_settings(config, rows, settings):
+    """The `LossSettings` of rows; None for those of a model that is not trained."""
     kind = config.loss
     has_scores = rows is not None and rows.scores is not None
     if kind == "auto":
         kind = COSENT if has_scores else RANKING
     if rows is not None and (kind == COSENT) != has_scores:
         rule = "have a score of each pair" if kind == COSENT else "have no scores"
-        raise InputError(
-            f"{rows.path} must {rule} for loss={kind}. Received: {'some' if has_scores else 'none'}."
-        )
+        received = "some" if has_scores else "none"
+        raise InputError(f"{rows.path} must {rule} for loss={kind}. Received: {received}.")
     return LossSettings(
         kind,
         config.train_batch_size,
         len(rows.texts) if rows else 2,
-        config.pooling,
+        settings.pooling,
         config.normalize,
         config.temperature,
         config.both_directions,
@@ -87,16 +124,18 @@ def loss_settings(config, rows):
     )
 
 
-def training_data(config, rows, tokenizer):
+def training_data(config, rows, tokenizer, settings):
     """`LabelledSequences` of all texts, row by row."""
     num_texts, has_scores = len(rows.texts), rows.scores is not None
-    prefixes = [config.query_prefix, *[config.passage_prefix] * (num_texts - 1)]
-    prefixes = [""] * num_texts if has_scores else prefixes
+    prompts = [settings.prompts.get(name, "") for name in (QUERY, *[PASSAGE] * (num_texts - 1))]
+    prompts = [""] * num_texts if has_scores else prompts  # neither text of a pair is a query
     plain = [text for row in zip(*rows.texts, strict=True) for text in row]
-    texts = [prefix + text for prefix, text in zip(itertools.cycle(prefixes), plain, strict=False)]
+    texts = [prompt + text for prompt, text in zip(itertools.cycle(prompts), plain, strict=False)]
     sequences, num_cut = make_glue_sequences([texts], tokenizer, config.max_seq_length, rows.path)
-    numbers = {text: number for number, text in enumerate(dict.fromkeys(plain), 1)}
-    labels = {"text_ids": np.array([numbers[text] for text in plain], np.int32)}
+    # As the model reads them: texts that differ in case alone may be one
+    read = [tuple(ids[: config.max_seq_length]) for ids in tokenizer.encode(plain)]
+    numbers = {ids: number for number, ids in enumerate(dict.fromkeys(read), 1)}
+    labels = {"text_ids": np.array([numbers[ids] for ids in read], np.int32)}
     if has_scores:
         labels["scores"] = np.repeat(rows.scores, num_texts)
     # Texts alone are there twice by intention
@@ -108,32 +147,28 @@ def training_data(config, rows, tokenizer):
 
 
 def _files(path):
-    folder = Path(path)
-    return [str(file) for file in sorted(folder.glob("*.arrow"))] if folder.is_dir() else [path]
+    return list(map(str, arrow_files(path))) if Path(path).is_dir() else [path]
 
 
 @dataclasses.dataclass
 class Encoder:
     """Vectors of texts by a model in training; its program is compiled once for each set of texts."""
 
-    config: object
+    config: EmbedConfig
     text: run.TextModel
-    objective: object
-    _forward: object = None
+    objective: Objective
+    settings: VectorSettings
+    _forward: Callable | None = None
 
     def encode(self, model, texts, is_query):
-        """Vectors of texts, float32 `[n, D]`; `is_query` chooses the prefix, None for none."""
+        """Vectors of texts, float32 `[n, D]`; `is_query` chooses the prompt, None for none."""
         config = self.config
-        prefix = {True: config.query_prefix, False: config.passage_prefix, None: ""}[is_query]
+        prompt = self.settings.prompts.get({True: QUERY, False: PASSAGE}.get(is_query), "")
         sequences, _ = make_glue_sequences(
-            [[prefix + text for text in texts]], self.text.tokenizer, config.max_seq_length
+            [[prompt + text for text in texts]], self.text.tokenizer, config.max_seq_length
         )
-        packs, spec = pack_all(
-            sequences["lengths"],
-            config.max_seq_length,
-            config.max_sequences_per_pack,
-            config.packing_algorithm,
-        )
+        depth, algorithm = config.max_sequences_per_pack, config.packing_algorithm
+        packs, spec = pack_all(sequences["lengths"], config.max_seq_length, depth, algorithm)
         if self._forward is None:
             vectors = self.objective.vectors
             self._forward = compiled(
@@ -144,14 +179,8 @@ class Encoder:
         return np.stack(found["vectors"])
 
 
-def _export(config, text, model, folder, scores):
+def _export(config, text, model, folder, settings, scores):
     """Write `model/`, a folder of sentence-transformers, whole or not at all."""
-    prompts = {QUERY: config.query_prefix, PASSAGE: config.passage_prefix}
-    if prompts[PASSAGE]:
-        prompts["document"] = prompts[PASSAGE]  # as `encode_document` of sentence-transformers names it
-    prompts = {name: prefix for name, prefix in prompts.items() if prefix}
-    length = min(config.max_seq_length, text.config.max_position_embeddings)
-    settings = VectorSettings(config.pooling, config.normalize, prompts, length)
     width = text.config.hidden_size
     with write_folder(folder / MODEL_FOLDER) as partial:
         write_hugging_face(
@@ -160,7 +189,7 @@ def _export(config, text, model, folder, scores):
             named_weights(model),
             vocab_file=str(text.vocab_path),
             do_lower_case=config.do_lower_case,
-            max_length=length,
+            max_length=settings.max_seq_length,
         )
         write_settings(partial, settings, width)
         card = _card(config, settings, width, scores)
@@ -178,7 +207,7 @@ def _card(config, settings, width, scores):
         f"- most tokens of a text: {settings.max_seq_length}",
         f"- pooling: {settings.pooling}; {'length 1' if settings.normalize else 'any length'}",
         f"- base model: {config.init_checkpoint or config.bert_config_file}",
-        f"- data: {config.train_file or 'none: not trained here'}",
+        f"- data: {config.train_file if config.do_train else 'none: not trained here'}",
         *(f"- prompt {name}: {prefix!r}" for name, prefix in settings.prompts.items()),
         "",
         "## Scores",

@@ -1,7 +1,6 @@
 """Settings of fine-tuning on GLUE; names are those of google-research/bert's run_classifier.py."""
 
 import dataclasses
-from pathlib import Path
 
 from bert_packed.core.settings import InputError, setting, variant
 from bert_packed.runs.run_config import DATA, PREDICTION
@@ -59,5 +58,3 @@ class GlueConfig(FinetuneConfig):
                 f"`task_name` must be one of {', '.join((*TASK_NAMES, ALL_TASKS))}. Received: nothing."
             )
         super().__post_init__()
-        if not Path(self.data_dir).is_dir():
-            raise InputError(f"`data_dir` must be an existing folder. Received: {self.data_dir}.")

@@ -298,6 +298,8 @@ class JaxEngine(Engine):
         with the same seeds. A single micro-batch needs one pass.
         """
 
+        assert self._layout is None  # whose micro-batches have another order of packs
+
         def encode(trainable, other, part):
             outputs, moved = self._call(trainable, other, part, training)
             return self.objective.vectors(outputs, part), list(moved)
