@@ -58,7 +58,8 @@ def assert_close(one, other):
     for name, want in one["model"].items():
         assert other["model"][name].shape == want.shape
         if not name.endswith("key/bias"):
-            np.testing.assert_allclose(other["model"][name], want, atol=1e-5, rtol=0, err_msg=name)
+            # 1.1e-5 in one weight of 256 on a processor with AMX, below 1e-5 elsewhere
+            np.testing.assert_allclose(other["model"][name], want, atol=2e-5, rtol=0, err_msg=name)
     for name, want in one["training"].items():
         found = other["training"][name]
         if "momentum" in name and "key_bias" not in name:

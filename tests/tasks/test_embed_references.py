@@ -115,7 +115,8 @@ def test_losses_are_those_of_sentence_transformers(package, kind, tmp_path):
     scores = torch.tensor([float(row.get("score", 0)) for row in rows])
     loss = getattr(losses, kind)(theirs)(features, scores)
     loss.backward()
-    assert float(sums["loss"]) / 6 == pytest.approx(float(loss), rel=1e-6)
+    # Cosines in float32 are divided by 0.05
+    assert float(sums["loss"]) / 6 == pytest.approx(float(loss.detach()), rel=2e-6)
     of_theirs = {f"bert.{name}": value.grad for name, value in theirs[0].model.named_parameters()}
     rows_of = {row.ours: row for row in tensor_names(text.config.num_hidden_layers, model.head)}
     for variable, found in zip(model.trainable_variables, gradients, strict=True):
