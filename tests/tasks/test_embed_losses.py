@@ -200,9 +200,7 @@ def test_the_second_pass_drops_what_the_first_did():
 dear = [pytest.mark.slow] if keras.backend.backend() == "tensorflow" else []
 
 
-@pytest.mark.parametrize(
-    "num_devices", [pytest.param(2, marks=dear), pytest.param(4, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("num_devices", [pytest.param(2, marks=dear)])
 def test_devices_compare_the_texts_of_all(num_devices):
     """With dropout, too; a step of each compiles once."""
     config = dataclasses.replace(CONFIG, hidden_dropout_prob=0.2)

@@ -39,6 +39,7 @@ class TensorFlowEngine(Engine):
             return
         self._compiled_part = tf.function(self._replica_gradients, **options)
         self._compiled_vectors = tf.function(self._replica_vectors, **options)
+        self._compiled_pull = tf.function(self._replica_pull, **options)
         self._compiled_eval_part = tf.function(self._eval_step, **options)
         self.compiled_train_step = tf.function(
             self._shared_train_step, reduce_retracing=False, autograph=False
@@ -119,8 +120,11 @@ class TensorFlowEngine(Engine):
         context = tf.distribute.get_replica_context()
         denominators = self.objective.denominators(context.all_reduce(SUM, self.objective.counts(batch)))
         number = context.replica_id_in_sync_group
-        given = () if self.objective.vectors is None else (self._gathered(batch, number, context),)
-        gradients, sums = self._compiled_part(batch, denominators, number, *given)
+        if self.objective.vectors is None:
+            gradients, sums = self._compiled_part(batch, denominators, number)
+        else:
+            gathered = self._gathered(batch, number, context)
+            gradients, sums = self._compiled_pull(batch, denominators, number, gathered)
         # One replica per process, so that the sum counts processes
         asks = wants_stop * tf.cast(number % self.replicas.num_local == 0, tf.float32)
         gradients, sums, num_asked = context.all_reduce(SUM, (gradients, sums, asks))
@@ -128,10 +132,12 @@ class TensorFlowEngine(Engine):
         self.optimizer.apply(gradients, self.model.trainable_variables)
         return {**sums, **figures, "num_stop_requests": num_asked}
 
-    def _replica_gradients(self, batch, denominators, number, gathered=None):
+    def _replica_gradients(self, batch, denominators, number):
         with gradients_for_cpus(self.target.platform == "cpu"):
-            if gathered is None:
-                return self._accumulate(batch, denominators, True, number)
+            return self._accumulate(batch, denominators, True, number)
+
+    def _replica_pull(self, batch, denominators, number, gathered):
+        with gradients_for_cpus(self.target.platform == "cpu"):
             first = number * next(iter(batch.values())).shape[0]
             of_vectors, sums = self._gradient_of_vectors(*gathered, denominators)
             of_vectors = of_vectors[first : first + next(iter(batch.values())).shape[0]]
