@@ -38,8 +38,8 @@ class Updates:
     packs: list[Packs]  # of each step; members index the sequences
     spec: PackSpec  # that every step fits, without predictions
     num_packs: int  # most in any step
-    # Of steps of rows, aligned with the members: number of each sequence among those of its step, row by
-    # row, from 1. A step across the end of an epoch may hold a row twice
+    # Steps of rows have the number of each member among the sequences of its step, row by row, from 1. The
+    # sequence's own number would not do: a step across the end of an epoch may hold a row twice
     places: tuple[np.ndarray, ...] = ()
 
     @property
