@@ -77,6 +77,9 @@ class FinetuneConfig(RunConfig):
         if not self.do_train and not self.init_checkpoint:
             raise InputError("`init_checkpoint` must be given unless --do_train. Received: nothing.")
 
+    def check_inputs(self):
+        """Raise `InputError` for an input that is not there, before Keras is imported."""
+
     def num_train_steps(self, num_sequences):
         """Optimizer steps of a training on a number of sequences, at least 1."""
         return max(1, int(num_sequences * self.num_train_epochs / self.train_batch_size))

@@ -57,6 +57,7 @@ def finetune(config):
         # Names are compared, which imports nothing; a class of the same name elsewhere is no task's
         kind = type(config)
         if task.config == f"{kind.__module__}:{kind.__name__}":
+            config.check_inputs()
             choose_backend()
             return importlib.import_module(f"{task.package}.task").finetune(config)
     names = ", ".join(task.config_name for task in TASKS.values())

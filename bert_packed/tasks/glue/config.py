@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from bert_packed.core import storage
 from bert_packed.core.settings import InputError, setting, variant
 from bert_packed.runs.run_config import DATA, PREDICTION
 from bert_packed.tasks.config import FinetuneConfig
@@ -58,3 +59,7 @@ class GlueConfig(FinetuneConfig):
                 f"`task_name` must be one of {', '.join((*TASK_NAMES, ALL_TASKS))}. Received: nothing."
             )
         super().__post_init__()
+
+    def check_inputs(self):
+        if not storage.is_folder(self.data_dir):
+            raise InputError(f"`data_dir` must be an existing folder. Received: {self.data_dir}.")

@@ -73,8 +73,6 @@ def finetune(config):
 
     The scores of all tasks are a dict from task to scores, and `average`.
     """
-    if not Path(config.data_dir).is_dir():
-        raise InputError(f"`data_dir` must be an existing folder. Received: {config.data_dir}.")
     return _run_all(config) if config.task_name == ALL_TASKS else _run_task(config)
 
 
