@@ -65,13 +65,6 @@ class Objective:
         """The arrays of a batch with a value for each sequence, `[B, K]`: dict."""
         return {feature.name: batch[feature.name] for feature in self.features if feature.length == "K"}
 
-    def all_sums(self, outputs, batch):
-        """`sums` and `counts` of a batch that is all that a loss compares."""
-        if self.vectors is None:
-            return self.sums(outputs, batch)
-        vectors_BKD = self.vectors(outputs, batch)
-        return {**self.sums({"vectors": vectors_BKD}, self.slots(batch)), **self.counts(batch)}
-
     def denominators(self, counts):
         """Divisors of a step's losses, at least 1, from `counts` over the whole step."""
         # Not counts of a micro-batch or device: a sequence's weight would depend on the others in it

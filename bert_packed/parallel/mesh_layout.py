@@ -132,6 +132,22 @@ class FetchedVariable:
         return self._values
 
 
+class Snapshot:
+    """Variables of an engine in the host's memory; see `Engine.to_save`."""
+
+    def __init__(self, engine, keeps):
+        self._weights, self._training_state = (
+            {name: FetchedVariable(variable, keeps) for name, variable in variables.items()}
+            for variables in (engine.weights(), engine.training_state())
+        )
+
+    def weights(self):
+        return self._weights
+
+    def training_state(self):
+        return self._training_state
+
+
 class LaidDense(keras.layers.Dense):
     """A linear layer whose product is the layout's. Columns beyond `width` are padding, initialised to 0."""
 

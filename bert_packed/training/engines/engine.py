@@ -59,7 +59,7 @@ class Engine:
         raise NotImplementedError
 
     def eval_step(self, batch):
-        """Sums over a batch, without dropout or update; raises `MemoryError`."""
+        """Sums over a batch, without dropout or update; raises `MemoryError`. Not for `Objective.vectors`."""
         raise NotImplementedError
 
     def gradients(self, batch, training=True):

@@ -88,7 +88,7 @@ class TensorFlowEngine(Engine):
 
     def _eval_step(self, batch):
         with products_in(self.model.compute_dtype, self.target.platform):
-            return self.objective.all_sums(self.model(batch, training=False), batch)
+            return self.objective.sums(self.model(batch, training=False), batch)
 
     def _distribute(self, batch, in_parts=True):
         """The packs of this process as per-replica values of `tf.distribute`."""
@@ -174,8 +174,7 @@ class TensorFlowEngine(Engine):
         4 packs with M = 2 run as `[[p0 p1], [p2 p3]]`. The denominators are those of the whole step, on all
         replicas; `replica` is the index of this one, int32, or None for one device.
         """
-        size = next(iter(batch.values())).shape[0]
-        micro = self._packs_at_once(size)
+        size, micro = self._sizes(batch)
         num_parts = size // micro
         if self.objective.vectors is not None:
             return self._accumulate_by_vectors(batch, denominators, training, num_parts)
@@ -193,21 +192,24 @@ class TensorFlowEngine(Engine):
             self._move_seeds(num_parts - self._num_used(batch))
         return gradients, sums
 
+    def _sizes(self, batch):
+        """Packs of a replica, and of its micro-batch."""
+        size = next(iter(batch.values())).shape[0]
+        return size, self._packs_at_once(size)
+
     def _zeros(self):
         return [tf.zeros(variable.shape) for variable in self.model.trainable_variables]
 
     def _num_used(self, batch):
         """Number of micro-batches to compute: int, or int32 where empty ones are skipped."""
-        size = next(iter(batch.values())).shape[0]
-        micro = self._packs_at_once(size)
+        size, micro = self._sizes(batch)
         if not self.objective.skips_empty:
             return size // micro
         return num_used_micro_batches(tf.reshape(batch["sequence_ids"], (size // micro, micro, -1)))
 
     def _fold(self, batch, add, totals):
         """Fold the micro-batches, inside the program: `add(index, part, totals)` returns the next totals."""
-        size = next(iter(batch.values())).shape[0]
-        micro = self._packs_at_once(size)
+        size, micro = self._sizes(batch)
         parts = {
             name: tf.reshape(values, (size // micro, micro, *values.shape[1:]))
             for name, values in batch.items()
@@ -239,8 +241,7 @@ class TensorFlowEngine(Engine):
 
     def _vectors(self, batch, training, replica):
         """First pass: the vectors of all packs of a replica, float32 `[B, K, D]`."""
-        size = next(iter(batch.values())).shape[0]
-        micro = self._packs_at_once(size)
+        size, micro = self._sizes(batch)
 
         def find(index, part, vectors):
             return vectors.write(index, self._encode(part, training, replica, index))
@@ -256,8 +257,7 @@ class TensorFlowEngine(Engine):
 
     def _pull_all(self, batch, of_vectors, training, replica):
         """Second pass: gradients of the weights from those of the vectors."""
-        size = next(iter(batch.values())).shape[0]
-        micro = self._packs_at_once(size)
+        _, micro = self._sizes(batch)
 
         def add(index, part, gradients):
             own = tf.slice(of_vectors, (index * micro, 0, 0), (micro, *of_vectors.shape[1:]))
