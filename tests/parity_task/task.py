@@ -6,15 +6,15 @@ import numpy as np
 
 from bert_packed.tasks import run
 from bert_packed.tasks.batches import LabelledSequences
-from bert_packed.tasks.glue.files import make_glue_sequences
 from bert_packed.tasks.glue.task import LABELS, classes_objective
+from bert_packed.tasks.texts import make_text_sequences
 
 
 def finetune(config):
     text = run.read_text_model(config)
     lines = Path(config.text_file).read_text().splitlines()
     labels = np.array([len(line.split()) % 2 for line in lines])
-    sequences, _ = make_glue_sequences([lines], text.tokenizer, config.max_seq_length, config.text_file)
+    sequences, _ = make_text_sequences([lines], text.tokenizer, config.max_seq_length, config.text_file)
 
     def read_training():
         return LabelledSequences(sequences, {LABELS.name: labels}), {"text_file": [config.text_file]}

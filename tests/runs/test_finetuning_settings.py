@@ -43,7 +43,7 @@ RECORDED = (
     *((squad_finetuning, name) for name in ("read_squad", "make_windows")),
     (squad_predictions, "extract"),
     (tokenization, "make_tokenizer"),
-    *((glue_finetuning, name) for name in ("read_glue", "make_glue_sequences")),
+    *((glue_finetuning, name) for name in ("read_glue", "make_text_sequences")),
     (glue_predictions, "read_glue"),
     *((ner_finetuning, name) for name in ("read_conll", "make_tag_sequences")),
 )
@@ -260,7 +260,7 @@ def test_settings_of_glue(files, tmp_path):
         ]
         assert (seen.folder / "eval_results.json").exists() == (task == "SST-2")
         assert (seen.folder / "RTE.tsv").exists() == (task == "RTE")
-        for function in ("make_glue_sequences", "plan_updates"):
+        for function in ("make_text_sequences", "plan_updates"):
             assert {*arguments(seen, function, "max_seq_length")} == {more["max_seq_length"]}
 
 

@@ -13,11 +13,11 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import ByteLevel as TrimOffsets
 
 from bert_packed.checkpoints.export_formats import write_tokenizer
-from bert_packed.tasks.glue.files import make_glue_sequences
 from bert_packed.tasks.ner.conll import make_tag_sequences
 from bert_packed.tasks.squad.files import read_squad
 from bert_packed.tasks.squad.predictions import extract
 from bert_packed.tasks.squad.windows import make_windows, window_starts
+from bert_packed.tasks.texts import make_text_sequences
 from bert_packed.text import byte_bpe
 from bert_packed.text.vocabularies import encoder_ids, load_text_tokenizer
 
@@ -244,7 +244,7 @@ def test_texts_and_pairs_are_those_of_transformers(tmp_path, name):
     reference = reference_tokenizer(tmp_path)
     one, two = [*CONTEXTS, ""], ["Packs of cats ", *CONTEXTS]
     for texts in ([one], [one, two]):
-        sequences, num_cut = make_glue_sequences(texts, tokenizer, 512)
+        sequences, num_cut = make_text_sequences(texts, tokenizer, 512)
         assert num_cut == 0 and cut(sequences) == reference(*texts)["input_ids"]
 
 

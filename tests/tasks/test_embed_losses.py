@@ -196,7 +196,7 @@ def test_the_second_pass_drops_what_the_first_did():
             np.testing.assert_allclose(np.asarray(got), values, atol=1e-5 * np.abs(values).max(), rtol=0)
 
 
-# TensorFlow compiles two programs for each device, and one process has one number of them: collectives keep it
+# TensorFlow compiles two programs for each device. Its collectives keep one number of them a process
 DEVICES = [2, 4] if keras.backend.backend() == "jax" else [pytest.param(4, marks=pytest.mark.slow)]
 
 

@@ -6,11 +6,10 @@ from bert_packed.core.settings import InputError
 from bert_packed.tasks.glue.files import (
     SERVER_NAMES,
     TASKS,
-    cut_sizes,
-    make_glue_sequences,
     read_glue,
     read_glue_test,
 )
+from bert_packed.tasks.texts import cut_sizes, make_text_sequences
 from bert_packed.text import tokenization
 
 FILES = {
@@ -147,12 +146,12 @@ def test_sequences():
     vocabulary = tokenization.Vocabulary((*tokenization.SPECIAL_TOKENS, "a", "b", "c"))
     tokenizer = tokenization.make_text_tokenizer(vocabulary, True)
     cls, sep, a, b = 2, 3, 5, 6
-    pair, num_cut = make_glue_sequences([["a a", "a"], ["b", "b b b b"]], tokenizer, 7)
+    pair, num_cut = make_text_sequences([["a a", "a"], ["b", "b b b b"]], tokenizer, 7)
     assert num_cut == 1
     assert pair["tokens"].tolist() == [cls, a, a, sep, b, sep, cls, a, sep, b, b, b, sep]
     assert pair["token_type_ids"].tolist() == [0, 0, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1, 1]
     assert pair["lengths"].tolist() == [6, 7]
-    single, num_cut = make_glue_sequences([["a b", ""]], tokenizer, 8)
+    single, num_cut = make_text_sequences([["a b", ""]], tokenizer, 8)
     assert (single["tokens"].tolist(), num_cut) == ([cls, a, b, sep, cls, sep], 0)
-    full, num_cut = make_glue_sequences([["a b", "a b a"]], tokenizer, 4)  # as many as fit
+    full, num_cut = make_text_sequences([["a b", "a b a"]], tokenizer, 4)  # as many as fit
     assert (full["tokens"].tolist(), num_cut) == ([cls, a, b, sep, cls, a, b, sep], 1)

@@ -1,18 +1,15 @@
 """Files of texts that belong together: pairs, hard negatives, scores, or texts alone."""
 
-import csv
 import dataclasses
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 
 from bert_packed.core.settings import InputError
+from bert_packed.tasks.rows import check_text, rows_of
 
 SCORE = "score"
 LARGEST = 1e30  # a score, in float32
-ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +39,7 @@ def read_rows(path, columns="", score_column=""):
     Raises `InputError` with file and row: a column is missing, a text is empty, or a score is no number.
     """
     chosen, texts, scores = None, [], []
-    for number, row in _rows_of(path):
+    for number, row in rows_of(path):
         if chosen is None:
             chosen, score_column = _choose(path, row, columns, score_column)
             texts = [[] for _ in chosen]
@@ -87,16 +84,6 @@ def _is_negative(name):
     return name.startswith("negative")
 
 
-def check_text(path, number, name, text):
-    """A value of a row as text; raises `InputError` where it is none, or blank."""
-    try:
-        if isinstance(text, str) and text.strip() and text.encode():
-            return text
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can have
-        pass
-    raise InputError(f"{path}, row {number}: {name} must be a text. Received: {text!r:.80}.")
-
-
 def _score(path, number, value):
     try:
         found = float(value)
@@ -105,99 +92,3 @@ def _score(path, number, value):
     if not abs(found) < LARGEST or isinstance(value, bool):
         raise InputError(f"{path}, row {number}: the score must be a number. Received: {value!r:.80}.")
     return found
-
-
-def _rows_of(path):
-    """Yield row numbers, from 1, and dicts by column."""
-    path = Path(path)
-    if path.is_dir():
-        yield from _arrow_rows(path, _batches_of_folder)
-    elif path.suffix == ".parquet":
-        yield from _arrow_rows(path, _batches_of_parquet)
-    elif path.suffix in (".csv", ".tsv"):
-        yield from _csv_rows(path)
-    elif path.suffix in (".jsonl", ".json"):
-        yield from json_rows(path)
-    else:
-        raise InputError(
-            f"{path} must end in {', '.join(ENDINGS)}, or be a folder. Received: {path.suffix!r}."
-        )
-
-
-def _csv_rows(path):
-    # Quotes are text in TSV, as GLUE has it
-    form = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {}
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            rows = csv.DictReader(file, strict=path.suffix == ".csv", **form)
-            names = rows.fieldnames or []
-            if len({*names}) < len(names):
-                raise InputError(f"{path} must name each column once. Received: {', '.join(names)}.")
-            for number, row in enumerate(rows, 1):
-                if None in row:
-                    received = len(names) + len(row[None])
-                    raise InputError(
-                        f"{path}, row {number}: must have {len(names)} fields. Received: {received}."
-                    )
-                yield number, row
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} must be UTF-8. Received: {error}.") from error
-    except csv.Error as error:
-        raise InputError(f"{path} must be {path.suffix[1:].upper()}. Received: {error}.") from error
-
-
-def json_rows(path):
-    """Yield line numbers, from 1, and the objects of a file of JSON lines; raises `InputError`."""
-    with open(path, encoding="utf-8-sig") as file:
-        try:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    row = json.loads(line)
-                    if not isinstance(row, dict):
-                        raise InputError(
-                            f"{path}, row {number}: must be a JSON object. Received: {line[:80]!r}."
-                        )
-                    yield number, row
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path} must be UTF-8. Received: {error}.") from error
-        except json.JSONDecodeError as error:
-            raise InputError(f"{path}, row {number}: must be JSON. Received: {error}.") from error
-
-
-def _arrow_rows(path, batches_of):
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise InputError(
-            f"{path} needs `pip install -e '.[arrow]'`. Received: no package pyarrow."
-        ) from error
-    number = 0
-    try:
-        for batch in batches_of(path):
-            for row in batch.to_pylist():
-                number += 1
-                yield number, row
-    except pyarrow.ArrowInvalid as error:
-        raise InputError(f"{path} must be whole. Received: {str(error).splitlines()[0]}.") from error
-
-
-def _batches_of_parquet(path):
-    from pyarrow import parquet
-
-    yield from parquet.ParquetFile(path).iter_batches()
-
-
-def arrow_files(folder):
-    """The files of a folder of `datasets.Dataset.save_to_disk`, without what `datasets` caches there."""
-    return [path for path in sorted(Path(folder).glob("*.arrow")) if not path.name.startswith("cache-")]
-
-
-def _batches_of_folder(folder):
-    import pyarrow
-
-    files = arrow_files(folder)
-    if not files:
-        raise InputError(f"{folder} must be a folder that `datasets` saved. Received: no .arrow file in it.")
-    for path in files:
-        with pyarrow.ipc.open_stream(str(path)) as batches:
-            yield from batches

@@ -12,7 +12,8 @@ from scipy.stats import spearmanr
 from bert_packed.checkpoints.sentence_transformers import unit
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import read_text
-from bert_packed.tasks.embed.files import check_text, json_rows, read_rows
+from bert_packed.tasks.embed.files import read_rows
+from bert_packed.tasks.rows import check_text, json_rows
 
 DEPTH, RECALLS = 10, (10, 100)
 SPEARMAN = "spearman"

@@ -24,10 +24,11 @@ from bert_packed.runs.run_summary import describe_counts
 from bert_packed.tasks import run
 from bert_packed.tasks.batches import LabelledSequences, predict
 from bert_packed.tasks.embed.config import EmbedConfig
-from bert_packed.tasks.embed.files import arrow_files, read_rows
+from bert_packed.tasks.embed.files import read_rows
 from bert_packed.tasks.embed.losses import COSENT, RANKING, LossSettings, embedding_objective
 from bert_packed.tasks.embed.scores import read_evaluation
-from bert_packed.tasks.glue.files import make_glue_sequences
+from bert_packed.tasks.rows import arrow_files
+from bert_packed.tasks.texts import make_text_sequences
 from bert_packed.training.backend import compiled, out_of_memory_names
 from bert_packed.training.engines.engine import named_weights
 
@@ -131,7 +132,7 @@ def training_data(config, rows, tokenizer, settings):
     prompts = [""] * num_texts if has_scores else prompts  # neither text of a pair is a query
     plain = [text for row in zip(*rows.texts, strict=True) for text in row]
     texts = [prompt + text for prompt, text in zip(itertools.cycle(prompts), plain, strict=False)]
-    sequences, num_cut = make_glue_sequences([texts], tokenizer, config.max_seq_length, rows.path)
+    sequences, num_cut = make_text_sequences([texts], tokenizer, config.max_seq_length, rows.path)
     # As the model reads them: texts that differ in case alone may be one
     read = [tuple(ids[: config.max_seq_length]) for ids in tokenizer.encode(plain)]
     numbers = {ids: number for number, ids in enumerate(dict.fromkeys(read), 1)}
@@ -164,7 +165,7 @@ class Encoder:
         """Vectors of texts, float32 `[n, D]`; `is_query` chooses the prompt, None for none."""
         config = self.config
         prompt = self.settings.prompts.get({True: QUERY, False: PASSAGE}.get(is_query), "")
-        sequences, _ = make_glue_sequences(
+        sequences, _ = make_text_sequences(
             [[prompt + text for text in texts]], self.text.tokenizer, config.max_seq_length
         )
         depth, algorithm = config.max_sequences_per_pack, config.packing_algorithm

@@ -21,8 +21,9 @@ from bert_packed.tasks import run
 from bert_packed.tasks.batches import LabelledSequences
 from bert_packed.tasks.config import FinetuningResult
 from bert_packed.tasks.glue.config import ALL_TASKS
-from bert_packed.tasks.glue.files import TASKS, make_glue_sequences, read_glue
+from bert_packed.tasks.glue.files import TASKS, read_glue
 from bert_packed.tasks.glue.scores import asked_files, predict_files, table_of_tasks
+from bert_packed.tasks.texts import make_text_sequences
 
 LABELS = Feature("labels", "K")
 
@@ -136,7 +137,7 @@ def _run_task(config, skips_finished=False):
             return FinetuningResult(config.output_dir, {})
 
     def sequences_of(path, examples):
-        sequences, num_cut = make_glue_sequences(examples.texts, text.tokenizer, config.max_seq_length, path)
+        sequences, num_cut = make_text_sequences(examples.texts, text.tokenizer, config.max_seq_length, path)
         counts = {"cut to max_seq_length": num_cut, "lines without all columns left out": examples.num_torn}
         print(f"{path}: {len(sequences):,} examples{describe_counts(counts)}", flush=True)
         return sequences
