@@ -9,6 +9,7 @@ INSTALL_REQUIRES = [
     "keras>=3.9,<4",  # model, losses and optimizer in keras.ops: one code for TensorFlow and JAX
     "numpy>=1.26",  # plans, assembly and every array outside the graph
     "scipy>=1.12",  # sparse matrices and the NNLS of the packing algorithms
+    "scikit-learn>=1.4",  # scores of labels: F1, Matthews, average precision, confusion
     "highspy>=1.9",  # HiGHS with its model kept between the rounds of column generation
     "google-crc32c>=1.5",  # the checksums of TFRecord files, in C
     "absl-py>=2.1",  # flags and flagfiles, as in google-research/bert

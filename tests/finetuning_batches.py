@@ -8,7 +8,7 @@ MAX_SEQ_LENGTH, NUM_SLOTS = 24, 4
 
 
 def packed_and_unpacked(seed=0):
-    """Two batches of eleven sequences with `start_positions`, `end_positions`, `labels`, `scores` and tags.
+    """Two batches of eleven sequences with positions of answers, `labels`, `bits`, `scores` and tags.
 
     Tags are `prediction_ids`, 0 to 2, of one to six tokens of a sequence.
     """
@@ -34,6 +34,7 @@ def _batch(packs, targets, num_slots):
         "start_positions": np.zeros(shape, np.int32),
         "end_positions": np.zeros(shape, np.int32),
         "labels": np.zeros(shape, np.int32),
+        "bits": np.zeros((*shape, 3), np.float32),
         "scores": np.zeros(shape, np.float32),
     }
     for row, pack in enumerate(targets):
@@ -42,6 +43,7 @@ def _batch(packs, targets, num_slots):
             found["start_positions"][row, slot] = first + start
             found["end_positions"][row, slot] = first + end
             found["labels"][row, slot] = label
+            found["bits"][row, slot] = label == 0, label == 1, score > 0
             found["scores"][row, slot] = score
     names = ("token_ids", "sequence_ids", "token_type_ids", "position_ids", "cls_positions", "slot_weights")
     tags = {name: batch[name] for name in ("prediction_positions", "prediction_sequences")}

@@ -133,18 +133,38 @@ def answers(outputs, batch):
     return _finetuning(sums, means, gradients, batch, len(sequences))
 
 
-def classes(outputs, batch):
-    """Classification: the mean over sequences. `outputs` has `logits` `[B, K, C]`."""
+def classes(outputs, batch, weights=None):
+    """Classification: the mean over sequences, with `weights` of the classes the weighted mean.
+
+    `outputs` has `logits` `[B, K, C]`.
+    """
     sequences = sequences_of(batch)
     gradient = np.zeros(outputs["logits"].shape)
     losses, rights = [], []
-    for row, slot in sequences:
+    shares = [weights[batch["labels"][place]] if weights else 1 for place in sequences]
+    for (row, slot), share in zip(sequences, shares, strict=True):
         logits, label = outputs["logits"][row, slot], batch["labels"][row, slot]
         loss, its_gradient = nll_and_gradient(logits, label)
-        losses.append(loss)
+        losses.append(share * loss)
         rights.append(np.argmax(logits) == label)
-        gradient[row, slot] = its_gradient / len(sequences)
-    sums = {"loss": sum(losses), "correct": sum(rights)}
+        gradient[row, slot] = share * its_gradient / sum(shares)
+    sums = {"loss": sum(losses), "correct": sum(rights), **({"num_weighted": sum(shares)} if weights else {})}
+    means, number = {"accuracy": np.mean(rights)}, len(sequences)
+    return _finetuning(sums, means, {"logits": gradient}, batch, number, sum(shares))
+
+
+def several(outputs, batch):
+    """Several labels at once: the mean over sequences and labels. `outputs` has `logits` `[B, K, C]`."""
+    sequences = sequences_of(batch)
+    gradient = np.zeros(outputs["logits"].shape)
+    loss, rights = 0.0, []
+    for place in sequences:
+        logits, bits = outputs["logits"][place].astype(np.float64), batch["labels"][place]
+        chances = 1 / (1 + np.exp(-logits))
+        loss -= np.mean(np.log(np.where(bits == 1, chances, 1 - chances)))
+        rights.append(((chances > 0.5) == bits).all())
+        gradient[place] = (chances - bits) / len(bits) / len(sequences)
+    sums = {"loss": loss, "correct": sum(rights)}
     return _finetuning(sums, {"accuracy": np.mean(rights)}, {"logits": gradient}, batch, len(sequences))
 
 
@@ -237,13 +257,13 @@ def next_tokens(outputs, batch, weighting="per_token"):
     return Plain(sums, means, {"logits": gradient})
 
 
-def _finetuning(sums, means, gradients, batch, num_sequences):
+def _finetuning(sums, means, gradients, batch, num_sequences, divisor=None):
     counts = {
         "num_sequences": num_sequences,
         "num_tokens": np.count_nonzero(batch["sequence_ids"]),
         "num_pairs": count_pairs(batch["sequence_ids"]),
     }
-    return Plain({**sums, **counts}, {**means, "loss": sums["loss"] / num_sequences}, gradients)
+    return Plain({**sums, **counts}, {**means, "loss": sums["loss"] / (divisor or num_sequences)}, gradients)
 
 
 def count_pairs(sequence_ids):

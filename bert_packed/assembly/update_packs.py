@@ -142,11 +142,11 @@ def assemble_filled(sequences, packs, spec, num_packs):
 
 
 def by_slot(values, packs, num_slots, num_packs):
-    """A value of each sequence at the sequence's slot: `[num_packs, num_slots]`.
+    """A value of each sequence, or `[C]` values, at its slot: `[num_packs, num_slots]`, or `[..., C]`.
 
     values [7 8 9], packs {2 0} {1}, 2 slots, 3 packs   ->   [[9 7] [8 0] [0 0]]
     """
-    found = np.zeros((num_packs, num_slots), values.dtype)
+    found = np.zeros((num_packs, num_slots, *values.shape[1:]), values.dtype)
     found[packs.owners, packs.slots] = values[packs.members]
     return found
 

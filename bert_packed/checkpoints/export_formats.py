@@ -49,7 +49,15 @@ def signature_letters(head):
 
 
 def write_hugging_face(
-    folder, model, weights, missing=(), vocab_file="", do_lower_case=True, classes=(), max_length=None
+    folder,
+    model,
+    weights,
+    missing=(),
+    vocab_file="",
+    do_lower_case=True,
+    classes=(),
+    max_length=None,
+    problem_type="",
 ):
     """Write `config.json` and `model.safetensors` for the class of transformers that has the model's head.
 
@@ -57,6 +65,7 @@ def write_hugging_face(
         missing: Our names of tensors to leave out because they were never trained; transformers reports them.
         vocab_file: WordPieces, one a line, or a `tokenizer.json`, to write a tokenizer too; "" for none.
         classes: Names of the model's classes; () where they have none.
+        problem_type: What a classifier learned, as transformers names it; "" leaves it out.
         max_length: Most tokens that a tokenizer gives the model; None is as many as it has positions for.
     """
     folder, family = Path(folder), family_of(model.config)
@@ -75,6 +84,8 @@ def write_hugging_face(
     if classes:
         config["id2label"] = {str(number): name for number, name in enumerate(classes)}
         config["label2id"] = {name: number for number, name in enumerate(classes)}
+    if problem_type:
+        config["problem_type"] = problem_type
     ids = names.token_ids(vocab_file)
     (folder / "config.json").write_text(json.dumps(config | ids, indent=1) + "\n")
     if vocab_file:

@@ -211,6 +211,8 @@ def stored_labels(init_checkpoint):
         return ()
     try:
         by_number = read_json(path).get("id2label") or {}
+        if not by_number:
+            return ()
         return _each_once(path, tuple(by_number[str(number)] for number in range(len(by_number))))
     except (AttributeError, KeyError, TypeError) as error:
         raise InputError(f"{path} must hold id2label from 0 on. Received: {error!r}.") from error

@@ -77,7 +77,7 @@ def unpack_batch(batch, multiple=1, features=RECORDED):
     ]
     owners = {kind: batch[name] for kind, name in OWNERS.items() if name in batch}
     num_rows = -(-len(slots) // multiple) * multiple
-    result = {name: np.zeros((num_rows, values.shape[1]), values.dtype) for name, values in batch.items()}
+    result = {name: np.zeros((num_rows, *values.shape[1:]), values.dtype) for name, values in batch.items()}
     for new, (row, slot) in enumerate(slots):
         mine = {kind: np.flatnonzero(owner[row] == slot) for kind, owner in owners.items()}
         mine["K"] = np.array([slot - 1])

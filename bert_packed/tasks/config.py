@@ -10,7 +10,7 @@ from bert_packed.assembly.update_packs import check_depth
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError, check_depth_fits, parse_depth, setting, variant
 from bert_packed.packing.algorithms import ALGORITHM_NAMES, DEFAULT_ALGORITHM
-from bert_packed.runs.run_config import DATA, MODEL, OPTIMIZER, PREDICTION, STEPS, RunConfig
+from bert_packed.runs.run_config import DATA, LOGS, MODEL, OPTIMIZER, PREDICTION, STEPS, RunConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +83,45 @@ class FinetuneConfig(RunConfig):
     def num_train_steps(self, num_sequences):
         """Optimizer steps of a training on a number of sequences, at least 1."""
         return max(1, int(num_sequences * self.num_train_epochs / self.train_batch_size))
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoredConfig(FinetuneConfig):
+    """Settings of runs that are scored while they train, and leave their model as others open it."""
+
+    result_files = ("model", "best")
+
+    train_file: str = setting("", "texts to train on", group=DATA)
+    eval_file: str = setting("", "texts to score on", changeable=True, group=PREDICTION)
+    eval_steps: int = setting(0, "steps between evaluations; 0 = at the end alone", minimum=0, group=LOGS)
+    keep_best: bool = setting(
+        False, "whether model/ is that of the evaluation with the best score, not the last one"
+    )
+    early_stopping_patience: int = setting(
+        0, "evaluations without a better score after which the run ends; 0 = it never ends early", minimum=0
+    )
+    best_score: str = setting("", "name of the score that decides which is better; empty = the first")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.do_train and not self.train_file:
+            raise InputError("`train_file` must be given unless --do_train=false. Received: nothing.")
+        for name in ("train_file", "eval_file"):
+            path = getattr(self, name)
+            if path and not storage.exists(path):
+                raise InputError(f"`{name}` must be an existing file or folder. Received: {path}.")
+        if self.keep_best and not self.do_train:
+            raise InputError("`keep_best` must be false unless --do_train. Received: True.")
+        for name in ("eval_steps", "keep_best", "best_score"):
+            if getattr(self, name) and not self.eval_file:
+                raise InputError(
+                    f"`{name}` must be left out without eval_file. Received: {getattr(self, name)}."
+                )
+        if self.early_stopping_patience and not self.eval_steps:
+            raise InputError(
+                f"`early_stopping_patience` must be 0 without eval_steps. "
+                f"Received: {self.early_stopping_patience}."
+            )
 
 
 @dataclasses.dataclass(frozen=True)

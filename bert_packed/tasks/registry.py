@@ -28,6 +28,7 @@ class Task:
 
 # The keys are the names of the commands
 TASKS = {
+    "classify": Task("learning labels of your own", "bert_packed.tasks.classify", "ClassifyConfig"),
     "squad": Task("fine-tuning on SQuAD", "bert_packed.tasks.squad", "SquadConfig", "squad"),
     "glue": Task("fine-tuning on GLUE", "bert_packed.tasks.glue", "GlueConfig"),
     "embed": Task("training of vectors that compare texts", "bert_packed.tasks.embed", "EmbedConfig"),

@@ -26,6 +26,20 @@ def rows_of(path):
         )
 
 
+def choose_columns(path, row, asked, names, more=()):
+    """Names of the columns of texts: `asked`, separated by commas, or `names` where nothing is asked.
+
+    Raises `InputError` where the first row of a file lacks one of them, or of `more`.
+    """
+    chosen = [name.strip() for name in asked.split(",")] if asked else names
+    if missing := [name for name in (*chosen, *more) if name not in row]:
+        raise InputError(
+            f"{path} must have a column {missing[0]!r}, or --columns must name others. "
+            f"Received: {', '.join(map(str, row))}."
+        )
+    return chosen
+
+
 def check_text(path, number, name, text):
     """A value of a row as text; raises `InputError` where it is none, or blank."""
     try:
@@ -97,6 +111,11 @@ def _batches_of_parquet(path):
     from pyarrow import parquet
 
     yield from parquet.ParquetFile(path).iter_batches()
+
+
+def source_files(path):
+    """The files that `rows_of` reads: list of str."""
+    return list(map(str, arrow_files(path))) if Path(path).is_dir() else [path]
 
 
 def arrow_files(folder):

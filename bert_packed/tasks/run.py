@@ -83,14 +83,39 @@ class Evaluation:
     every: int  # steps; 0 for after the last alone
     keeps_best: bool  # whether the weights with the best score stay, in `best_folder`
     source: str  # path of what is scored: others' scores do not compare
+    patience: int = 0  # evaluations in a row without a better score that end the run; 0 for no end
+
+    @classmethod
+    def of(cls, config, names, score):
+        """As a `ScoredConfig` says; raises `InputError` where its `best_score` is none of `names`."""
+        best = config.best_score or names[0]
+        if best not in names:
+            raise InputError(f"`best_score` must be one of {', '.join(names)}. Received: {best}.")
+        names = (best, *(name for name in names if name != best))
+        return cls(
+            names,
+            score,
+            config.eval_steps,
+            config.keep_best,
+            config.eval_file,
+            config.early_stopping_patience,
+        )
 
 
+MODEL_FOLDER = "model"  # of an export, in an output directory
 SCORES_OF_BEST = "scores.json"
 
 
 def best_folder(folder):
     """The folder of the weights with the best score."""
     return Path(folder) / "best"
+
+
+def take_best(config, folder, model):
+    """With `keep_best`, give a trained model the weights that scored best."""
+    best = best_folder(folder)
+    if config.keep_best and best.exists():
+        checkpoint.assign_tensors(best, checkpoint.read_weights(best), named_weights(model))
 
 
 def run_task(config, text, objective, read_training, predict=None, evaluation=None):
@@ -217,8 +242,11 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation):
         tell_skipped=tell_skipped,
         scale=metrics_log.Scale(num_packs * config.max_seq_length),
     )
-    with run_directory.naming_last_checkpoint(folder):
-        stopped_by = loop.train(engine, steps, hooks, first_step, state)
+    stopped_by = None
+    # A run that ended early goes on no further
+    if not (evaluated and evaluated.is_over() and not (state and state["evaluation_due"])):
+        with run_directory.naming_last_checkpoint(folder):
+            stopped_by = loop.train(engine, steps, hooks, first_step, state)
     if engine.num_train_traces:
         print(f"compiled   {engine.num_train_traces} training program")
     return engine.model, stopped_by
@@ -230,8 +258,15 @@ class _EvaluationLog(metrics_log.MetricsLog):
     def __init__(self, evaluation, folder, model, rows):
         super().__init__(folder / metrics_log.EVAL_FILE, ("step", *evaluation.names), rows)
         self._evaluation, self._folder, self._model = evaluation, folder, model
+        self._scores = [float(row[evaluation.names[0]]) for row in rows]
+
+    def is_over(self):
+        """True if `patience` evaluations in a row had no better score than one before."""
+        patience, scores = self._evaluation.patience, self._scores
+        return 0 < patience < len(scores) and not max(scores[-patience:]) > max(scores[:-patience])
 
     def evaluate(self, step):
+        """Score the model and note it; returns `is_over`."""
         scores = self._evaluation.score(self._model)
         if self._evaluation.keeps_best and self._is_best(scores):
             with write_folder(best_folder(self._folder)) as partial:
@@ -239,6 +274,10 @@ class _EvaluationLog(metrics_log.MetricsLog):
                 write_json(Path(partial) / SCORES_OF_BEST, {"of": self._evaluation.source, **scores})
         self.write({"step": step, **scores})
         show_line(f"step {step:,}: " + ", ".join(f"{name} {value:.2f}" for name, value in scores.items()))
+        self._scores.append(scores[self._evaluation.names[0]])
+        if self.is_over():
+            show_line(f"no better {self._evaluation.names[0]} in {self._evaluation.patience} evaluations")
+        return self.is_over()
 
     def _is_best(self, scores):
         name = self._evaluation.names[0]
@@ -294,13 +333,20 @@ def _tell_scores(config, scores, folder):
         write_json(target, scores)
 
 
-def predict_packed(config, model, sequences):
-    """The outputs of a model for each sequence, computed packed, and the number of packs."""
+def forward_of(model):
+    """The compiled function of a model for `predict_packed`."""
+    return compiled(lambda batch: model(batch, training=False), model)
+
+
+def predict_packed(config, model, sequences, forward=None):
+    """The outputs of a model for each sequence, computed packed, and the number of packs.
+
+    `forward` is `forward_of(model)`, for who predicts more than once; None makes it.
+    """
     packs, spec = pack_all(
         sequences["lengths"], config.max_seq_length, config.max_sequences_per_pack, config.packing_algorithm
     )
-
-    forward = compiled(lambda batch: model(batch, training=False), model)
+    forward = forward or forward_of(model)
     with out_of_memory_names("prediction", "predict_batch_size"):
         return predict(forward, sequences, packs, spec, config.predict_batch_size), len(packs)
 

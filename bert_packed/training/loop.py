@@ -23,7 +23,7 @@ class Hooks:
             reads ahead has `close`, which is called at the end.
         log: Takes a row of training figures.
         show: Takes a line for people about that row.
-        evaluate: Takes a step; None for no evaluation.
+        evaluate: Takes a step, returns True to end the run; None for no evaluation.
         save: Takes a step and the loop's own state, plain JSON.
         prune: Removes older checkpoints; called once the last one saved has given finite sums.
         learning_rate: Function from a step's index, from 0, to its rate.
@@ -36,7 +36,7 @@ class Hooks:
 
     batches: Callable[[int], Iterable]
     log: Callable[[dict], None]
-    evaluate: Callable[[int], None] | None
+    evaluate: Callable[[int], bool | None] | None
     save: Callable[[int, dict], None]
     prune: Callable[[], None]
     learning_rate: Callable[[int], float]
@@ -81,12 +81,12 @@ def train(engine, config, hooks, first_step=0, state=None):
         hooks.profile,
         contextlib.ExitStack() as stack,
     ):
-        if state["evaluation_due"]:
-            _evaluate_step(hooks, first_step)
-        batches = iter(hooks.batches(first_step) if first_step < config.num_train_steps else ())
+        is_over = state["evaluation_due"] and _evaluate_step(hooks, first_step)
+        goes_on = first_step < config.num_train_steps and not is_over
+        batches = iter(hooks.batches(first_step) if goes_on else ())
         if hasattr(batches, "close"):
             stack.enter_context(contextlib.closing(batches))
-        for step in range(first_step + 1, config.num_train_steps + 1):
+        for step in range(first_step + 1, config.num_train_steps + 1) if goes_on else ():
             start = time.perf_counter()
             with hooks.profile.step(step):
                 batch = next(batches)
@@ -131,8 +131,9 @@ def train(engine, config, hooks, first_step=0, state=None):
                 is_unproven = True
             if stopped_by and not is_last:
                 return stopped_by
-            if due:
-                _evaluate_step(hooks, step)
+            if due and _evaluate_step(hooks, step) and not is_last:
+                hooks.save(step, {**interval.state(), "evaluation_due": False})
+                break
         hooks.prune()
     return None
 
@@ -159,7 +160,7 @@ def evaluate(engine, batches, max_batches=0):
 
 def _evaluate_step(hooks, step):
     try:
-        hooks.evaluate(step)
+        return hooks.evaluate(step)
     except NotFiniteError as error:
         raise NotFiniteError(str(error), step) from error
 

@@ -13,16 +13,20 @@ from tiny import CONFIG, replace_sums, to_floats
 
 from bert_packed.architectures.registry import ablate
 from bert_packed.evaluation.contamination import unpack_batch
-from bert_packed.tasks.glue.task import classes_objective, numbers_objective
+from bert_packed.tasks.classify.task import classes_objective, numbers_objective, several_objective
 from bert_packed.tasks.ner.task import tags_objective
 from bert_packed.tasks.squad.task import answer_sums, answers_objective
 from bert_packed.training import engines
 from bert_packed.training.backend import compiled, gradient
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.usefixtures("uncompiled")]
+WEIGHTS = np.array([0.5, 2, 1], np.float32)
+LABELS = {"numbers": "scores", "several": "bits"}  # in the batches; others have "labels"
 KINDS = {
     "answers": answers_objective(),
     "classes": classes_objective(3),
+    "weighted": classes_objective(3, WEIGHTS),
+    "several": several_objective(3),
     "numbers": numbers_objective(),
     "tags": tags_objective(3),
 }
@@ -67,8 +71,7 @@ def make_engine(kind, config=CONFIG, **more):
 
 def batches_of(kind, seed=0):
     found = packed_and_unpacked(seed)
-    if kind == "numbers":
-        found = tuple({**batch, "labels": batch["scores"]} for batch in found)
+    found = tuple({**batch, "labels": batch[LABELS.get(kind, "labels")]} for batch in found)
     assert found[0]["sequence_ids"].max(axis=1).tolist() == [4, 3, 1, 2, 1]
     assert found[1]["sequence_ids"].max(axis=1).tolist() == [1] * 11
     return found

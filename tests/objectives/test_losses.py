@@ -21,7 +21,7 @@ from bert_packed.objectives.pretraining import (
     prediction_weights,
     pretraining_objective,
 )
-from bert_packed.tasks.glue.task import classes_objective, numbers_objective
+from bert_packed.tasks.classify.task import classes_objective, numbers_objective, several_objective
 from bert_packed.tasks.ner.task import tags_objective
 from bert_packed.tasks.squad.task import answers_objective
 from bert_packed.training import engines
@@ -34,6 +34,12 @@ IS_PRETRAINING = ("per_sequence", "per_token", *IS_MLM)
 OTHERS = {
     "answers": (plain_losses.answers, answers_objective(), {"start_logits": (24,), "end_logits": (24,)}),
     "classes": (plain_losses.classes, classes_objective(3), {"logits": (4, 3)}),
+    "weighted": (
+        functools.partial(plain_losses.classes, weights=[0.5, 2, 1]),
+        classes_objective(3, np.array([0.5, 2, 1], np.float32)),
+        {"logits": (4, 3)},
+    ),
+    "several": (plain_losses.several, several_objective(3), {"logits": (4, 3)}),
     "numbers": (plain_losses.numbers, numbers_objective(), {"logits": (4, 1)}),
     "tags": (plain_losses.tags, tags_objective(3), {"logits": (24, 3)}),
     "tags per_token": (
@@ -60,8 +66,8 @@ def batch_of(kind):
         batch = next_tokens.packed_and_unpacked()[0]
     else:
         batch = (packed_and_unpacked if kind in IS_PRETRAINING else finetuning_batches)()[0]
-    if kind == "numbers":
-        batch = {**batch, "labels": batch["scores"]}
+    if kind in ("numbers", "several"):
+        batch = {**batch, "labels": batch["scores" if kind == "numbers" else "bits"]}
     batch = {name: np.concatenate([values, np.zeros_like(values[:3])]) for name, values in batch.items()}
     assert sorted(batch["sequence_ids"].max(axis=1).tolist()) == [0, 0, 0, 1, 1, 2, 3, 4]
     return {**batch, "rows": np.arange(8, dtype=np.int32)[:, None]}

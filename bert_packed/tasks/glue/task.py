@@ -1,72 +1,22 @@
-"""Fine-tuning on GLUE, one task or all of them: objectives, and scores by each task's metrics.
-
-Legend: B packs per batch, K sequences per pack, C classes.
-"""
+"""Fine-tuning on GLUE, one task or all of them, and scores by each task's metrics."""
 
 import dataclasses
 import gc
 from pathlib import Path
 
-from keras import ops
-
-from bert_packed.architectures.registry import CLASSIFICATION
 from bert_packed.core.command_line import print_table
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import read_json, write_json
-from bert_packed.objectives.features import SEQUENCES, Feature
-from bert_packed.objectives.objective import Objective, count_sequences, nll_and_right
 from bert_packed.runs import run_directory
 from bert_packed.runs.run_summary import describe_counts
 from bert_packed.tasks import run
 from bert_packed.tasks.batches import LabelledSequences
+from bert_packed.tasks.classify.task import LABELS, classes_objective, numbers_objective
 from bert_packed.tasks.config import FinetuningResult
 from bert_packed.tasks.glue.config import ALL_TASKS
 from bert_packed.tasks.glue.files import TASKS, read_glue
 from bert_packed.tasks.glue.scores import asked_files, predict_files, table_of_tasks
 from bert_packed.tasks.texts import make_text_sequences
-
-LABELS = Feature("labels", "K")
-
-
-def classes_objective(num_classes):
-    """One of C classes for each sequence."""
-    return _labels_objective(class_sums, num_classes, {"accuracy": ("correct", "num_sequences")})
-
-
-def numbers_objective():
-    """A number for each sequence, with squared error as its loss."""
-    return _labels_objective(number_sums, 1, {})
-
-
-def _labels_objective(sums, num_outputs, accuracies):
-    return Objective(
-        head=CLASSIFICATION,
-        num_outputs=num_outputs,
-        features=(*SEQUENCES, LABELS),
-        outputs={"logits": "K"},
-        sums=sums,
-        counts=count_sequences,
-        losses={"loss": "num_sequences"},
-        accuracies=accuracies,
-        skips_empty=True,
-    )
-
-
-def class_sums(outputs, batch):
-    """Sums of `classes_objective`: `loss`, `correct`, and `count_sequences`."""
-    weights_BK = batch["slot_weights"]
-    nll_BK, right_BK = nll_and_right(outputs["logits"], batch["labels"])
-    return {
-        "loss": ops.sum(nll_BK * weights_BK),
-        "correct": ops.sum(right_BK * weights_BK),
-        **count_sequences(batch),
-    }
-
-
-def number_sums(outputs, batch):
-    """Sums of `numbers_objective`, from `logits` `[B, K, 1]` and float32 `labels` `[B, K]`."""
-    errors_BK = outputs["logits"][..., 0] - batch["labels"]
-    return {"loss": ops.sum(ops.square(errors_BK) * batch["slot_weights"]), **count_sequences(batch)}
 
 
 def finetune(config):

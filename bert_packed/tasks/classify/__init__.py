@@ -1,0 +1,1 @@
+"""Labels of anybody's texts: one class of several, several labels at once, or a number."""

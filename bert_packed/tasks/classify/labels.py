@@ -1,0 +1,213 @@
+"""Labels of examples: read from the rows of a file, recognised, and numbered.
+
+Legend: n examples, C labels.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from bert_packed.core.settings import InputError
+from bert_packed.tasks.rows import check_text, choose_columns, rows_of
+
+# As transformers names them
+SINGLE, SEVERAL, NUMBER = PROBLEMS = (
+    "single_label_classification",
+    "multi_label_classification",
+    "regression",
+)
+BALANCED = "balanced"
+LARGEST = 1e30  # of a number, in float32
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """The n examples of a file."""
+
+    path: str
+    texts: list[list[str]]  # one or two columns of n texts
+    labels: list | None  # of each example: a str, or a tuple of several; None where they were not read
+
+    def __len__(self):
+        return len(self.texts[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What is learned."""
+
+    kind: str  # one of `PROBLEMS`
+    names: tuple[str, ...] = ()  # of the C labels by number; () for a number
+
+    def numbers(self, examples):
+        """The labels of `Examples`: int32 `[n]` classes, or float32 `[n, C]` of 0 and 1, or `[n]` numbers.
+
+        `InputError` names the row of a label that is none of `names`, or no number.
+        """
+        if self.kind == NUMBER:
+            found = [_number(examples.path, row, label) for row, label in enumerate(examples.labels, 1)]
+            return np.array(found, np.float32)
+        places = {name: number for number, name in enumerate(self.names)}
+        bits = np.zeros((len(examples), len(self.names)), np.float32)
+        for row, label in enumerate(examples.labels):
+            for name in label if isinstance(label, tuple) else (label,):
+                if name not in places:
+                    known = ", ".join(self.names)
+                    raise InputError(
+                        f"{examples.path}, row {row + 1}: the label must be one of {known:.200}. "
+                        f"Received: {name!r:.80}."
+                    )
+                bits[row, places[name]] = 1
+        return bits if self.kind == SEVERAL else bits.argmax(axis=1).astype(np.int32)
+
+
+def read_examples(path, columns="", label_column="label", separator="", has_labels=True):
+    """Read the texts of a file, and their labels: `Examples`.
+
+    Args:
+        path: As `rows.rows_of` reads it.
+        columns: Names of one or two columns of texts, separated by a comma; "" for `text`, else `sentence1`
+            and `sentence2`.
+        label_column: Name of the column of labels.
+        separator: Text between several labels of an example; "" for one. A JSON list is several anyway.
+        has_labels: False to leave the labels unread.
+
+    Raises `InputError` with file and row: a column is missing, or a text or a label is empty.
+    """
+    chosen, texts, labels = None, [], []
+    for number, row in rows_of(path):
+        if chosen is None:
+            names = ["sentence1", "sentence2"] if "sentence1" in row else ["text"]
+            chosen = choose_columns(path, row, columns, names, [label_column] if has_labels else [])
+            if len(chosen) > 2:
+                raise InputError(f"`columns` must name one or two columns. Received: {columns}.")
+            texts = [[] for _ in chosen]
+        for values, name in zip(texts, chosen, strict=True):
+            values.append(check_text(path, number, name, row.get(name)))
+        if has_labels:
+            labels.append(_label(path, number, row.get(label_column), separator))
+    if chosen is None:
+        raise InputError(f"{path} must have a row. Received: none.")
+    return Examples(str(path), texts, labels if has_labels else None)
+
+
+def _label(path, number, value, separator):
+    """A label as text, or a tuple of several."""
+    if separator and isinstance(value, str):
+        value = [part.strip() for part in value.split(separator)] if value.strip() else []
+    if isinstance(value, list):
+        return tuple(_one_label(path, number, part) for part in value)
+    return _one_label(path, number, value)
+
+
+def _one_label(path, number, value):
+    # JSON has numbers and truth values, which are labels as CSV writes them
+    text = str(value).lower() if isinstance(value, bool) else value
+    text = str(text) if isinstance(text, int | float) else text
+    if not isinstance(text, str) or not text.strip():
+        raise InputError(f"{path}, row {number}: the label must not be empty. Received: {value!r:.80}.")
+    text = text.strip()
+    if "\n" in text or "\t" in text:
+        raise InputError(
+            f"{path}, row {number}: the label must have neither tabs nor line ends. Received: {text!r:.80}."
+        )
+    return text
+
+
+def find_problem(examples, asked="auto"):
+    """The `Problem` of training examples; `asked` is a kind of `PROBLEMS`, or "auto" for that of the labels.
+
+        spam, ham        one class        [a, b], [c]      several labels
+        0, 1, 2          one class        0.5, 1           a number
+
+    Classes are sorted, whole numbers by value. Raises `InputError` for a number among words, labels of two
+    kinds, or fewer than two classes.
+    """
+    kind = _kind(examples) if asked == "auto" else asked
+    if kind == NUMBER:
+        return Problem(kind)
+    each = [label if isinstance(label, tuple) else (label,) for label in examples.labels]
+    if kind == SINGLE and (row := next((row for row, own in enumerate(each, 1) if len(own) != 1), 0)):
+        raise InputError(f"{examples.path}, row {row}: must have one label. Received: {len(each[row - 1])}.")
+    names = {name for own in each for name in own}
+    if len(names) < (2 if kind == SINGLE else 1):
+        raise InputError(f"{examples.path} must have two labels or more. Received: {', '.join(names)}.")
+    is_whole = all(_is_whole(name) for name in names)
+    return Problem(kind, tuple(sorted(names, key=(lambda name: (int(name), name)) if is_whole else None)))
+
+
+def _kind(examples):
+    for kind in (tuple, str):
+        odd = [row for row, label in enumerate(examples.labels, 1) if not isinstance(label, kind)]
+        if not odd:
+            break
+    else:
+        raise InputError(
+            f"{examples.path}, row {odd[0]}: must have one label, as other rows. Received: several."
+        )
+    if kind is tuple:
+        return SEVERAL
+    are_numbers = [_is_number(label) for label in examples.labels]
+    if not any(are_numbers):
+        return SINGLE
+    if not all(are_numbers):
+        # A slip, or a column that is shifted: who means it says so
+        rare = sum(are_numbers) * 2 <= len(are_numbers)
+        row = are_numbers.index(rare)
+        rule = "a word" if rare else "a number"
+        raise InputError(
+            f"{examples.path}, row {row + 1}: the label must be {rule}, as in most rows, unless "
+            f"--problem_type={SINGLE}. Received: {examples.labels[row]!r:.80}."
+        )
+    return SINGLE if all(_is_whole(label) for label in examples.labels) else NUMBER
+
+
+def _is_whole(text):
+    return text.removeprefix("-").isdecimal() and text.isascii()
+
+
+def _is_number(text):
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _number(path, row, label):
+    if isinstance(label, str) and _is_number(label) and abs(float(label)) < LARGEST:
+        return float(label)
+    raise InputError(f"{path}, row {row}: the label must be a number. Received: {label!r:.80}.")
+
+
+def parse_weights(text):
+    """`--class_weights`: empty, balanced, or labels with their weights, separated by commas."""
+    if text and text != BALANCED:
+        for part in text.split(","):
+            _, _, weight = part.rpartition("=")
+            if not (_is_number(weight) and "=" in part and 0 < float(weight) < LARGEST):
+                raise ValueError("empty, balanced, or labels with weights above 0, as spam=3,news=0.5")
+    return text
+
+
+def weights_of(text, problem, labels):
+    """Weights of the C classes, float32 `[C]`, for `--class_weights` and the training labels `[n]`.
+
+    None for no weights. Raises `InputError` for a name that is no class.
+    """
+    if not text:
+        return None
+    if problem.kind != SINGLE:
+        raise InputError(f"`class_weights` must be left out for {problem.kind}. Received: {text}.")
+    if text == BALANCED:
+        counts = np.bincount(labels, minlength=len(problem.names))
+        return (len(labels) / (len(counts) * counts)).astype(np.float32)
+    found = np.ones(len(problem.names), np.float32)
+    for part in text.split(","):
+        name, _, weight = part.rpartition("=")
+        if name.strip() not in problem.names:
+            raise InputError(
+                f"`class_weights` must name classes, {', '.join(problem.names):.200}. Received: {name}."
+            )
+        found[problem.names.index(name.strip())] = float(weight)
+    return found

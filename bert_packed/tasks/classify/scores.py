@@ -1,0 +1,73 @@
+"""Scores of labels, by scikit-learn and SciPy.
+
+Legend: n examples, C labels.
+"""
+
+import numpy as np
+from scipy import stats
+from sklearn import metrics
+
+from bert_packed.tasks.classify.labels import NUMBER, SEVERAL, SINGLE
+
+NAMES = {
+    SINGLE: ("accuracy", "f1_macro", "f1_weighted", "matthews"),
+    SEVERAL: ("f1_micro", "f1_macro", "average_precision"),
+    NUMBER: ("pearson", "spearman"),
+}
+
+
+def probabilities(kind, logits):
+    """Float32 `[n, C]` from logits: a softmax for classes, sigmoids for several labels; numbers unchanged."""
+    if kind == SINGLE:
+        powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return powers / powers.sum(axis=1, keepdims=True)
+    return 1 / (1 + np.exp(-logits)) if kind == SEVERAL else logits
+
+
+def decide(kind, found):
+    """The prediction of each example from `probabilities`, in the form of `Problem.numbers`."""
+    if kind == SINGLE:
+        return found.argmax(axis=1)
+    return (found > 0.5).astype(np.float32) if kind == SEVERAL else found[:, 0]
+
+
+def score(kind, found, labels):
+    """Scores by `NAMES`: dict of float.
+
+    `f1_macro` and `f1_weighted` are means over the labels that are true or predicted, `average_precision`
+    over those that are true somewhere. A correlation with a constant is 0.
+    """
+    predicted = decide(kind, found)
+    if kind == NUMBER:
+        return {name: correlation(name, predicted, labels) for name in NAMES[kind]}
+    f1 = {
+        f"f1_{average}": float(metrics.f1_score(labels, predicted, average=average, zero_division=0))
+        for average in ("micro", "macro", "weighted")
+    }
+    if kind == SEVERAL:
+        is_used = labels.any(axis=0)
+        precision = (
+            float(metrics.average_precision_score(labels[:, is_used], found[:, is_used]))
+            if is_used.any()
+            else 0.0
+        )
+        return {"f1_micro": f1["f1_micro"], "f1_macro": f1["f1_macro"], "average_precision": precision}
+    return {
+        "accuracy": float(metrics.accuracy_score(labels, predicted)),
+        "f1_macro": f1["f1_macro"],
+        "f1_weighted": f1["f1_weighted"],
+        "matthews": float(metrics.matthews_corrcoef(labels, predicted)),
+    }
+
+
+def correlation(name, predicted, true):
+    """The correlation `name`, "pearson" or "spearman", of two arrays `[n]`: float; 0 with a constant."""
+    if len(true) < 2 or not np.ptp(predicted) or not np.ptp(true):
+        return 0.0
+    found = {"pearson": stats.pearsonr, "spearman": stats.spearmanr}[name]
+    return float(found(np.asarray(predicted, np.float64), np.asarray(true, np.float64)).statistic)
+
+
+def confusion(predicted, true, num_classes):
+    """How often each class was predicted for each true one: int `[C, C]`, a row for each true class."""
+    return metrics.confusion_matrix(true, predicted, labels=range(num_classes))

@@ -1,0 +1,265 @@
+"""Learning labels: objectives, scores while it trains, predictions, and the export.
+
+Legend: B packs per batch, K sequences per pack, C labels, n examples.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from keras import ops
+
+from bert_packed.architectures.registry import CLASSIFICATION
+from bert_packed.checkpoints.export_formats import write_hugging_face
+from bert_packed.checkpoints.pretrained_files import HUGGING_FACE_CONFIG
+from bert_packed.checkpoints.starting_weights import stored_labels
+from bert_packed.core.command_line import print_table
+from bert_packed.core.progress import count_of
+from bert_packed.core.storage import read_json, write_folder, write_json, write_text
+from bert_packed.objectives.features import SEQUENCES, Feature
+from bert_packed.objectives.objective import Objective, count_sequences, nll_and_right
+from bert_packed.runs.exports import write_model_card
+from bert_packed.runs.run_summary import describe_counts
+from bert_packed.tasks import run
+from bert_packed.tasks.batches import LabelledSequences
+from bert_packed.tasks.classify import scores as label_scores
+from bert_packed.tasks.classify.labels import (
+    NUMBER,
+    SEVERAL,
+    SINGLE,
+    Examples,
+    Problem,
+    find_problem,
+    read_examples,
+    weights_of,
+)
+from bert_packed.tasks.rows import source_files
+from bert_packed.tasks.texts import make_text_sequences
+from bert_packed.training.engines.engine import named_weights
+
+LABELS = Feature("labels", "K")
+PREDICTIONS_FILE, CONFUSION_FILE = "predictions.tsv", "confusion.json"
+MOST_SHOWN = 12  # classes whose confusion is printed, too
+
+
+def classes_objective(num_classes, weights=None):
+    """One of C classes for each sequence; `weights` float32 `[C]` of the classes, None for 1.
+
+    The loss is the mean over sequences, with weights the weighted mean, as torch's CrossEntropyLoss has it.
+    """
+    if weights is None:
+        return _labels_objective(class_sums, num_classes, {"accuracy": ("correct", "num_sequences")})
+    return dataclasses.replace(
+        classes_objective(num_classes),
+        sums=functools.partial(class_sums, weights=weights),
+        counts=functools.partial(_weighted_counts, weights=weights),
+        losses={"loss": "num_weighted"},
+    )
+
+
+def several_objective(num_labels):
+    """Any of C labels for each sequence; the loss is the mean over sequences and labels of log losses."""
+    return _labels_objective(several_sums, num_labels, {"accuracy": ("correct", "num_sequences")})
+
+
+def numbers_objective():
+    """A number for each sequence, with squared error as its loss."""
+    return _labels_objective(number_sums, 1, {})
+
+
+def _labels_objective(sums, num_outputs, accuracies):
+    return Objective(
+        head=CLASSIFICATION,
+        num_outputs=num_outputs,
+        features=(*SEQUENCES, LABELS),
+        outputs={"logits": "K"},
+        sums=sums,
+        counts=count_sequences,
+        losses={"loss": "num_sequences"},
+        accuracies=accuracies,
+        skips_empty=True,
+    )
+
+
+def class_sums(outputs, batch, weights=None):
+    """Sums of `classes_objective`: `loss`, `correct`, and counts."""
+    used_BK = batch["slot_weights"]
+    nll_BK, right_BK = nll_and_right(outputs["logits"], batch["labels"])
+    counts = count_sequences(batch) if weights is None else _weighted_counts(batch, weights)
+    if weights is not None:
+        nll_BK = nll_BK * _weights(batch, weights)
+    return {"loss": ops.sum(nll_BK * used_BK), "correct": ops.sum(right_BK * used_BK), **counts}
+
+
+def _weights(batch, weights):
+    return ops.take(ops.convert_to_tensor(weights), ops.cast(batch["labels"], "int32"))
+
+
+def _weighted_counts(batch, weights):
+    """`num_weighted`, the sum of the weights of all sequences, and `count_sequences`."""
+    total = ops.sum(_weights(batch, weights) * batch["slot_weights"])
+    return {"num_weighted": total, **count_sequences(batch)}
+
+
+def several_sums(outputs, batch):
+    """Sums of `several_objective`, from float32 `logits`, `labels` `[B, K, C]`; `correct` has all right."""
+    used_BK, logits_BKC, labels_BKC = batch["slot_weights"], outputs["logits"], batch["labels"]
+    # log(1 + e^x) - x y, without the power of a large number
+    nll_BKC = ops.maximum(logits_BKC, 0) - logits_BKC * labels_BKC + ops.log1p(ops.exp(-ops.abs(logits_BKC)))
+    right_BK = ops.cast(ops.all(ops.equal(logits_BKC > 0, labels_BKC > 0.5), axis=-1), "float32")
+    return {
+        "loss": ops.sum(ops.mean(nll_BKC, axis=-1) * used_BK),
+        "correct": ops.sum(right_BK * used_BK),
+        **count_sequences(batch),
+    }
+
+
+def number_sums(outputs, batch):
+    """Sums of `numbers_objective`, from `logits` `[B, K, 1]` and float32 `labels` `[B, K]`."""
+    errors_BK = outputs["logits"][..., 0] - batch["labels"]
+    return {"loss": ops.sum(ops.square(errors_BK) * batch["slot_weights"]), **count_sequences(batch)}
+
+
+def finetune(config):
+    """Train, score, predict and export as a `ClassifyConfig` says: `FinetuningResult`."""
+    text = run.read_text_model(config)
+    read = functools.partial(
+        read_examples,
+        columns=config.columns,
+        label_column=config.label_column,
+        separator=config.label_separator,
+    )
+    # Files are read before training: a mistake in them would show after hours
+    training = read(config.train_file) if config.do_train else None
+    held_out = read(config.eval_file) if config.eval_file else None
+    problem = find_problem(training, _asked_kind(config)) if training else _stored_problem(config, held_out)
+    names = f": {len(problem.names)} labels, {', '.join(problem.names):.200}" if problem.names else ""
+    print(f"labels     {problem.kind}{names}")
+    labels = problem.numbers(training) if training else None
+    weights = weights_of(config.class_weights, problem, labels) if training else None
+    objective = {
+        SINGLE: lambda: classes_objective(len(problem.names), weights),
+        SEVERAL: lambda: several_objective(len(problem.names)),
+        NUMBER: numbers_objective,
+    }[problem.kind]()
+
+    def predictor(examples):
+        return Predictor(config, problem, examples, _sequences_of(config, text, examples))
+
+    evaluated = predictor(held_out) if held_out else None
+    asked = predictor(read(config.predict_file, has_labels=False)) if config.predict_file else evaluated
+
+    def read_training():
+        sequences = _sequences_of(config, text, training)
+        data = LabelledSequences(sequences, {LABELS.name: labels}, classes=problem.names)
+        return data, {"train_file": source_files(config.train_file)}
+
+    def finish(model, folder):
+        run.take_best(config, folder, model)
+        scores = evaluated.tell(model, folder) if evaluated else {}
+        if asked:
+            asked.write(model, folder)
+        _export(config, text, problem, model, folder)
+        return scores
+
+    during = None
+    if evaluated:
+        during = run.Evaluation.of(config, label_scores.NAMES[problem.kind], evaluated.score)
+    return run.run_task(config, text, objective, read_training, finish, during)
+
+
+def _asked_kind(config):
+    return SEVERAL if config.label_separator else config.problem_type
+
+
+def _stored_problem(config, held_out):
+    """The `Problem` of a fine-tuned model: as the flags say, else as its folder does."""
+    names, kind = stored_labels(config.init_checkpoint), _asked_kind(config)
+    if kind == "auto":
+        path = Path(config.init_checkpoint) / HUGGING_FACE_CONFIG
+        stored = read_json(path).get("problem_type") if path.is_file() else None
+        several = held_out is not None and all(isinstance(label, tuple) for label in held_out.labels)
+        kind = stored or (NUMBER if len(names) < 2 else SEVERAL if several else SINGLE)
+    return Problem(kind, () if kind == NUMBER else names)
+
+
+def _sequences_of(config, text, examples):
+    sequences, num_cut = make_text_sequences(
+        examples.texts, text.tokenizer, config.max_seq_length, examples.path
+    )
+    counts = describe_counts({"cut to max_seq_length": num_cut})
+    print(f"{examples.path}: {count_of(len(examples), 'example')}{counts}", flush=True)
+    return sequences
+
+
+@dataclasses.dataclass
+class Predictor:
+    """Predictions and scores of a file by a model, whose program is compiled once."""
+
+    config: object
+    problem: Problem
+    examples: Examples
+    sequences: object
+    _forward: Callable | None = None
+
+    def probabilities(self, model):
+        """See `scores.probabilities`."""
+        if self._forward is None:
+            self._forward = run.forward_of(model)
+        outputs, _ = run.predict_packed(self.config, model, self.sequences, self._forward)
+        return label_scores.probabilities(self.problem.kind, np.stack(outputs["logits"]))
+
+    def score(self, model):
+        """Scores times 100, dict of float."""
+        found = self.probabilities(model)
+        scores = label_scores.score(self.problem.kind, found, self.problem.numbers(self.examples))
+        return {name: 100 * value for name, value in scores.items()}
+
+    def tell(self, model, folder):
+        """The same; prints the confusion of classes and writes it, too."""
+        kind, names = self.problem.kind, self.problem.names
+        if kind == SINGLE:
+            predicted = label_scores.decide(kind, self.probabilities(model))
+            table = label_scores.confusion(predicted, self.problem.numbers(self.examples), len(names))
+            write_json(folder / CONFUSION_FILE, {"labels": list(names), "true_by_predicted": table.tolist()})
+            if len(names) <= MOST_SHOWN:
+                print("\npredicted, a row for each true class")
+                rows = zip(names, table.tolist(), strict=True)
+                print_table([{"true": name, **dict(zip(names, row, strict=True))} for name, row in rows])
+        return self.score(model)
+
+    def write(self, model, folder):
+        """Write `predictions.tsv`: the prediction, then the probability of each label."""
+        kind, names = self.problem.kind, self.problem.names
+        found = self.probabilities(model)
+        separator = self.config.label_separator or ","
+        lines = ["\t".join(["prediction", *names])]
+        for row, decision in zip(found, label_scores.decide(kind, found), strict=True):
+            if kind == NUMBER:
+                shown = f"{decision:.6g}"
+            elif kind == SINGLE:
+                shown = names[decision]
+            else:
+                shown = separator.join(name for name, bit in zip(names, decision, strict=True) if bit)
+            lines.append("\t".join([shown, *(f"{value:.6g}" for value in row[: len(names)])]))
+        write_text(str(folder / PREDICTIONS_FILE), "".join(f"{line}\n" for line in lines))
+        print(f"predicted  {count_of(len(found), 'example')} of {self.examples.path}")
+
+
+def _export(config, text, problem, model, folder):
+    """Write `model/`, a folder of transformers, whole or not at all."""
+    with write_folder(folder / run.MODEL_FOLDER) as partial:
+        write_hugging_face(
+            partial,
+            model,
+            named_weights(model),
+            vocab_file=str(text.vocab_path),
+            do_lower_case=config.do_lower_case,
+            classes=problem.names,
+            max_length=config.max_seq_length,
+            problem_type=problem.kind,
+        )
+        write_model_card(partial, model)
+    print(f"wrote {folder / run.MODEL_FOLDER}")

@@ -1,0 +1,220 @@
+"""The task `classify`: labels of files, runs, scores, predictions, and folders that transformers opens.
+
+The faults that this file alone catches: a label of another row, labels of the wrong kind, an exported head
+whose labels are in another order, a run that ends early and then goes on.
+"""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from encoder_files import WORDS, write_encoder
+from recorded_calls import assert_refused
+from sklearn import metrics
+
+import bert_packed
+from bert_packed import cli
+from bert_packed.core.settings import InputError
+from bert_packed.tasks.classify import scores
+from bert_packed.tasks.classify.config import ClassifyConfig
+from bert_packed.tasks.classify.labels import (
+    NUMBER,
+    SEVERAL,
+    SINGLE,
+    Problem,
+    find_problem,
+    read_examples,
+    weights_of,
+)
+
+CLASSES = ["art", "biology", "chess", "dance", "earth", "film", "golf"]
+LENGTH = 24
+
+
+def rows_of(kind, number, seed):
+    """Texts whose first words are their label."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(number):
+        topics = rng.choice(7, 2, replace=False).tolist()
+        words = [WORDS[7 + place] for place in rng.integers(0, 19, rng.integers(1, 8))]
+        firsts = [WORDS[topic] for topic in topics[: 1 + (kind == SEVERAL)]]
+        label = {SINGLE: CLASSES[topics[0]], SEVERAL: "|".join(CLASSES[t] for t in topics)}
+        found.append((" ".join([*firsts, *words]), label.get(kind, str(topics[0] / 2))))
+    return found
+
+
+def write_csv(path, rows, names=("text", "label")):
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerows([names, *rows])
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    return write_encoder(tmp_path_factory.mktemp("start"))
+
+
+def config_of(folder, kind, start, **changes):
+    files = {name: write_csv(folder / f"{name}.csv", rows_of(kind, n, n)) for name, n in SIZES.items()}
+    return ClassifyConfig(
+        **{
+            "train_file": files["train"],
+            "eval_file": files["dev"],
+            "init_checkpoint": str(start),
+            "output_dir": str(folder / "run"),
+            "max_seq_length": LENGTH,
+            "train_batch_size": 16,
+            "learning_rate": 0.01,
+            "num_train_epochs": 12.0,
+            "label_separator": "|" if kind == SEVERAL else "",
+            **changes,
+        }
+    )
+
+
+SIZES = {"train": 64, "dev": 24}
+LEARNED = {SINGLE: ("accuracy", 90), SEVERAL: ("f1_micro", 50), NUMBER: ("spearman", 70)}
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("kind", LEARNED)
+def test_a_run_learns_labels_and_leaves_a_folder(tmp_path, start, kind):
+    config = config_of(tmp_path, kind, start, eval_steps=24)
+    result, folder = bert_packed.finetune(config), tmp_path / "run"
+    name, least = LEARNED[kind]
+    assert tuple(result.scores) == scores.NAMES[kind] and result.scores[name] > least
+    assert json.loads((folder / "eval_results.json").read_text()) == result.scores
+    header, *lines = [line.split("\t") for line in (folder / "predictions.tsv").read_text().splitlines()]
+    content = json.loads((folder / "model" / "config.json").read_text())
+    assert content["problem_type"] == kind
+    true = [label for _, label in rows_of(kind, 24, 24)]
+    if kind == NUMBER:
+        assert header == ["prediction"] and not (folder / "labels.txt").exists()
+    else:
+        assert header == ["prediction", *CLASSES] == ["prediction", *content["id2label"].values()]
+        assert (folder / "labels.txt").read_text().split() == CLASSES
+    if kind == SINGLE:
+        # Every row's prediction is in the row's place
+        assert np.mean([line[0] == label for line, label in zip(lines, true, strict=True)]) > 0.9
+        table = np.array(json.loads((folder / "confusion.json").read_text())["true_by_predicted"])
+        assert table.sum() == 24 and table.trace() / 24 == pytest.approx(result.scores["accuracy"] / 100)
+    # The folder gives the same scores, whose names and kind it knows
+    again = ClassifyConfig(
+        do_train=False,
+        init_checkpoint=str(folder / "model"),
+        eval_file=config.eval_file,
+        label_separator=config.label_separator,
+        output_dir=str(tmp_path / "again"),
+        max_seq_length=LENGTH,
+    )
+    assert bert_packed.finetune(again).scores == pytest.approx(result.scores, abs=1e-3)
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_a_run_that_ends_early_is_over(tmp_path, start, capsys):
+    """And its model is that of the best score, packed or not."""
+    changes = {"eval_steps": 2, "keep_best": True, "early_stopping_patience": 2, "best_score": "matthews"}
+    config = config_of(tmp_path, SINGLE, start, learning_rate=0.0, **changes)
+    first = bert_packed.finetune(config)
+    assert "no better matthews in 2 evaluations" in capsys.readouterr().out
+    rows = (tmp_path / "run" / "eval_metrics.csv").read_text().splitlines()
+    assert rows[0].startswith("step,matthews,") and [row.split(",")[0] for row in rows[1:]] == ["2", "4", "6"]
+    assert bert_packed.finetune(config).scores == first.scores
+    assert (tmp_path / "run" / "eval_metrics.csv").read_text().splitlines() == rows
+
+
+def examples(tmp_path, labels, **options):
+    rows = [{"text": "a", "label": label} for label in labels]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return read_examples(path, **options)
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "kind", "names", "numbers"),
+    [
+        (["b", "a", "b"], {}, SINGLE, ("a", "b"), [1, 0, 1]),
+        (["10", "9", "-1"], {}, SINGLE, ("-1", "9", "10"), [2, 1, 0]),
+        ([True, False], {}, SINGLE, ("false", "true"), [1, 0]),
+        (["0.5", "2", "-1e2"], {}, NUMBER, (), [0.5, 2, -100]),
+        ([["b"], [], ["a", "b"]], {}, SEVERAL, ("a", "b"), [[0, 1], [0, 0], [1, 1]]),
+        (["b; a", "c"], {"separator": ";"}, SEVERAL, ("a", "b", "c"), [[1, 1, 0], [0, 0, 1]]),
+    ],
+)
+def test_labels_are_recognised_sorted_and_numbered(tmp_path, labels, options, kind, names, numbers):
+    found = examples(tmp_path, labels, **options)
+    problem = find_problem(found)
+    assert problem == Problem(kind, names) and problem.numbers(found).tolist() == numbers
+
+
+MISTAKES = [
+    ("text,label\na,b\na,\n", "a.csv, row 2: the label must not be empty. Received: ''."),
+    ("text,label\n ,b\n", "a.csv, row 1: text must be a text. Received: ' '."),
+    ("text,kind\na,b\n", "a.csv must have a column 'label', or --columns must name others."),
+    ("text,label\na,b\na,c\na,3\n", "a.csv, row 3: the label must be a word, as in most rows"),
+    ("text,label\na,1\na,2\na,x\n", "a.csv, row 3: the label must be a number, as in most rows"),
+    ("text,label\na,b\na,b\n", "a.csv must have two labels or more. Received: b."),
+    ('text,label\na,b\na,"b\nc"\n', "a.csv, row 2: the label must have neither tabs nor line ends."),
+    ("text,label\n", "a.csv must have a row. Received: none."),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), MISTAKES)
+def test_a_mistake_in_a_file_is_named(tmp_path, content, message):
+    (tmp_path / "a.csv").write_text(content)
+    with pytest.raises(InputError) as error:
+        find_problem(read_examples(tmp_path / "a.csv"))
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_label_that_training_lacks_is_named(tmp_path):
+    problem = Problem(SINGLE, ("a", "b"))
+    with pytest.raises(InputError, match=r"rows.jsonl, row 2: the label must be one of a, b. Received: 'c'"):
+        problem.numbers(examples(tmp_path, ["a", "c"]))
+
+
+SETTINGS = [
+    ({"train_file": ""}, "`train_file` must be given unless --do_train=false."),
+    ({"eval_file": "no"}, "`eval_file` must be an existing file or folder. Received: no."),
+    ({"predict_file": "no"}, "`predict_file` must be an existing file or folder. Received: no."),
+    ({"eval_file": "", "eval_steps": 3}, "`eval_steps` must be left out without eval_file. Received: 3."),
+    ({"early_stopping_patience": 1}, "`early_stopping_patience` must be 0 without eval_steps. Received: 1."),
+    (
+        {"class_weights": "a=0"},
+        "flag --class_weights=a=0: must be empty, balanced, or labels with weights above 0",
+    ),
+    ({"label_separator": ",", "problem_type": SINGLE}, "`label_separator` must be left out for"),
+    ({"problem_type": NUMBER, "class_weights": "balanced"}, "`class_weights` must be left out for"),
+    ({"class_weights": "x=2"}, "`class_weights` must name classes, art, biology, chess"),
+    ({"best_score": "f1"}, "`best_score` must be one of accuracy, f1_macro, f1_weighted, matthews."),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), SETTINGS)
+def test_settings_that_cannot_be(tmp_path, start, changes, message):
+    config = config_of(tmp_path, SINGLE, start)
+    names = ("train_file", "eval_file", "init_checkpoint", "output_dir", "max_seq_length")
+    flags = {**{name: getattr(config, name) for name in names}, **changes}
+    assert_refused(cli.fine_tune, ClassifyConfig, message, **flags)
+
+
+def test_weights_of_classes():
+    problem, labels = Problem(SINGLE, ("a", "b")), np.array([0, 0, 0, 1])
+    # Every class has the same sum, and the weights' mean over examples is 1, as in scikit-learn
+    np.testing.assert_allclose(weights_of("balanced", problem, labels), [4 / 6, 2])
+    assert weights_of("b=3", problem, labels).tolist() == [1, 3] and weights_of("", problem, labels) is None
+
+
+def test_scores_by_hand():
+    """Of labels that are never true or predicted, and of constants."""
+    true, found = np.array([0, 0, 1]), np.array([[0.9, 0.1, 0], [0.2, 0.8, 0], [0.1, 0.9, 0]])
+    got = scores.score(SINGLE, found, true)
+    assert got["accuracy"] == pytest.approx(2 / 3) and got["f1_macro"] == pytest.approx(2 / 3)
+    assert got["matthews"] == pytest.approx(0.5)
+    bits, chances = np.array([[1, 0, 0], [0, 1, 0]], np.float32), np.array([[0.9, 0.6, 0.1], [0.8, 0.7, 0.2]])
+    several = scores.score(SEVERAL, chances, bits)
+    assert several["f1_micro"] == pytest.approx(2 / 3) and several["average_precision"] == 1
+    assert scores.score(NUMBER, np.ones((3, 1)), np.arange(3.0)) == {"pearson": 0, "spearman": 0}
+    assert metrics.f1_score(true, found.argmax(1), average="weighted") == got["f1_weighted"]
