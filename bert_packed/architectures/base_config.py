@@ -6,8 +6,8 @@ from bert_packed.core.settings import InputError, setting
 
 ACTIVATIONS = ("gelu", "gelu_new", "relu")
 DROPOUT_FIELDS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
-# Limits of a `config.json`. A block is many objects of Python: a slip in the number of blocks would take all
-# memory before anything knows how large the model is
+# These limits hold for a `config.json`. A block is many objects of Python: a slip in the number of blocks
+# would take all memory before anything knows how large the model is
 MOST_BLOCKS, LARGEST_SIZE = 4096, 2**24
 LARGEST_FLOAT32 = 3.4028234663852886e38
 

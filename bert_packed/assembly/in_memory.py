@@ -87,8 +87,8 @@ def pack(
             is left out: packs have another one, `attention_mask(packs["sequence_ids"])`. Any other is an
             error, such as one that numbers the sequences of a row. The names of what is made, and `lengths`,
             cannot be columns.
-        max_seq_length, max_sequences_per_pack, algorithm: As in `plan`.
-        seed: Shuffles packs, and sequences of equal length.
+        max_seq_length, max_sequences_per_pack, algorithm: Arguments of `plan`.
+        seed: Seed of the shuffles of packs and of sequences of equal length.
         padding: Dict from column to the value of its padding; 0 for others. `{"labels": -100}`, for example.
 
     Returns:
@@ -121,10 +121,10 @@ def pack_stream(
     Args:
         sequences: Iterable, possibly endless, of lists of token ids, or of dicts from column to the value of
             one sequence, as in `pack`.
-        max_seq_length, max_sequences_per_pack: As in `plan`.
+        max_seq_length, max_sequences_per_pack: Limits of a pack, as in `plan`.
         buffer: Sequences that wait for others that fit, at most. More are better packed. As many again, but
             1,000 at most, are read at once.
-        padding: As in `pack`.
+        padding: Values of padding, as in `pack`.
 
     Returns:
         An iterator of dicts of arrays as from `pack`: whenever the buffer is full, of the packs with least
