@@ -57,7 +57,7 @@ class Replicas:
         if self.layout:
             import jax
 
-            # Made in the host's memory: the whole model may not fit a device
+            # Weights are made in the host's memory: the whole model may not fit a device
             try:
                 return jax.default_device(jax.local_devices(backend="cpu")[0])
             except RuntimeError as error:
@@ -86,7 +86,7 @@ def make_replicas(distribution, strategy=None, target=None):
     Args:
         distribution: "none" for one device; "mirrored" for all of this process; "multi_worker" for all
             processes of a started cluster; "tpu" for all cores of a TPU.
-        strategy: Of the cluster, under TensorFlow; None makes it here.
+        strategy: Strategy of the cluster, under TensorFlow; None makes it here.
         target: `Target` whose devices all share a step where they need not be here, under any distribution.
 
     Raises:

@@ -56,7 +56,7 @@ def train(engine, config, hooks, first_step=0, state=None):
     In the first step, which compiles, SIGTERM ends the process of a run that has no other one.
 
     Args:
-        engine: Has `train_step(batch, wants_stop)`; with several processes its sums hold
+        engine: Object with `train_step(batch, wants_stop)`; with several processes its sums hold
             `num_stop_requests`.
         config: `PretrainingConfig`, or another object with its numbers of steps.
         hooks: `Hooks`.
@@ -105,7 +105,7 @@ def train(engine, config, hooks, first_step=0, state=None):
             if is_first:
                 is_first, first_end = False, time.perf_counter()
             if is_unproven and not why:
-                # Only now: weights that were finite when saved may still give NaN in their first step
+                # Older checkpoints go only now: weights that were finite when saved may still give NaN
                 hooks.prune()
                 is_unproven = False
             bar.update()
@@ -124,8 +124,8 @@ def train(engine, config, hooks, first_step=0, state=None):
                 # An export comes before the checkpoint: a kill in between repeats the step with its export
                 hooks.export(step)
             due = bool(hooks.evaluate) and is_due(step, config.eval_steps, config)
-            # Saved before it is evaluated: neither bad held-out data nor a signal during a long evaluation
-            # costs a step. A run that continues here begins with the evaluation that is due
+            # A checkpoint comes before its evaluation: neither bad held-out data nor a signal during a long
+            # one costs a step. A run that continues here begins with the evaluation that is due
             if stopped_by or is_due(step, config.save_checkpoints_steps, config):
                 hooks.save(step, {**interval.state(), "evaluation_due": due})
                 is_unproven = True
@@ -141,7 +141,7 @@ def evaluate(engine, batches, max_batches=0):
     """Sums over evaluation batches: dict of floats.
 
     Args:
-        engine: Has `eval_step(batch)`.
+        engine: Object with `eval_step(batch)`.
         batches: Iterable of batches.
         max_batches: Upper limit of batches taken; 0 takes all.
 
@@ -169,6 +169,6 @@ def _progress_bar(config, hooks, first_step):
         total=config.num_train_steps,
         initial=first_step,
         disable=None if hooks.shows_progress else True,
-        # Within 100 columns, with the line of the last row
+        # The bar and the line of the last row fit 100 columns
         bar_format="{l_bar}{bar:10}| {n_fmt}/{total_fmt}{postfix}",
     )
