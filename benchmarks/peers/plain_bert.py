@@ -108,7 +108,7 @@ def plain_sums(outputs, batch):
     """Sums of losses and accuracies where a row is a sequence: `sums` of `plain_objective`."""
     used_BP = ops.cast(batch["prediction_sequences"] > 0, "float32")
     nll_BP, right_BP = nll_and_right(outputs["mlm_logits"], batch["prediction_ids"])
-    # Slot 0 of each row, which holds one sequence
+    # Each row holds one sequence, in slot 0
     nsp_nll_B, nsp_right_B = nll_and_right(outputs["nsp_logits"], batch["nsp_labels"][:, 0])
     return {
         "mlm_loss": ops.sum(nll_BP * used_BP),
