@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 600  # no process of a test takes longer, on any machine
-# One device a process: the tests' own settings may have more
+# A process has one device: the tests' own settings may have more
 ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 

@@ -27,12 +27,12 @@ WHOLE_PAGE = re.compile(r"^<!-- not run, whole page: .+ -->$", re.MULTILINE)
 NOT_RUN = re.compile(r"<!-- not run(?: \((.+?)\))?: .+ -->\n$")
 BEGINS_WITH = re.compile(r"^<!-- begins with: (.+) -->$", re.MULTILINE)
 SPAN = re.compile(r"`([^`]+)`")
-# A command's first word, or what may stand before one; not a command's error message
+# A line begins with a command's first word, or what may come before one, and is no command's error message
 SHELL = re.compile(
     r"(?!bert-packed [a-z-]+: )(?:bert-packed|python3?|pip|hf|zip|tar|git|curl|cd|mkdir|export|for) |"
     r"--\w+=|[A-Za-z_]+=\S"
 )
-# What a page says that its reader sets
+# A page asks its reader to set these
 READERS = {"MODEL": "model", "MAMBA": "mamba.json", "MAMBA2": "mamba2.json"}
 SPAN_START = re.compile(r"(?:[A-Z_]+=\S+ )?(?:bert-packed|python|pip|hf) ")
 PYTHON = re.compile(r"(?:import|from) \w|\w+ = \S|[\w.]+\($", re.MULTILINE)

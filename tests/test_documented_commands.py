@@ -24,7 +24,7 @@ from bert_packed.core import command_line
 from bert_packed.core.settings import InputError
 
 VARIABLES = {"KERAS_BACKEND", "TF_CONFIG", "JAX_PLATFORMS", "XLA_FLAGS", "BEAM_OPTIONS", "BLEURT_TINY"}
-# Files that commands open to read their settings: a flagfile that `train` writes, and data of the reader's
+# Commands open these files to read their settings: a flagfile that `train` writes, and data of the reader's
 WRITTEN = {"my/flags/pretrain.flags": "--input_file=my/packed/train/*.tfrecord\n"}
 WRITTEN |= {
     name: ""
@@ -38,10 +38,10 @@ WRITTEN |= {
         "conll/valid.txt",
     )
 }
-# Programs of others, by their first words: the words that are left are theirs
+# Others' programs begin with these words: the words that are left are theirs
 OF_OTHERS = ("hf download", "zip -j", "pip download", "pip uninstall", "pip wheel")
 
-# By command, settings that are lowered where a page has more, or leaves the choice to the data
+# A command has these settings lowered where a page has more, or leaves the choice to the data
 MOST = {
     "train": {"max_seq_length": 256, "num_train_epochs": 1},
     "create": {"num_workers": 1},
@@ -58,12 +58,12 @@ MOST = {
     "ner": {"num_train_epochs": 1, "train_batch_size": 4},
 }
 SMALL = {"": "bert-tiny", "bert-mini": "bert-tiny", "bert-base": "bert-tiny"}
-# Lines that a page shows and its commands print
+# A page shows these lines and its commands print them
 SAYS = {
     "README.md": ["neighbors: change of hidden_states 0 0 pass", "the model is in my/model"],
     "docs/guides/other_programs.md": ["largest change in them 0.0"],
 }
-# Programs of others, networks and tests; CI installs as the pages say
+# These are programs of others, networks and tests; CI installs as the pages say
 NOT_RUN = re.compile(r"(?:\w+=\S+ )*(?:pip|hf|python -m pytest) ")
 BACKEND = os.environ.get("KERAS_BACKEND", "tensorflow")
 NUM_DEVICES = 8  # under JAX

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 HALVES = ("data_gen", "bert_packed")
 OTHER_NAMES = {"absl": "absl-py", "google": "tensorflow"}  # of packages; protobuf comes with TensorFlow
 
-# What its owners promise nothing about, each name with the reason for it
+# Owners promise nothing about these, each of which has its reason
 PRIVATE = {
     "bert_packed.core.runtime": {"ctypes": "mallopt is a function of the C library alone"},
     "bert_packed.torch.pretraining": {"_attn_implementation": "transformers has a public setter alone"},
@@ -116,7 +116,7 @@ def private_doors(tree, ours, used):
                 yield name.value
         elif isinstance(node, ast.ClassDef):
             methods = [one.name for one in node.body if isinstance(one, ast.FunctionDef)]
-            # What nothing of ours calls, another's base class does
+            # Another's base class calls what nothing of ours calls
             yield from (name for name in methods if is_private(name) and name not in used)
 
 

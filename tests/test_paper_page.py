@@ -13,7 +13,7 @@ ROWS = [
     for line in PAGE.splitlines()
     if line.startswith("|") and not line.startswith(("|---", "| Efficient"))
 ]
-# Number of the last table and figure of each paper, as printed
+# The last table and figure of each paper have these numbers in print
 LAST = {"Efficient": {"Table": 6, "Figure": 14}, "Packing": {"Table": 5, "Figure": 12}}
 
 

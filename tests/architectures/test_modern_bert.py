@@ -55,7 +55,7 @@ def attend_by_mask(heads, ids_BS, window):
 
 
 @uncompiled
-# Packs shorter and longer than the window, that whole tiles fill or not
+# Packs are shorter and longer than the window, and whole tiles fill them or do not
 @pytest.mark.parametrize(
     ("length", "window"), [(24, 5), (24, 6), (25, 24), (7, 10), (9, 1), (9, 0), (200, 64)]
 )

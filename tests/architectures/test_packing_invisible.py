@@ -36,7 +36,7 @@ BY_OBJECTIVE = [
     for name, objectives in OBJECTIVES.items()
     for number in range(len(objectives))
 ]
-# Both for the simplest, and each for some of the others
+# The simplest has both precisions, and each of the others one
 each_precision = pytest.mark.parametrize(
     ("name", "dtype"),
     [
@@ -115,7 +115,7 @@ def test_the_gradient_across_sequences_is_exactly_zero(architecture):
 
         def target(hidden, mine=mine):
             hidden = model.encode_embedded(hidden, packed)
-            # Weighted, since layer norm makes a plain sum of outputs constant
+            # The sum is weighted, since layer norm makes a plain sum of outputs constant
             weights = np.linspace(-1, 1, hidden.shape[-1], dtype=np.float32)
             return ops.sum(hidden * weights * mine[..., None])
 

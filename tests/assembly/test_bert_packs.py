@@ -139,7 +139,7 @@ def test_dropping_and_refusing(overlong):
     assert counts == {"truncated": 0, "dropped": 1} and kept["record_numbers"].tolist() == [1, 3]
     for choice in ("error", "truncate", "drop"):
         assert BertKind(6, choice).fit(overlong) == (overlong, {"truncated": 0, "dropped": 0})
-    # of several the first, not the longest
+    # the first that is too long is named, even if it is not the longest
     for length, record, received in ((5, 2, 6), (2, 1, 3)):
         with pytest.raises(
             InputError, match=rf"record {record}: .*max_seq_length={length} .*Received: {received} tokens"

@@ -77,7 +77,7 @@ def test_one_broadcast_left_out_is_seen(monkeypatch):
     monkeypatch.setattr(summa, "broadcast", without_last)
     shape = small_shape(2)
     (sent,) = count_passes(*TREE, 2, shape, names=("forward",)).values()
-    # of the hidden states before each of the four products one of two blocks: h, h, h and 4 h wide
+    # one of two blocks of the hidden states is missing before each of the four products: h, h, h and 4 h wide
     assert formula("forward", *TREE, 2, shape) - sent.products == 7 * shape.bsh / 4
 
 
@@ -87,7 +87,7 @@ def test_what_the_forward_pass_sent_is_not_kept(monkeypatch):
     shape = small_shape(2)
     name = "backward, all kept"
     sent = count_passes(*TREE, 2, shape, names=(name,))[name].products
-    # the sums of its products are left: of 14 bsh + 24 h^2 half
+    # only the sums of its products are left: half of 14 bsh + 24 h^2
     assert sent == formula(name, *TREE, 2, shape) / 2
 
 

@@ -49,7 +49,7 @@ def test_points_are_the_logs_over_sequences_and_hours(tmp_path):
     points = one.points["training"]
     found = [(point["step"], point["sequences"], point["mlm_loss"]) for point in points]
     assert found == [(1, 10, 8.0), (2, 20, 7.0), (4, 40, 6.0)]
-    # what was not timed went at the median of 5 and 20: 0.8 s, 2 s, 1 s
+    # steps that were not timed count at the median of 5 and 20: 0.8 s, 2 s, 1 s
     assert [3600 * p["hours"] for p in points] == pytest.approx([0.8, 2.8, 3.8])
     held_out, between = one.points["held out"]
     assert 3600 * held_out["hours"] == pytest.approx(2.8) and held_out["mlm_accuracy"] == 0.15

@@ -81,7 +81,7 @@ def test_ratios_are_of_neighbors_times_the_factor():
     assert share["print"] == pytest.approx(0.958, abs=1e-3)
     assert rows["speed-up over unpacked"]["median"] == pytest.approx(4.0)
     assert rows["speed-up over unpacked"]["print"] is None
-    # The same sequences as in the packs: no factor comes on top
+    # The sequences are the same as in the packs: no factor comes on top
     assert rows["speed-up over padding-free, memory kept"]["median"] == pytest.approx(1.5)
     assert "share of the packing factor, over padding-free, memory kept" not in rows
     by_length = rows["speed-up over transformers, sorted by length"]

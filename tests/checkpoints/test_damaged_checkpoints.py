@@ -101,7 +101,7 @@ def test_a_damaged_list_of_checksums_is_refused(folder):
     shorter = [b"".join(lines[:place] + lines[place + 1 :]) for place in range(len(FILES))]
     other = f"{checkpoint.storage.file_sha256(folder / 'checkpoint-4' / checkpoint.STATE)}  ../checkpoint-4/"
     elsewhere = whole + other.encode() + checkpoint.STATE.encode() + b"\n"
-    # The eighth bit, which no byte of the list has: flipped, it is no UTF-8
+    # No byte of the list has the eighth bit: with one flipped, it is no UTF-8
     no_text = [bytes([*whole[:place], whole[place] ^ 128, *whole[place + 1 :]]) for place in (0, 40, 68)]
     assert len(lines) == len(FILES)
     for content in (*shorter, elsewhere, *no_text):

@@ -51,7 +51,7 @@ def test_ids_of_odd_texts(tokenizers, text):
     want = tokenization.encode_sentences(ours, [text])[0]
     options = {"add_special_tokens": False, "verbose": False}
     assert theirs(text, split_special_tokens=True, **options)["input_ids"] == want
-    # And for who reads `tokenizer.json` alone: transformers takes the rules of case from the other file
+    # Others read `tokenizer.json` alone: transformers takes the rules of case from the other file
     alone = Tokenizer.from_file(str(folder / "hf" / "tokenizer.json"))
     alone.encode_special_tokens = True
     assert alone.encode(text, add_special_tokens=False).ids == want

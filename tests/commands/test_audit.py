@@ -134,7 +134,7 @@ def an_ignored_input(monkeypatch, engine, batch):
     engine.model.bert.embeddings.norm.gamma.assign(np.zeros(16))
 
 
-# The fault, the checks that must fail, and those that must not
+# A fault has the checks that must fail, and those that must not
 FAULTS = [
     (no_mask, {CHANGE, GRADIENT, STATES, MLM_LOSS, NSP_LOSS, WEIGHTS}, set()),
     (one_layer_without_mask(0), {CHANGE, GRADIENT, STATES}, set()),

@@ -145,7 +145,7 @@ def test_help_and_interrupt(tmp_path):
     program = [sys.executable, str(Path(create_job.__file__).parents[1] / "create_pretraining_data.py")]
     output = subprocess.run([*program, "--help"], capture_output=True, text=True, check=True).stdout
     assert "--do_whole_word_mask (default: false)" in output
-    # parsing the sample corpus takes seconds: time to interrupt
+    # parsing the sample corpus takes seconds, which is time to interrupt
     run_dir = tmp_path / "out"
     with interruptible():
         process = subprocess.Popen([*program, f"--output_dir={run_dir}"], stderr=subprocess.PIPE, text=True)

@@ -105,7 +105,7 @@ def test_a_run_and_what_becomes_of_it(task, architecture, files, tmp_path):
     assert losses == pytest.approx(losses_of(unpacked), rel=1e-3)
     assert (packed / name).read_bytes() == (unpacked / name).read_bytes()
 
-    # The last checkpoint is as good as not there, and neither is the folder of the start
+    # A damaged last checkpoint counts as missing
     shutil.copytree(packed, stopped)
     last = newest_checkpoint(packed)
     damaged = stopped / last.name / "model.safetensors"

@@ -58,12 +58,12 @@ def assert_close(one, other):
     for name, want in one["model"].items():
         assert other["model"][name].shape == want.shape
         if not name.endswith("key/bias"):
-            # 1.1e-5 in one weight of 256 on a processor with AMX, below 1e-5 elsewhere
+            # One weight of 256 differs by 1.1e-5 on a processor with AMX, none by 1e-5 elsewhere
             np.testing.assert_allclose(other["model"][name], want, atol=2e-5, rtol=0, err_msg=name)
     for name, want in one["training"].items():
         found = other["training"][name]
         if "momentum" in name and "key_bias" not in name:
-            # Of steps whose gradients nearly cancel, as a bias's, little is left beside rounding
+            # If a step's gradients nearly cancel, as a bias's, little is left beside rounding
             assert np.abs(found - want).max() <= 1e-4 * np.abs(want).max(), name
 
 

@@ -116,7 +116,7 @@ def pad_between(packed):
         packed[name][2] += packed[name][2] >= first
 
 
-# The damage, and how many sequences are missing; None where the pack itself is malformed
+# A damage has the number of sequences that are missing; None where the pack itself is malformed
 DAMAGES = {
     "token": (change(schema.INPUT_IDS), 1),
     "segment": (change(schema.SEGMENT_IDS), 1),

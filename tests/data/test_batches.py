@@ -159,7 +159,7 @@ def test_the_thread_ends_with_its_iterator(end, waits):
     numbered = Numbered()
     ahead = ReadAhead(numbered)
     assert next(ahead) == 0
-    # Prepared are no more: beside the one that was taken, one waits for room
+    # No more are prepared: beside the one that was taken, one waits for room
     while waits and numbered.num_taken < NUM_AHEAD + 2:
         time.sleep(0.001)
     if waits:

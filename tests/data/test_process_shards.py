@@ -62,8 +62,8 @@ def order_of_one(num_packs, buffer, count):
     return list(itertools.islice(itertools.chain.from_iterable(read_order(num_packs, SEED, buffer)), count))
 
 
-# Buffers of one pack, of a few, of no multiple of a micro-batch, and of more than there are; steps run across
-# blocks and the ends of epochs
+# Buffers hold one pack, a few, no multiple of a micro-batch, and more than there are; steps run across blocks
+# and the ends of epochs
 @pytest.mark.parametrize("buffer", [1, 7, 33, 1000])
 @pytest.mark.parametrize("num_packs", [3, 50, 64])
 @pytest.mark.parametrize("first_step", [0, 3, 11])
@@ -144,7 +144,7 @@ def test_four_processes_read_the_bytes_of_one(tmp_path):
         return bytes_read() - before
 
     size = Path(path).stat().st_size
-    # The blocks that are prepared ahead when the last batch is taken: two of 128 packs, of an epoch of 256
+    # Two blocks of 128 packs, of an epoch of 256, are prepared ahead when the last batch is taken
     assert num_read(WHOLE) < 2.2 * size
     for process in range(4):
         assert num_read(ProcessShard(8, process, 4)) < 2.2 * size / 4

@@ -18,7 +18,7 @@ def take(num_packs, buffer, count, seed=1, first=0):
     return np.array(list(itertools.islice(packs, count)))
 
 
-# Buffers below, at and above the packs; stretches of one pack and of several; with a short last stretch
+# Buffers are below, at and above the packs; stretches have one pack and several, or a short last one
 SIZES = [(1, 5), (7, 3), (12, 12), (50, 7), (1000, 130), (1001, 200), (100, 10**15), (2500, 1)]
 
 

@@ -51,15 +51,15 @@ def choice(length, packs, tokens_cut=0):
 @pytest.mark.parametrize(
     ("rows", "place"),
     [
-        # the cheaper length, not the one of fewer packs or less padding
+        # the cheaper length wins over fewer packs or less padding
         ([choice(8, 100), choice(16, 60)], 0),
         ([choice(8, 100), choice(16, 45)], 1),
         ([choice(512, 100), choice(1024, 50)], 0),  # as many tokens, of which attention takes more
-        # the smallest depth within half a percent of the best
+        # the smallest depth within half a percent of the best wins
         ([choice(8, 1006), choice(8, 1004), choice(8, 1000)], 1),
         ([choice(8, 1000), choice(8, 1000)], 0),
         ([choice(8, 1004), choice(16, 400), choice(16, 399)], 1),
-        # never one that cuts text
+        # a length that cuts text never wins
         ([choice(8, 100, 1), choice(16, 900), choice(32, 900)], 1),
         ([choice(8, 100, 1), choice(16, 90, 2)], None),
     ],

@@ -139,7 +139,7 @@ def one_fewer(strategies):
     return strategies
 
 
-# Where each number of a manifest is, and how it is called where it is one more or one less than it should be
+# Each number of a manifest has its place, and its name in the message where it is off by one
 NUMBERS = {
     ("files", 0, "num_records"): "num_records of packed-00000",
     ("num_packs",): "num_packs`",
@@ -239,7 +239,7 @@ def test_a_bound_without_its_proof_is_false(tmp_path):
     without = dataclasses.replace(plan, dual_values=())
     (sentence,) = find_false_bounds(tmp_path, plan, without, 30)
     assert "`lower_bound` must be at most 25," in sentence
-    # Nor does it hold of more packs than there are, whatever the plan beside it says
+    # The bound does not hold of more packs than there are either, even if the plan beside it says so
     twice = dataclasses.replace(plan, strategies={key: 2 * count for key, count in plan.strategies.items()})
     assert "`lower_bound` must be at most 30, " in find_false_bounds(tmp_path, plan, twice, 60)[0]
 

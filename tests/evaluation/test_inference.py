@@ -299,7 +299,7 @@ def test_batches_are_static_and_their_rest_is_empty(known, seen):
 
 
 def test_the_packing_factor_is_texts_per_row(known):
-    # 5 + 7, 2 + 10, 3 + 4 + 2 and 12 tokens in rows of 12
+    # Rows of 12 hold 5 + 7, 2 + 10, 3 + 4 + 2 and 12 tokens
     assert known.packing_factor(SHORT) == 8 / 4
     assert known.packing_factor([]) == 1
 

@@ -38,7 +38,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning"),
 ]
 KERNELS = {"tpu": 'custom_call_target="tpu_custom_call"', "gpu": 'custom_call_target="__gpu$xla.gpu.triton"'}
-# Else registers overflow to memory
+# Registers would otherwise overflow to memory
 WITHOUT_SPILLS = {"xla_gpu_fail_ptx_compilation_on_register_spilling": True}
 
 

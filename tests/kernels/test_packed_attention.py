@@ -37,7 +37,7 @@ def small_tiles_in_the_interpreter(monkeypatch):
     monkeypatch.setattr(packed_attention, "TILES", (TILE,))
     monkeypatch.setattr(packed_attention, "GROUP", TILE * packed_attention.LANES)
     monkeypatch.setattr(gpu_attention, "TILES", dict.fromkeys(gpu_attention.TILES, TILE))
-    # Not the interpreter of `force_tpu_interpret_mode`, which cannot be rematerialised
+    # The interpreter of `force_tpu_interpret_mode` cannot be rematerialised
     monkeypatch.setattr(pallas, "pallas_call", functools.partial(pallas.pallas_call, interpret=True))
 
 

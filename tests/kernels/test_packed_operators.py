@@ -89,7 +89,7 @@ class Operator:
     tolerance: float  # of outputs in bfloat16, relative to the largest
 
 
-# Single tokens, as padding is, and sequences over three chunks
+# There are single tokens, as padding is, and sequences over three chunks
 IN_CHUNKS_OF_4 = positions_of([[4, 5, 2], [3, 2, 4, 2], [1, 5, 3, 1, 1], [7, 1, 3]])
 IN_CHUNKS_OF_8 = positions_of([[8, 4, 10], [9, 4, 1, 8], [10, 4, 6, 1, 1], [11, 4, 2, 5]])
 CONVOLVED = {"x": "BSE", "kernel": "WE", "bias": "E"}
@@ -142,7 +142,7 @@ def tpu_duality(lanes, block):
 PLAIN_FORMS = [
     Form("convolution", "architectures.mamba.operators", 3, 2),
     Form("convolution", "architectures.mamba.operators", 3, 4),
-    # A chunk of one token, chunks that do not divide S, one longer than S
+    # Chunks have one token, do not divide S, or are longer than S
     Form("scan", "architectures.mamba.operators", 4, 4, 1),
     Form("scan", "architectures.mamba.operators", 3, 2, 4),
     Form("scan", "architectures.mamba.operators", 3, 2, 32),
@@ -150,7 +150,7 @@ PLAIN_FORMS = [
     Form("duality", "architectures.mamba2.state_space_duality", 8, 3, 64),
 ]
 KERNELS = [
-    # Widths: padded, some blocks of a vector after padding, some blocks of two vectors
+    # Widths are padded, some blocks a vector after padding, some two vectors
     Form("convolution", "kernels.tpu.convolution", 1, 7, 8, CONVOLVE),
     Form("convolution", "kernels.tpu.convolution", 5, 4, 8, CONVOLVE),
     Form("convolution", "kernels.tpu.convolution", 8, 2, 64, CONVOLVE),
@@ -160,8 +160,8 @@ KERNELS = [
     Form("scan", "kernels.gpu.selective_scan", 1, 3, 1, GPU_SCAN),
     Form("scan", "kernels.gpu.selective_scan", 5, 3, 4, GPU_SCAN),
     Form("scan", "kernels.gpu.selective_scan", 12, 3, 32, GPU_SCAN),
-    # Four heads of two channels: two heads in a vector; each in another block; two groups of one head in a
-    # block; a head of zeros; a channel of zeros
+    # Four heads have two channels: two heads share a vector; each has another block; two groups of one head
+    # share a block; a head is zeros; a channel is zeros
     *(tpu_duality(*sizes) for sizes in ((4, 4), (2, 2), (2, 4), (6, 6), (3, 4))),
 ]
 COMPILED = PLAIN_FORMS[5]

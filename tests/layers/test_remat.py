@@ -13,8 +13,8 @@ from bert_packed.layers.context import PackContext
 from bert_packed.layers.rematerialisation import run_rematerialised
 from bert_packed.training.optimization import Lamb
 
-# Queries, keys, values, scores, context, its output, and the first layer of the feed-forward network; the
-# second is not needed again
+# These are queries, keys, values, scores, context, its output, and the first layer of the feed-forward
+# network; the second is not needed again
 PRODUCTS_PER_BLOCK = 7
 BERT = ARCHITECTURES["bert"].with_dropout(0.2)
 slow = pytest.mark.slow
@@ -96,7 +96,7 @@ def test_compiled_steps_are_the_same():
         engine.train_step(packed)
         assert engine.num_train_traces == 1
     for one, other in zip(*(engine.model.weights for engine in engines), strict=True):
-        # Key biases: of a gradient that is 0 but for rounding, LAMB makes a step of any direction
+        # Key biases have a gradient that is 0 but for rounding, of which LAMB makes a step of any direction
         if not one.path.endswith("key/bias"):
             np.testing.assert_allclose(one.numpy(), other.numpy(), atol=1e-4, err_msg=one.path)
 

@@ -39,7 +39,7 @@ CASES = [
     ("modern_bert", "tags"),
     ("modern_bert_of_means", "classes"),
 ]
-# What adds the same to every logit of a sequence moves no softmax: their true gradient is 0, as a key bias's
+# These add the same to every logit of a sequence, which moves no softmax: their true gradient is 0
 SHIFTS = (
     "key/bias",
     "question_answering/output/bias",

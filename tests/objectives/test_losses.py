@@ -30,7 +30,7 @@ from bert_packed.training.backend import gradient
 pytestmark = pytest.mark.both_backends
 IS_MLM = {"mlm alone": "per_sequence", "mlm alone, per_token": "per_token"}
 IS_PRETRAINING = ("per_sequence", "per_token", *IS_MLM)
-# Loops of `plain_losses`, objectives, and the shapes of logits for eight packs
+# Names have loops of `plain_losses`, objectives, and the shapes of logits for eight packs
 OTHERS = {
     "answers": (plain_losses.answers, answers_objective(), {"start_logits": (24,), "end_logits": (24,)}),
     "classes": (plain_losses.classes, classes_objective(3), {"logits": (4, 3)}),

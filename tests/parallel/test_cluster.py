@@ -111,7 +111,7 @@ def test_who_is_missing_or_has_gone_is_named(addresses):
                     other.sendall(said)
                 break
             time.sleep(0.01)
-    # Not before: for a moment all would be there
+    # The last one comes only now: before, all would be there for a moment
     last, of_last = meet_all(addresses, (2,), 3)
     join([*threads, *last])
     rule = f"all 3 workers of the cluster, the first at {addresses[0]}, must come up within 3 seconds."

@@ -45,7 +45,7 @@ def test_the_program_has_its_share_and_sends_the_gradient_once():
     engine = make_engine(2)
     report = describe_step(engine.step_programs(batch))
     assert is_static(report) and report["devices"] == 2
-    # of 8 packs a device has 4, in two rounds of 2
+    # a device has 4 of 8 packs, in two rounds of 2
     length, width, wide = batch["token_ids"].shape[1], CONFIG.hidden_size, CONFIG.intermediate_size
     block = 4 * length * width**2 + 2 * length**2 * width + 2 * length * width * wide
     heads = batch["prediction_ids"].shape[1] * width * (width + CONFIG.vocab_size)

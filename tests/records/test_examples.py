@@ -153,7 +153,7 @@ OTHERS = {
     "has one feature more": to_example(weights=[1.5], words=[1], zero=[0]),
     "is empty": b"",
     "is followed by something": GOOD + b"\x12\x00",
-    # a list of numbers one by one, as the format allows
+    # the format allows a list of numbers one by one
     "is not packed": bytes([10, 15, 10, 13, 10, 5, *b"words", 18, 4, 26, 2, 8, 7]),
     "has another order": to_entries(WORDS, WEIGHTS),
     "has a feature twice": to_entries(WEIGHTS, WORDS, WORDS),

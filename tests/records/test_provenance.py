@@ -46,7 +46,7 @@ def test_every_sequence_of_a_pack_is_found_in_its_source(tmp_path):
                 assert next(found) == inputs[source][record - 1]
                 seen.add((source, record))
         assert next(found, None) is None
-        # compact: a few bytes a sequence
+        # the index is compact: a few bytes a sequence
         assert Path(provenance_path(path)).stat().st_size < 1000
     assert len(seen) == 100
     with pytest.raises(InputError, match=r"must have the record\. Received: 0 of"):
@@ -162,7 +162,7 @@ FOREIGN = {"inputs": ["a", "b"], "splits": [], "files": {}}
     ("damage", "flag", "message"),
     [
         (change_index(lambda content: content[:200]), "", NO_INDEX),
-        # behind a header
+        # the damage is behind a header
         (change_index(lambda content: content[:80] + b"\xff" + content[81:]), "", NO_INDEX),
         (lambda shard: np.savez(provenance_path(shard), other=np.zeros(3)), "", NO_INDEX),
         (lambda shard: (shard.parent / "manifest.json").unlink(), "", NO_MANIFEST + "none that lists it"),

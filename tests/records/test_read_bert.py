@@ -154,7 +154,7 @@ RULES = [
     ({schema.INPUT_MASK: [1, 1, 1, 1, 3, 3, 3, 0]}, "and end in padding 0. Received: 3 at index 4"),
     ({schema.INPUT_MASK: [1, 1, 1, 1, 2, 2, 1, 0]}, "and end in padding 0. Received: 1 at index 6"),
     ({schema.INPUT_MASK: [1, 2, 3, 4, 4, 4, 4, 0]}, "input_mask must be at most K=3. Received: 4 at index 3"),
-    # padding in the middle, which nothing else betrays
+    # padding is in the middle, which nothing else betrays
     (
         {
             schema.INPUT_IDS: [2, 7, 4, 0, 2, 9, 3, 0],

@@ -82,7 +82,7 @@ def change(name, index, value):
     return {name: changed[name]}
 
 
-# Padding between two sequences, and a sequence too many, which nothing else betrays
+# Padding is between two sequences, and there is a sequence too many, which nothing else betrays
 PADDED_WITHIN = {
     schema.INPUT_IDS: [0, 7, 4, 0, 0, 5, 0, 0],
     schema.INPUT_MASK: [1, 1, 1, 0, 2, 2, 2, 0],

@@ -80,7 +80,7 @@ def test_digests_are_of_the_content_alone():
         values[-1] += 1
         other = content_digests(make_bert(**{name: values}), BERT_LAYOUT)
         assert np.array_equal(other[0], digests[0]) and not np.array_equal(other[1], digests[1]), name
-    # the same entries, divided otherwise
+    # the same entries are divided otherwise
     assert not np.array_equal(content_digests(make_bert(num_predictions=[2, 1]), BERT_LAYOUT)[0], digests[0])
     # a packed sequence has a column more than one that was not packed
     part = make_sequences(CAUSAL_LAYOUT | FIRST_POSITIONS, "a", lengths=[1], tokens=[5], record_numbers=[1])

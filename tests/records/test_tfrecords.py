@@ -14,7 +14,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.records import tfrecords
 from bert_packed.records.tfrecords import FRAME_BYTES, masked_checksums, read_batches, scan_file
 
-# Empty, around the four bytes of a checksum, around a KiB, and of several
+# Sizes are 0, around the four bytes of a checksum, around a KiB, and of several
 SIZES = [0, 1, 2, 3, 4, 5, 100, 1023, 1024, 1025, 1026, 1028, 2048, 5000]
 
 
@@ -121,7 +121,7 @@ def test_parts_of_a_file_are_read_alone(path):
     batches = list(read_batches(path, spans=places))
     assert [batch.to_list() for batch in batches] == [records[first:last] for first, last in spans]
     assert [batch.number for batch in batches] == [1, 6, 14, 1]
-    # of a file that has become shorter: what is there
+    # a file that has become shorter gives what is there
     assert list_batches(path, 2**20, [(offsets[13], 10**9, 14)]) == [records[13:]]
     assert list_batches(path, 2**20, [(offsets[14] + 7, 100, 14)]) == []
     with pytest.raises(InputError, match=r"x\.tfrecord, record 6: the record is truncated"):
@@ -202,7 +202,7 @@ def test_a_damaged_length_is_not_followed(path, monkeypatch, length):
     with pytest.raises(InputError, match="is not a TFRecord file"):
         list_batches(path, 64)
     assert num_read == 64
-    # nor one whose checksum is right, beyond the end of the file
+    # a length beyond the end of the file is damage, even if its checksum is right
     (checksum,) = masked_checksums(damaged, np.array([0]), np.array([8]))
     damaged = damaged[:8] + int(checksum).to_bytes(4, "little") + damaged[12:]
     with pytest.raises(InputError, match="is not a TFRecord file"):

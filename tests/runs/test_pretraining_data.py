@@ -112,7 +112,7 @@ def test_facts_are_those_of_all_folders(place):
     }
     names = ",".join([place("a"), place("b", **more)])
     train = read_data(config(input_file=names, packing_correction="betas")).train
-    # Not the mean of the two folders' factors, 2.4 and 6
+    # The mean of the two folders' factors, 2.4 and 6, would be wrong
     assert train.packing_factor == 66 / 20
     assert (train.vocab_size, train.longest) == (40, 9)  # the largest, in the second folder
 

@@ -204,7 +204,7 @@ def ids_of(batch):
     return {*map(tuple, batch["token_ids"].tolist())}
 
 
-# What each setting of `changed` is seen at, and its value there
+# Each setting of `changed` is seen at this place, with this value
 SEEN = {
     "beta_1": (lambda seen: seen.engine.optimizer.beta_1, pytest.approx(0.8**FACTOR)),
     "beta_2": (lambda seen: seen.engine.optimizer.beta_2, pytest.approx(0.95**FACTOR)),
@@ -243,7 +243,7 @@ SEEN = {
 }
 
 
-# Those whose place is there in any run
+# These settings have their place in any run
 IN_ANY_RUN = [
     *(
         "epsilon",
@@ -344,7 +344,7 @@ def test_dynamic_masking(masked, default, files):
     assert call["rules"] == MaskingRules(True, 0.5, 0.25) and call["seed"] == PretrainingConfig.random_seed
     assert len(call["vocabulary"]) == VOCAB_SIZE
     assert not all(row in files[1]["a"] for row in masked.batch["token_ids"].tolist())
-    # The model for masked tokens alone
+    # The model is for masked tokens alone
     assert masked.engine.model.head == "masked_lm" and "nsp_labels" not in masked.batch
     config, flops = masked.engine.model.config, masked.hooks.scale.model_flops(COUNTS)
     with_both, width = count_flops(PRETRAINING, config, COUNTS), config.hidden_size

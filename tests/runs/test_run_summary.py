@@ -28,7 +28,7 @@ FLOPS = functools.partial(count_flops, PRETRAINING, CONFIG)
 
 def test_flops_of_a_step():
     spec = PackSpec(16, 3, 5)
-    # multiply-adds of one pack, layer by layer
+    # one pack takes these multiply-adds, layer by layer
     per_block = [16 * 8 * 8] * 4 + [16 * 16 * 8] * 2 + [16 * 8 * 32] * 2
     head = [5 * 8 * 8, 5 * 8 * 11]
     flops = 3 * 2 * 4 * (2 * sum(per_block) + sum(head))

@@ -169,7 +169,7 @@ def test_a_start_on_records_of_word_pieces(tmp_path):
         InputError, match=r"`init_checkpoint` must have .*Received: .*tokenizer\.json, another"
     ):
         vocabulary.check_start(start, MODERN_BERT, records)
-    # Beside that file the one of the same name counts
+    # The file of the same name counts before that file
     (start / "vocab.txt").write_text((tmp_path / "vocab.txt").read_text() + "\n")
     vocabulary.check_start(start, MODERN_BERT, records)
     (start / "vocab.txt").write_text("\n".join([*tokenization.SPECIAL_TOKENS, "b"]))

@@ -148,7 +148,7 @@ def differences(run, other):
     for gradients, wanted in zip(steps, wanted_steps, strict=True):
         assert gradients.keys() == wanted.keys()
         for name, want in wanted.items():
-            # That of key biases is truly 0
+            # Key biases have a gradient of truly 0
             tolerance = 1e-6 if name.endswith("key.bias") else 1e-5 * want.abs().max().item()
             if (gradients[name] - want).abs().max().item() > tolerance:
                 found.append(name)

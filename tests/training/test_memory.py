@@ -79,7 +79,7 @@ def model_of(files):
     return {"init_checkpoint": str(files), "bert_config_file": f"{files}/bert_config.json"}
 
 
-# Each command that makes a model, and the copies of its weights that it holds at once
+# Each command that makes a model holds this number of copies of its weights at once
 COMMANDS = {
     "pretrain": (3, lambda files, out: pretrain(PretrainingConfig(input_file=f"{files}/packed-*", **out))),
     "train": (3, lambda files, out: steps.check(TrainConfig(input_file=f"{files}/text.txt", **out), 6)),

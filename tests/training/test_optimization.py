@@ -242,7 +242,7 @@ def test_trust_ratios_are_those_of_the_last_update():
         optimizer.apply(gradients, variables)
         found = {name: float(value) for name, value in optimizer.trust_ratios().items()}
         assert optimizer.trust_ratios() == {}
-    # a rate of 0: the weights are as they were; the moments are of two gradients, so taken as they are
+    # a rate of 0 leaves the weights as they were; the moments are of two gradients, so they are read
     want = []
     for name, value in list(values.items())[:-1]:
         place = list(values).index(name)

@@ -104,7 +104,7 @@ def test_what_a_refused_program_needs():
         ({**UNKNOWN_LENGTH, " dot(%many": " add(%many"}, ONE),  # a loop without products hides none
         ({" dot(%many": " add(%many"}, ONE),
         ({"PLANTED": CUBLAS}, FLOPS + ONE),
-        # sizes that are not written down, or a library's form: no guess
+        # sizes that are not written down, or a library's form, give no guess
         ({"PLANTED": CUBLAS.replace("lhs_contracting", "other")}, None),
         ({"PLANTED": '%g = f32[4,5]{1,0} custom-call(%a, %b), custom_call_target="__onednn$matmul"'}, None),
     ],
@@ -273,7 +273,7 @@ def test_the_contract_of_the_training_step():
     assert is_static(report), report["broken_by"]
     assert report["loops_of_unknown_length"] == 0 and "while(" in programs[0].text
     assert report["collectives"] == [] and report["collective_bytes"] == 0
-    # Multiply-adds, layer by layer, forward and twice that backward
+    # Multiply-adds are counted layer by layer, forward and twice that backward
     packs, length = batch["token_ids"].shape
     predictions, slots = batch["prediction_ids"].shape[1], batch["slot_weights"].shape[1]
     width, wide = CONFIG.hidden_size, CONFIG.intermediate_size

@@ -109,7 +109,7 @@ def test_model_flops_are_those_of_the_sequences_alone():
     assert count_flops(CLASSIFICATION, CONFIG, sums) == pytest.approx(6 * of_blocks)
 
 
-# A token's states in a block; tests/objectives/test_next_tokens.py has them one by one
+# A token's states in a block are counted; tests/objectives/test_next_tokens.py has them one by one
 STATES = {
     "mamba": lambda config: 21 * config.inner_size * config.state_size,
     "mamba2": lambda config: 16 * config.inner_size * config.state_size,

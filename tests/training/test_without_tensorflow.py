@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 
 TOP = Path(__file__).resolve().parents[2]
-# Dependencies of the package beside those of "Check and measure your device" in docs/start/accelerators.md
+# The package depends on these beside those of "Check and measure your device" in docs/start/accelerators.md
 MISSING = ("tensorflow", "tensorboard", "matplotlib", "tokenizers", "sentencex", "safetensors", "tqdm")
 PROGRAM = f"""
 import sys

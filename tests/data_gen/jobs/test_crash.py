@@ -164,7 +164,7 @@ def continue_and_compare(job, folder, expected, **changes):
         ("create", False, 25),
         ("create causal", False, 45),
         ("pack rows", False, 45),
-        # At every state that a kill can leave
+        # These are killed at every state that a kill can leave
         *(pytest.param(name, True, 1, marks=pytest.mark.slow) for name in ("pack", "create")),
     ],
 )

@@ -104,7 +104,7 @@ def test_a_tokenizer_of_others(tmp_path):
     assert (loaded.start_id, loaded.end_id, loaded.vocab_size) == (7, 3, 8)
     ((ids, num_bytes),) = documents_of(encode([(1, "a e\u0301 b a ")], loaded, tmp_path / "out"))
     assert ids == [7, 0, 2, 1, 0, 3]
-    # of the text as it was, not as it is normalized: the accent, which "é" leaves behind, goes to "b"
+    # bytes are of the text before normalization: the accent, which "é" leaves behind, goes to "b"
     assert num_bytes == [0, 1, 2, 4, 2, 1]
 
 
