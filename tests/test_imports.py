@@ -87,7 +87,7 @@ def used_names(tree):
     return names | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
 
 
-def private_doors(tree, ours, used):
+def private_names(tree, ours, used):
     """Names by which a module reaches into what others keep to themselves.
 
     `ours` are `own_names`, and `used` the `used_names`, of all modules.
@@ -120,9 +120,9 @@ def private_doors(tree, ours, used):
             yield from (name for name in methods if is_private(name) and name not in used)
 
 
-def test_no_private_doors():
+def test_no_private_names_of_others_are_used():
     ours, used = (set().union(*map(names, TREES.values())) for names in (own_names, used_names))
-    found = {module: set(private_doors(tree, ours, used)) for module, tree in TREES.items()}
+    found = {module: set(private_names(tree, ours, used)) for module, tree in TREES.items()}
     expected = {module: set(reasons) for module, reasons in PRIVATE.items()}
     assert {module: names for module, names in found.items() if names} == expected
 
@@ -150,8 +150,8 @@ def test_no_private_doors():
         ("from jax import numpy", False),
     ],
 )
-def test_a_private_door_is_seen(line, is_seen):
-    assert len(list(private_doors(ast.parse(line), {"_own"}, {"_own"}))) == is_seen
+def test_a_private_name_is_found(line, is_seen):
+    assert len(list(private_names(ast.parse(line), {"_own"}, {"_own"}))) == is_seen
 
 
 def test_the_contracts_of_imports_are_kept():

@@ -161,7 +161,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("refused", "message"), REFUSED)
-def test_what_it_cannot_is_refused(refused, message):
+def test_unsupported_options_are_refused(refused, message):
     with pytest.raises(InputError) as caught:
         refused()
     assert message in str(caught.value)

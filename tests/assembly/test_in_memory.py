@@ -173,7 +173,7 @@ def test_columns_keep_their_types(dtype):
         assert packs["y"].dtype == np.int16 and packs["y"][0, -1] == -300
 
 
-def test_the_face_of_the_library_costs_no_backend():
+def test_the_api_imports_no_backend():
     program = """
 import sys
 import bert_packed

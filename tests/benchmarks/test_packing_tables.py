@@ -40,7 +40,7 @@ WNLI = Printed("a table", "glue_wnli", 128, "spfhp", "max", {"packs": "193", "de
         (Known("older", "195", within=2), "packs: 192 DIFFERS from the paper's 193 and from ours, 195"),
     ],
 )
-def test_a_known_difference_excuses_only_the_figure_that_it_explains(monkeypatch, known, verdict):
+def test_a_known_difference_explains_one_figure_only(monkeypatch, known, verdict):
     differences = {"packs": known} if known else {}
     monkeypatch.setitem(KNOWN_DIFFERENCES, ("a table", "spfhp", "max", ()), differences)
     ((row,),) = compare_with_papers([WNLI])[0].values()

@@ -41,7 +41,7 @@ def check_counts(layout, transport, side, shape):
     return found
 
 
-dear = pytest.mark.slow
+slow = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ dear = pytest.mark.slow
     [
         (*TREE, 2),
         ("megatron1d", "", 2),
-        pytest.param("optimus2d", "gather", 2, marks=dear),
-        *[pytest.param(*key, side, marks=dear) for side in (4, 8) for key in OF_PRODUCTS],
+        pytest.param("optimus2d", "gather", 2, marks=slow),
+        *[pytest.param(*key, side, marks=slow) for side in (4, 8) for key in OF_PRODUCTS],
     ],
 )
 def test_what_is_sent_is_table_1_exactly(layout, transport, side):

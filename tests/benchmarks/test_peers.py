@@ -36,7 +36,7 @@ def test_an_object_stays_in_another_process_until_the_block_ends():
         os.kill(process, 0)
 
 
-def test_what_goes_wrong_there_is_raised_here():
+def test_errors_of_the_process_are_raised_here():
     with pytest.raises(InputError, match="`name` must be another"), PeerProcess(Peer, "refused"):
         pass
     with pytest.raises(OSError, match="ended without a word"), PeerProcess(Peer, "peer") as peer:

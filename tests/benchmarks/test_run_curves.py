@@ -56,7 +56,7 @@ def test_points_are_the_logs_over_sequences_and_hours(tmp_path):
     assert 3600 * between["hours"] == pytest.approx(3.3)
 
 
-def test_where_the_batch_grows_or_no_manifest_says_sequences_are_not_known(tmp_path):
+def test_sequences_are_unknown_if_batches_grow_or_no_manifest_is(tmp_path):
     rows = [(3, 8.0, 0.1, 5)]
     for name, flags in (("a", {"batch_warmup_steps": 2}), ("b", {"factor": None})):
         one = read_run(write_run(tmp_path / name, rows, **flags), ["mlm_loss"])

@@ -205,7 +205,7 @@ def saved_run(folder):
     return folder
 
 
-def test_where_none_is_whole_nothing_changes(folder):
+def test_without_a_whole_checkpoint_nothing_changes(folder):
     for step in (2, 4, 6):
         empty(folder / f"checkpoint-{step}" / checkpoint.TRAINING)
     before, lines = content_of(folder), []

@@ -79,7 +79,7 @@ def test_a_run_that_was_stopped_goes_on(phases):
     assert_continued(train(stopped, 2), whole)
 
 
-def test_without_it_the_moments_start_at_zero(phases):
+def test_moments_start_at_zero_by_default(phases):
     folder, whole = phases
     engine = make(seed=2)
     starting_weights.load(folder, engine.weights(), SMALL)

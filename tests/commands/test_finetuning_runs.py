@@ -83,7 +83,7 @@ GRID = [
 
 
 @pytest.mark.parametrize(("task", "architecture"), GRID)
-def test_a_run_and_what_becomes_of_it(task, architecture, files, tmp_path):
+def test_a_run_packed_unpacked_and_resumed(task, architecture, files, tmp_path):
     name, vocabulary = PREDICTIONS[task], VOCABULARIES[architecture]
     packed, unpacked, stopped = (tmp_path / folder for folder in ("packed", "unpacked", "stopped"))
     seen = finetune(task, files, packed, architecture, json=tmp_path / "scores.json")

@@ -162,7 +162,7 @@ def test_what_cannot_be_honoured_is_one_line(data, tmp_path, changes, message):
     assert not (tmp_path / "out").exists()
 
 
-def test_without_manifests_the_first_records_speak(data, tmp_path):
+def test_predictions_are_read_from_records_without_manifests(data, tmp_path):
     packs = shutil.copytree(data / "packed", tmp_path / "packed")
     (packs / "manifest.json").unlink()
     most = max(int(batch["num_predictions"].max()) for batch in read_packed(sorted(packs.glob("*.tf*"))[0]))

@@ -222,7 +222,7 @@ def read(files, num_batches, first_step=0, shard=WHOLE, shuffle=5):
     return list(itertools.islice(masked, num_batches))
 
 
-def test_every_epoch_has_masks_of_its_own_and_every_order_the_same(files):
+def test_masks_depend_on_the_epoch_and_not_on_the_order(files):
     """Fifteen packs in batches of four: sixty packs are four epochs, across whose ends batches run."""
 
     def by_sequences(shuffle):

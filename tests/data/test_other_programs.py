@@ -111,6 +111,6 @@ def test_our_own_readers_find_the_sequences_in_both(packs):
         np.testing.assert_array_equal(batches[0][name], values, err_msg=name)
 
 
-def test_there_are_two_kinds_of_weights():
+def test_an_unknown_kind_of_weights_is_refused():
     with pytest.raises(InputError, match=r"must be one of sequence, binary\. Received: 'both'\."):
         PackConfig("x", "y", masked_lm_weights="both")

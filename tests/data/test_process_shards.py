@@ -97,7 +97,7 @@ def test_batches_of_all_processes_are_one_process_steps(
     assert found == [[written[pack] for pack in order[n : n + STEP]] for n in range(0, 5 * STEP, STEP)]
 
 
-def test_who_reads_what_is_as_the_picture_says():
+def test_packs_of_a_process_are_those_of_the_docstring():
     places = np.arange(16)
     assert np.flatnonzero(ProcessShard(4, 1, 2).holds(places)).tolist() == [2, 3, 6, 7, 10, 11, 14, 15]
     assert WHOLE.holds(places).all() and WHOLE.batch_size(6) == 6

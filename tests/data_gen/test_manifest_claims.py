@@ -110,7 +110,7 @@ def add(number):
     return lambda before: before + number
 
 
-def test_the_truth_is_accepted(packs, find, verify):
+def test_true_claims_are_accepted(packs, find, verify):
     manifest = json.loads((packs / "manifest.json").read_text())
     assert manifest["num_overlong"]["truncated"]
     assert manifest["plan"]["certificate"]["bounds"].keys() >= {"material", "depth", "L2"}
@@ -184,7 +184,7 @@ LIES = [
 
 
 @pytest.mark.parametrize(("word", "edit"), LIES, ids=[f"{word}-{i}" for i, (word, _) in enumerate(LIES)])
-def test_every_lie_is_named(packs, find, word, edit):
+def test_every_false_claim_is_named(packs, find, word, edit):
     change(packs, edit)
     sentences = find()
     assert any(word in sentence and "Received: " in sentence for sentence in sentences), sentences

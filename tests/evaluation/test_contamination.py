@@ -109,7 +109,7 @@ def test_padding_must_not_move_and_unused_slots_may(packs):
             assert set(changes(make_forward([(output, giver, 0, 1.0)]), packs).values()) == {0.0}
 
 
-def test_not_a_number_is_no_pass(packs):
+def test_nan_does_not_pass(packs):
     found = changes(make_forward([("mlm_logits", 2, 1, np.nan)]), packs)
     assert np.isnan(found["neighbors: change of mlm_logits"])
     assert not contamination.Check("", np.nan, 0.0).passed and contamination.Check("", 0.0, 0.0).passed

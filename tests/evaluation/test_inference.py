@@ -79,7 +79,7 @@ def test_batches_are_small_on_a_cpu_and_two_at_once(model_folder, monkeypatch, d
 
 
 @pytest.mark.parametrize("pooling", inference.POOLINGS)
-def test_together_as_alone(encoder, pooling):
+def test_vectors_of_texts_encoded_together_and_alone(encoder, pooling):
     together = encoder.encode(TEXTS, pooling)
     assert len(together) == len(TEXTS)
     for text, got in zip(TEXTS, together, strict=True):

@@ -91,7 +91,7 @@ def test_sums_and_all_gradients(kind, model):
 @pytest.mark.parametrize(
     ("model", "ablation"), [("bert", "no_position_reset"), ("modern_bert", "no_attention_mask")]
 )
-def test_company_that_is_seen_changes_gradients(model, ablation):
+def test_neighbours_that_are_seen_change_gradients(model, ablation):
     """Planted faults, which the comparison finds. Rotary positions that go on leave no trace in gradients."""
     engine = make_engine("tags", ablate(MODELS[model], ablation))
     got, want = (gradients_of(engine, batch)[0] for batch in batches_of("tags"))

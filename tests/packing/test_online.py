@@ -68,7 +68,7 @@ def test_each_sequence_leaves_once_and_in_time(policy, lengths, depth, buffer_si
         ([2, 5, 8, 8, 7], {"leaving_share": 0.2, "max_age": 9}, [[0, 1], [2]]),
     ],
 )
-def test_who_leaves_by_hand(lengths, settings, expected):
+def test_packs_that_leave_the_buffer_by_hand(lengths, settings, expected):
     settings = {"max_sequences_per_pack": "max", "buffer_size": len(lengths)} | settings
     assert packs_of(OnlinePacker(8, **settings).add(lengths)) == expected
 

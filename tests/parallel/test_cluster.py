@@ -101,7 +101,7 @@ def test_processes_meet_at_the_first_whoever_comes_before(addresses):
     assert {**found, **of_first, **of_last} == {0: None, 1: None, 2: None}
 
 
-def test_who_is_missing_or_has_gone_is_named(addresses):
+def test_missing_and_lost_workers_are_named(addresses):
     port = int(addresses[0][10:])
     threads, found = meet_all(addresses, (0,), 3)
     for said in (b"1\n", b"GET /\n", b""):

@@ -8,7 +8,7 @@ import re
 import keras
 import numpy as np
 import pytest
-from test_replicas import MICRO_BATCH_SIZE, batch_at, dear, devices, make_engine  # noqa: F401  a fixture
+from test_replicas import MICRO_BATCH_SIZE, batch_at, devices, make_engine, tf_slow  # noqa: F401  a fixture
 from tiny import CONFIG, to_floats
 
 from bert_packed.training.step_report import describe_step, is_static
@@ -16,7 +16,7 @@ from bert_packed.training.step_report import describe_step, is_static
 pytestmark = pytest.mark.both_backends
 
 
-@pytest.mark.parametrize("num_devices", [pytest.param(1, marks=dear), pytest.param(2, marks=dear)])
+@pytest.mark.parametrize("num_devices", [pytest.param(1, marks=tf_slow), pytest.param(2, marks=tf_slow)])
 def test_a_step_that_ends_in_empty_packs_is_one_without_them(num_devices):
     """As the first steps of a growing batch do: what is skipped changes no weight and no dropout."""
     part = {name: values[:MICRO_BATCH_SIZE] for name, values in batch_at(0).items()}

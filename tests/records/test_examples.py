@@ -186,7 +186,7 @@ def test_other_forms_are_read_record_by_record(other, place):
 
 @pytest.mark.parametrize(("wrong", "message"), WRONG.values(), ids=WRONG.keys())
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_what_nobody_reads_is_named(wrong, message, place):
+def test_records_that_cannot_be_read_are_named(wrong, message, place):
     serialized = [GOOD, GOOD]
     serialized.insert(place, wrong)
     for records, number in ((serialized, 11 + place), ([wrong, wrong], 11)):

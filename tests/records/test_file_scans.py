@@ -150,7 +150,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(files, monkeypatch):
         scan_unchanged(files[0])
 
 
-def test_a_place_that_tells_no_time_has_no_stamps(tmp_path, files, monkeypatch):
+def test_files_without_a_time_have_no_stamps(tmp_path, files, monkeypatch):
     """Some stores behind URLs tell none: a change would not be seen, so nothing is kept."""
     monkeypatch.setattr(storage, "size_and_time", lambda path: (os.path.getsize(path), 0))
     store = str(tmp_path / "store")

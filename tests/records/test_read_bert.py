@@ -100,7 +100,7 @@ def test_values_after_an_empty_first_record_are_not_lost(tmp_path):
         (schema.MASKED_LM_WEIGHTS, [1, 0.5], r"masked_lm_weights must be 0 or 1\. Received: 0\.5"),
     ],
 )
-def test_nonsense_is_named_by_record(tmp_path, feature, values, message):
+def test_invalid_values_are_named_by_record(tmp_path, feature, values, message):
     features = make_features([3, 3, 3], 4, max_predictions=2)
     features[schema.MASKED_LM_POSITIONS][:] = [1, 2]
     features[schema.MASKED_LM_WEIGHTS][:] = 1

@@ -63,7 +63,7 @@ def run(data, **flags):
     return command_line.run(cli.pretrain, PretrainingConfig, argv)
 
 
-def test_what_it_writes_and_says(data, asked, tmp_path, capsys):
+def test_the_report_and_the_table(data, asked, tmp_path, capsys):
     target = tmp_path / "new" / "compiled"
     assert run(data, compile_only=target, num_virtual_devices=2) == 0 and asked.devices == [2]
     assert {path.name for path in target.iterdir()} == {"step.hlo.txt", "step.json"}
@@ -183,7 +183,7 @@ def test_the_largest_micro_batch_is_found(monkeypatch, capsys, limit, power):
     assert f"too large  {4 * min(size for size in tried if size > limit)} packs" in capsys.readouterr().out
 
 
-def test_where_not_one_pack_fits_it_says_so(monkeypatch):
+def test_a_pack_that_does_not_fit_alone_is_an_error(monkeypatch):
     def compile_step(run):
         raise compile_only.TooLargeError(target, run.config.packs_at_once, "9G", "8G")
 

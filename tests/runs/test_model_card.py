@@ -58,7 +58,7 @@ def card_of(folder, config=CONFIG, **facts):
     return (folder / "README.md").read_text()
 
 
-def test_all_that_is_known(run, tmp_path):
+def test_a_card_with_all_facts(run, tmp_path):
     card = sections(card_of(tmp_path, run=run, step=1500, audit=AUDIT))
     assert card["Data"].splitlines() == [
         "- 12,345 sequences; files of records: 1",

@@ -62,7 +62,7 @@ def test_the_vocabulary_of_the_records_is_found(packed, folder):
     assert data.facts["data"]["masking_vocabulary"] == storage.file_sha256(f"{folder}/vocab.txt")
 
 
-def test_another_one_that_lies_nearer_is_passed_over(packed):
+def test_a_nearer_vocabulary_with_another_checksum_is_ignored(packed):
     save_vocab(Vocabulary((*SPECIAL_TOKENS, "other")), "packed/vocab.txt")
     with pytest.raises(
         InputError, match=r"`vocab_file` must be given .* Received: nothing, and packed, inst"
@@ -77,7 +77,7 @@ def test_another_one_that_lies_nearer_is_passed_over(packed):
     assert read().masking.vocab_size == 7
 
 
-def test_one_that_the_model_cannot_read_is_passed_over(packed):
+def test_a_vocabulary_that_the_model_cannot_read_is_ignored(packed):
     without_checksum(packed)
     byte_bpe.save(ours(), packed / "tokenizer.json")
     with pytest.raises(InputError, match=r"`vocab_file` must be given .* where no vocab\.txt is beside"):

@@ -33,7 +33,7 @@ def run(tmp_path):
     return tmp_path
 
 
-def test_what_lies_beside_a_checkpoint_is_its_own(run):
+def test_the_vocabulary_beside_a_checkpoint_is_found(run):
     assert vocabulary.find_vocab(run, "", CONFIG) == run / "vocab.txt"
     assert vocabulary.find_vocab(run / "checkpoint-4", "", CONFIG) == run / "vocab.txt"
     (run / "bert_model.ckpt.index").touch()
@@ -41,7 +41,7 @@ def test_what_lies_beside_a_checkpoint_is_its_own(run):
     assert vocabulary.find_vocab(run, run / "other.txt", CONFIG) == run / "other.txt"
 
 
-def test_what_lies_beside_a_whole_model_is_anothers(run):
+def test_the_vocabulary_beside_a_whole_model_is_ignored(run):
     (run / "model").mkdir()
     with pytest.raises(InputError, match=r"`vocab_file` must be given where no vocab\.txt"):
         vocabulary.find_vocab(run / "model", "", CONFIG)

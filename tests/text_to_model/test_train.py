@@ -253,7 +253,7 @@ def test_a_step_taken_again_keeps_model_and_run(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"flags", "instances", "run", "model"}
 
 
-def test_a_manifest_of_nothing_is_named(text, tmp_path):
+def test_an_empty_manifest_is_named(text, tmp_path):
     """Its `inputs` were read without a look at its form."""
     begun(tmp_path, text)
     (tmp_path / "instances").mkdir()
@@ -301,7 +301,7 @@ def test_what_a_killed_overwrite_leaves_does_not_pass_for_whole(text, finished, 
     assert begun(folder, text, **other) == {output_folder.CALL_FILE}
 
 
-def test_a_call_that_made_nothing_binds_nobody(text, tmp_path):
+def test_settings_may_change_after_a_call_that_made_nothing(text, tmp_path):
     begun(tmp_path / "my", text)
     assert begun(tmp_path / "my", text, max_seq_length=32) == {output_folder.CALL_FILE}
 
@@ -316,7 +316,7 @@ def test_texts_are_arguments_and_flags_may_follow():
 
 
 @pytest.mark.parametrize("fault", ["lost", "twice"])
-def test_false_packs_stop_it(text, finished, tmp_path, fault, capsys):
+def test_wrong_packs_stop_the_training(text, finished, tmp_path, fault, capsys):
     """Before a model is trained on them; also where an earlier call has proved them."""
     folder = shutil.copytree(
         finished, tmp_path / "my", ignore=shutil.ignore_patterns("run", "model", "audit.*")

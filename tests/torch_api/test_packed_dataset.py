@@ -152,7 +152,7 @@ def test_the_mask_is_of_each_sequence_alone(packs):
 
 
 @pytest.mark.parametrize(("rank", "world_size", "worker", "num_workers"), [(0, 1, 0, 1), (1, 2, 1, 3)])
-def test_it_goes_on_at_any_pack(packs, as_worker, rank, world_size, worker, num_workers):
+def test_iteration_resumes_at_any_pack(packs, as_worker, rank, world_size, worker, num_workers):
     as_worker(worker, num_workers)
     arguments = {"seed": 3, "shuffle_buffer_size": 4, "rank": rank, "world_size": world_size}
     whole = read(packs, 5, **arguments)

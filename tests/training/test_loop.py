@@ -110,7 +110,7 @@ def whole():
     return recorder
 
 
-def test_what_happens_in_which_order(whole):
+def test_the_order_of_callbacks(whole):
     """A step is exported before it is saved: after a kill in between it would never be."""
     assert whole.names() == [
         *("batches 0", "train 1", "train 2", "export 2", "evaluate 2", "train 3", "log 3"),

@@ -131,7 +131,7 @@ CALLBACKS = (
 
 
 @pytest.mark.parametrize("line", [*DYNAMIC, *CALLBACKS])
-def test_a_planted_breach_is_found(line):
+def test_dynamic_shapes_and_host_callbacks_are_found(line):
     """Also inside a loop, where it does more harm."""
     inside = PLAIN.replace("PLANTED", "").replace("  %w = ", f"  {line}\n  %w = ")
     for report in (report_of(line), describe_step([StepProgram(inside, 1.0)])):
@@ -140,7 +140,7 @@ def test_a_planted_breach_is_found(line):
         assert counts == ((1, 0) if line in DYNAMIC else (0, 1))
 
 
-def test_what_is_no_breach():
+def test_static_programs_are_recognised():
     """A send to another device, a kernel of XLA, and names in annotations."""
     lines = (
         "%o = (f32[4,6]{1,0}, u32[], token[]) send(%a, %t), channel_id=1",
