@@ -31,9 +31,9 @@ class RunningCluster:
     """The processes of one command, which write what they say to files of a folder.
 
     Args:
-        folder: For `out-0`, `err-0`, ...
-        arguments: Of `run_pretraining.py`.
-        num: Processes.
+        folder: Folder for `out-0`, `err-0`, ...
+        arguments: Arguments of `run_pretraining.py`.
+        num: Number of processes.
         backend: "tensorflow" or "jax".
         own: Dict from the index of a process to arguments that it alone has, last.
     """

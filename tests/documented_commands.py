@@ -100,7 +100,7 @@ def words_not_run(page, start):
 
 
 def begins_with(page):
-    """What other pages make for a page: dict from a path to the other page and the path there."""
+    """Files of other pages that a page begins with: dict from a path to the other page and the path there."""
     found = {}
     for part in [part for mark in BEGINS_WITH.findall(page) for part in mark.split(", ")]:
         path, other = part.split(" of ")

@@ -88,7 +88,7 @@ class FileProcess:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item, nextitem):
-        """In the process: run a test and send its reports, which its own terminal would print."""
+        """Run a test in the process and send its reports, which its own terminal would print."""
         reports = runtestprotocol(item, nextitem=nextitem, log=False)
         hook = self._config.hook
         self.connection.send(

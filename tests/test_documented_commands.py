@@ -136,7 +136,7 @@ def understand(words, extras):
 
 
 def understand_part(words, extras):
-    """As `understand`, for words that leave out settings that must be given."""
+    """Check words as `understand` does, where settings that must be given are left out."""
     added = []
     while True:
         try:

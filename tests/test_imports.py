@@ -190,7 +190,7 @@ def test_every_package_of_others_is_asked_for(monkeypatch):
 
 
 def test_two_modules_import_tensorflow_where_it_may_be_missing():
-    """For URLs, and for the backend that a command chooses; without the lines that it prints."""
+    """They need it for URLs, and for the backend that a command chooses."""
     quiet = {name for name, path in LIBRARY.items() if "import_quietly(" in path.read_text()}
     assert quiet == {"bert_packed.core.runtime", "bert_packed.core.storage", "bert_packed.training.engines"}
 

@@ -131,7 +131,7 @@ def test_the_package_describes_itself(described):
 
 
 def test_a_flagfile_is_found_wherever_one_stands(tmp_path, monkeypatch):
-    """By its name, and as pages name it in a checkout; a file that is there comes first."""
+    """It is named alone, and as pages name it in a checkout; a file that is there comes first."""
 
     monkeypatch.chdir(tmp_path)
     for name in ("demo.flags", "configs/demo.flags"):
@@ -162,7 +162,7 @@ def site(tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_wheel_works_in_an_empty_folder(site, tmp_path):
-    """From text to trained steps, by its commands, with a flagfile and a histogram of the package."""
+    """Its commands go from text to trained steps, with a flagfile and a histogram of the package."""
     text, vocab = write_text(tmp_path)
     empty = tmp_path / "empty"
     empty.mkdir()

@@ -105,7 +105,7 @@ def encoded(model, batch):
 
 @pytest.mark.both_backends
 def test_the_gradient_across_sequences_is_exactly_zero(architecture):
-    """Of one sequence's outputs by its neighbours' embeddings: 0, not small."""
+    """The gradient of one sequence's outputs by its neighbours' embeddings is 0, not small."""
     packed, _ = batches_of(architecture)
     model, ids = architecture.model(), packed["sequence_ids"]
     embedded = model.embed(packed)
@@ -140,7 +140,7 @@ def test_micro_batches_equal_one(number, micro_batch_size):
 @pytest.mark.both_backends
 @each_precision
 def test_empty_packs_change_nothing(name, dtype):
-    """Nor is there a NaN, in packs that end in padding or are nothing else."""
+    """There is no NaN in packs that end in padding or are nothing else, either."""
     packed, _ = batches_of(ARCHITECTURES[name])
     engine = ARCHITECTURES[name].engine({"dtype": dtype})
     filled = {name: np.concatenate([values, np.zeros_like(values)]) for name, values in packed.items()}

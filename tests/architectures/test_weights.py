@@ -191,7 +191,7 @@ def test_no_initial_step_of_a_mamba_is_below_the_floor():
 
 @pytest.mark.parametrize(("config", "head"), [MODELS[0], *MODELS[4:7]], ids=name_of)
 def test_weights_are_counted_before_they_are_made(config, head):
-    """By the memory that they need: never too many, and few are left out."""
+    """Their memory is never overestimated, and few are left out."""
     found = 4 * sum(values.size for values in values_of(head, config).values())
     assert 0.8 * found <= config.weight_bytes <= found
 

@@ -78,7 +78,7 @@ def test_assembled_arrays_are_the_record_of_the_schema(tmp_path):
 
 
 def test_packs_over_the_spec_are_refused(tmp_path):
-    """By one token, one sequence or one prediction."""
+    """One token, one sequence or one prediction is too many."""
     _, sequences, _, packs = make_case(tmp_path)
     pairs = list(itertools.pairwise(packs.offsets.tolist()))
     needed = [

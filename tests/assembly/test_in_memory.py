@@ -352,6 +352,6 @@ WRONG = {
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 def test_what_is_no_array_of_numbers(read, wrong):
-    """No masked values are taken for others."""
+    """Masked values are not taken for others."""
     with pytest.raises(ValueError, match=r"^[^\n]* Received[^\n]*\.$"):
         read(wrong)

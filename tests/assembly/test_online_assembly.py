@@ -79,7 +79,7 @@ def test_a_resumed_packer_needs_what_waits_in_it(records):
     ],
 )
 def test_a_sequence_over_the_pack_is_named(records, spec, column, what):
-    """The first of several, by what it has too much of."""
+    """The first of several is named, by what it has too much of."""
     path, _ = records
     sequences, limit = load(path), int(what.split("=")[1].split()[0])
     sequences = take(sequences, np.argsort(sequences[column]))

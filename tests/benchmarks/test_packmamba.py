@@ -117,7 +117,7 @@ def test_gains_are_by_token_and_over_the_other_way():
 @pytest.mark.slow
 @pytest.mark.both_backends
 def test_a_measurement_against_a_mamba2(tmp_path):
-    """Nothing replaced: engines, programs and clock."""
+    """Nothing is replaced: engines, programs and clock are real."""
     paths = {"bert_config_file": tmp_path / "mamba.json", "against": tmp_path / "mamba2.json"}
     for path, config in zip(paths.values(), (CONFIG, MAMBA2), strict=True):
         write_json(path, config_json(dataclasses.replace(config, num_hidden_layers=1)))

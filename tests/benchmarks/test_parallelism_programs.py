@@ -82,7 +82,7 @@ def test_one_broadcast_left_out_is_seen(monkeypatch):
 
 
 def test_what_the_forward_pass_sent_is_not_kept(monkeypatch):
-    """Else XLA takes what the gradient sends for what has been sent: the count is below Table 1."""
+    """XLA would take what the gradient sends for what has been sent: the count is below Table 1."""
     monkeypatch.setattr(layouts, "_sent_here", lambda *blocks: blocks)
     shape = small_shape(2)
     name = "backward, all kept"

@@ -47,7 +47,7 @@ def test_a_document_a_line_is_told(text, tmp_path, between, label, cause):
 
 
 def test_urls_give_the_same_bytes(text, tmp_path):
-    """In and out, the vocabulary as well; `ram://` is TensorFlow's own file system in memory."""
+    """Input, output and vocabulary are URLs; `ram://` is TensorFlow's own file system in memory."""
     settings = {"provenance": True, "eval_fraction": 0.2}
     storage.make_folder("ram://create")
     contents = {"text.txt": text[0].read_bytes(), "words.txt": text[1].read_bytes(), "one.txt": b"doc0 doc1"}

@@ -84,7 +84,7 @@ def test_checkpoints_are_those_of_one_device(whole):
     ids=["the same mesh", "another layout", "one device", "from one device"],
 )
 def test_any_mesh_continues(whole, data, tmp_path, begun, changes):
-    """On the same one bit for bit."""
+    """On the same mesh a run continues bit for bit."""
     folder = shutil.copytree(whole[begun], tmp_path / "run")
     shutil.rmtree(folder / f"checkpoint-{NUM_STEPS}")
     seen = pretrain(**flags_of(data, folder, **SETTINGS, **changes))
@@ -98,7 +98,7 @@ def test_any_mesh_continues(whole, data, tmp_path, begun, changes):
 
 
 def test_weights_of_others_start_a_run_on_a_mesh(whole, data, tmp_path):
-    """With a learning rate of 0 they are what is saved, without what the mesh adds."""
+    """At a learning rate of 0 the start's weights are saved, without what the mesh adds."""
     settings = {**SETTINGS, **OPTIMUS, "learning_rate": 0, "num_train_steps": 1, "save_checkpoints_steps": 1}
     assert pretrain(**flags_of(data, tmp_path / "run", **settings, init_checkpoint=whole["one"])).status == 0
     for name, want in read(whole["one"])["model"].items():

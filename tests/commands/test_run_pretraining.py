@@ -161,7 +161,7 @@ def contents(folder):
 
 
 def test_a_mistake_costs_an_earlier_run_nothing(data, whole, tmp_path):
-    """With --overwrite the earlier run goes only when the new one is known to start."""
+    """The earlier run goes by --overwrite only when the new one is known to start."""
     flags, uninterrupted, _ = whole("plain")
     folder = shutil.copytree(uninterrupted, tmp_path / "run")
     content = json.loads((data / "bert_config.json").read_text())
@@ -316,7 +316,7 @@ def test_weights_that_are_not_finite_are_never_saved(data, tmp_path, plant):
 
 
 def test_a_step_that_is_not_finite_is_left_out(data, tmp_path, plant):
-    """And its records are named."""
+    """Its records are named."""
     tokens = []
 
     def take(train_step, engine, batch, wants_stop):

@@ -172,7 +172,7 @@ def test_a_mistake_is_one_line_in_every_process(data, tmp_path):
 
 @pytest.mark.parametrize("backend", ["jax", "tensorflow"])
 def test_a_file_that_one_process_alone_misses_ends_all(data, tmp_path, backend):
-    """As on a machine whose disk was not mounted: none waits for it."""
+    """A machine's disk may not be mounted: no process waits for it."""
     own = {1: [f"--input_file={tmp_path}/none.tfrecord"]}
     cluster = RunningCluster(tmp_path / "said", arguments(data, tmp_path / "run"), 2, backend, own)
     assert_lost(cluster, [0], 60)

@@ -88,7 +88,7 @@ def test_v2_thresholds():
 
 
 def test_v2_has_answer_by_the_list_of_answers():
-    """As in the official script, also where an answer is but an article, or is_impossible says otherwise."""
+    """The official script does so even if an answer is but an article, or is_impossible says otherwise."""
     article = question("1", "The")
     listed = Question("2", "?", 0, (("cat", 0),), True)
     scores = score([article, listed, question("3")], {"1": "", "2": "cat", "3": "dog"}, {"1": 5.0})
@@ -144,7 +144,7 @@ def test_the_command(tmp_path):
 
 
 def test_a_threshold_that_lets_wrong_answers_in_is_no_better():
-    """By ascending probability: rightly none, right, then an answer where there is none, then right again."""
+    """Answers by probability: rightly none, right, then an answer where there is none, then right again."""
     questions = [
         Question("a", "?", 0, (("one", 0),), False),
         Question("b", "?", 0, (), True),

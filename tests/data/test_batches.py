@@ -34,7 +34,7 @@ def test_the_example():
 
 
 def test_modernberts_warm_up_has_equally_many_steps_of_each_size():
-    """By its authors' rule, from 768 to 4,608 packs of 1,024 tokens, in shares of 50 billion tokens."""
+    """Its authors' rule goes from 768 to 4,608 packs of 1,024 tokens, in shares of 50 billion tokens."""
     limits = 50e9 * np.cumsum([1, 2, 3, 4, 5]) / 15
     sizes, tokens = [], 0
     while tokens < limits[-1]:

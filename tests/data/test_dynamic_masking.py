@@ -226,7 +226,7 @@ def test_masks_depend_on_the_epoch_and_not_on_the_order(files):
     """Fifteen packs in batches of four: sixty packs are four epochs, across whose ends batches run."""
 
     def by_sequences(shuffle):
-        """From a pack's tokens to the masked tokens of each epoch, as they come."""
+        """Map a pack's tokens to the masked tokens of each epoch, as they come."""
         seen = collections.defaultdict(list)
         for batch in read(files, NUM_PACKS, shuffle=shuffle):
             for tokens, masked in zip(restored(batch)[0].tolist(), batch["token_ids"].tolist(), strict=True):

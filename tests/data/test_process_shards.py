@@ -68,7 +68,7 @@ def order_of_one(num_packs, buffer, count):
 @pytest.mark.parametrize("num_packs", [3, 50, 64])
 @pytest.mark.parametrize("first_step", [0, 3, 11])
 def test_shares_joined_are_the_order_of_one_process(buffer, num_packs, first_step):
-    """Wherever they begin, after any other number of processes."""
+    """They may begin anywhere, after any other number of processes."""
     first, count = first_step * STEP, 3 * num_packs // STEP + 2
     expected = order_of_one(num_packs, buffer, first + count * STEP)[first:]
     for micro, num_processes in ((16, 1), (4, 1), (16, 2), (8, 4), (4, 2), (4, 4)):
@@ -105,7 +105,7 @@ def test_packs_of_a_process_are_those_of_the_docstring():
 
 @pytest.mark.parametrize("buffer", [1, 33])
 def test_a_process_reads_no_pack_but_its_own(tmp_path, files, written, buffer):
-    """With every pack of the other processes destroyed it goes on as before."""
+    """It goes on as before if every pack of the other processes is destroyed."""
     shard = ProcessShard(8, 2, 4)
     index = index_files(files)
     wanted = steps(files, shard, 2, buffer)

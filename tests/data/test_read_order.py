@@ -43,7 +43,7 @@ def test_any_place_is_found_without_those_before(num_packs, buffer):
 
 
 def test_the_first_block_is_resumed_at_its_end_in_every_epoch():
-    """Of two blocks of stretches of two packs; in some epochs the short stretch begins the second block."""
+    """Two blocks hold stretches of two packs; in some epochs the short stretch begins the second block."""
     for epoch in range(100):
         first = epoch * 257
         found = [*take(257, 130, 129, first=first), *take(257, 130, 128, first=first + 129)]
@@ -90,7 +90,7 @@ def count_meetings(order, batch_size, num_packs):
 
 @pytest.mark.parametrize(("num_packs", "buffer", "batch"), [(48, 8, 4), (40, 10, 6)])
 def test_any_two_packs_meet_as_often_as_in_a_uniform_shuffle(num_packs, buffer, batch):
-    """With blocks that keep their packs, only one pair in six would meet at all."""
+    """If blocks kept their packs, only one pair in six would meet at all."""
     epochs = 120
     met = count_meetings(take(num_packs, buffer, epochs * num_packs), batch, num_packs)
     rng = np.random.default_rng(0)

@@ -70,7 +70,7 @@ def test_the_recommendation_is_the_cheapest_without_loss(rows, place):
 
 
 def test_command_on_records(tmp_path, capsys):
-    """Lengths of the input file, not of the sample corpus."""
+    """Lengths are those of the input file, rather than of the sample corpus."""
     lengths = np.random.default_rng(5).integers(5, 25, 40)
     path, report = write_features(tmp_path / "records", make_features(lengths, 32)), tmp_path / "report.json"
     flags = ["--max_seq_length=16", "--max_sequences_per_pack=1", f"--json={report}"]

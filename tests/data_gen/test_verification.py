@@ -131,14 +131,14 @@ def count_bytes_twice(packs):
 
 
 def change_a_token(packs):
-    """And the label before it, so that the pack is well formed."""
+    """Change a token and the label before it, so that the pack is well formed."""
     packed = next(p for p in packs if p[schema.LABEL_MASK][0] == 1 and p[schema.POSITION_IDS][0] == 0)
     packed[schema.INPUT_IDS][1] = packed[schema.LABEL_IDS][0] = 299 - packed[schema.INPUT_IDS][1]
     return packs
 
 
 def pad_between_sequences(packs):
-    """In the middle of a row, with all else as it was."""
+    """Pad in the middle of a row, with all else as it was."""
     packed = next(p for p in packs if has(p, 2) and p[schema.INPUT_MASK][-1] == 0)
     place = span(packed, 2)[0]
     for name in TOKENS:

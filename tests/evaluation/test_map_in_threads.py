@@ -37,7 +37,7 @@ def test_as_many_as_asked_are_inside_at_once(num_at_once):
 
 
 def test_the_first_call_ends_before_others_begin():
-    """As a function that is compiled at its first call must not be compiled by two threads."""
+    """A function that is compiled at its first call must not be compiled by two threads."""
     events = []
 
     def function(item):

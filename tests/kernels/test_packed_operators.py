@@ -271,7 +271,7 @@ def all_close(got, want, tolerance=1e-5):
 
 @each([*PLAIN_FORMS, *KERNELS])
 def test_outputs_and_gradients_are_those_of_a_plain_loop(form):
-    """Also of sequences that began before, from what the pack before has handed on."""
+    """Sequences that began before go on from what the pack before has handed on."""
     inputs, weights, carried = draw(form)
     starts = form.definition.positions
     going_on = starts + form.states * (np.cumsum(starts == 0, axis=1) == 1)
@@ -282,7 +282,7 @@ def test_outputs_and_gradients_are_those_of_a_plain_loop(form):
 
 @each(OWN_PLACES)
 def test_without_positions_a_pack_is_one_sequence(monkeypatch, form):
-    """Where nothing is selected by a start, which is what the cost of starts is compared with."""
+    """Nothing is selected by a start then, which is what the cost of starts is compared with."""
     inputs, weights, carried = draw(form)
     if form.module == "architectures.mamba.operators":
         monkeypatch.setattr(ops, "where", None)
@@ -293,7 +293,7 @@ def test_without_positions_a_pack_is_one_sequence(monkeypatch, form):
 
 @each(OWN_PLACES)
 def test_nothing_passes_a_start(form):
-    """Wherever in a chunk a sequence begins: no bit of it or of its gradients changes with its neighbours."""
+    """Sequences begin anywhere in a chunk: no bit of them or of their gradients changes with neighbours."""
     (inputs, weights, carried), (others, _, _) = draw(form), draw(form, 3)
     positions, chunk = form.definition.positions, form.definition.chunk_length
     packs, length = positions.shape
@@ -358,7 +358,7 @@ def test_decays_beyond_the_range_of_exp_have_gradients(form):
 
 @pytest.mark.slow
 def test_a_token_that_forgets_all_rounds_nothing_after_it():
-    """In a long chunk the sum of log-decays would have few digits left behind such a token."""
+    """The sum of log-decays in a long chunk would have few digits left behind such a token."""
     form = dataclasses.replace(COMPILED, chunk_length=256)
     positions = positions_of([[130, 70]] * 2)
     inputs, weights, carried = draw(form, 0, positions)
@@ -371,7 +371,7 @@ def test_a_token_that_forgets_all_rounds_nothing_after_it():
 
 @each([KERNELS[1], KERNELS[4], KERNELS[7], KERNELS[9]])
 def test_a_model_learns_with_a_kernel_what_it_learns_without(monkeypatch, form):
-    """In packs of three chunks; with rows, the second call goes on from what the first has left."""
+    """Packs have three chunks; with rows, the second call goes on from what the first has left."""
     whole_vectors = {"kernels.gpu.selective_scan": ["WIDTH"], "kernels.tpu.selective_scan": ["LANES"]}.get(
         form.module, ["LANES", "BLOCK"]
     )

@@ -39,7 +39,7 @@ def test_the_mask_is_the_formula_element_by_element():
 
 
 def test_rows_past_32_bits_are_numbered_again():
-    """Of packs of 2 rows of 1,000 units, those around the place where 32-bit numbers wrap."""
+    """Packs have 2 rows of 1,000 units; those around the place where 32-bit numbers wrap are drawn."""
     seed, counter, rate, width = 11, 3, 0.5, 1000
     rows_per_wrap = 2**32 // width
     first_pack = rows_per_wrap // 2

@@ -61,7 +61,7 @@ def test_gradients_are_the_same(request, name, rate, micro_batch_size):
 
 @pytest.mark.both_backends
 def test_evaluation_draws_no_seeds():
-    """Or a run that evaluates in between would train on with other dropout than one that does not."""
+    """Otherwise a run that evaluates in between would train on with other dropout than one that does not."""
     packed, _ = BERT.batches()
     model = BERT.model(remat=True)
     states = [seeds_of(model)]
@@ -112,7 +112,7 @@ def optimised_program(engine, batch):
 @pytest.mark.both_backends
 @pytest.mark.parametrize("micro_batch_size", [None, 1])
 def test_compiled_steps_compute_each_block_again(micro_batch_size):
-    """In the optimised program: XLA can merge what is computed again with the first time, for nothing."""
+    """The optimised program counts: XLA can merge what is computed again with the first time."""
     packed, _ = BERT.batches()
     counts = []
     for remat in (False, True):

@@ -75,7 +75,7 @@ def batches_of(kind, seed=0):
 
 
 def gradients_of(engine, batch):
-    """As one program: under JAX many small ones would compile for longer."""
+    """Compute all gradients as one program: under JAX many small ones would compile for longer."""
     return compiled(functools.partial(engine.gradients, training=True), engine.model)(batch)
 
 
@@ -131,7 +131,7 @@ def test_large_logits_stay_finite():
 
 
 def test_neighbours_have_no_gradient_in_a_loss():
-    """Exactly 0, not small."""
+    """It is exactly 0, not small."""
     packed, _ = batches_of("answers")
     rng, size = np.random.default_rng(0), packed["token_ids"].shape
     values = {

@@ -126,7 +126,7 @@ def engine_of(kind, logits, **more):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_by_the_logits(kind):
-    """Of the whole step's loss: the denominators are those of all micro-batches."""
+    """They are of the whole step's loss: the denominators are those of all micro-batches."""
     batch = batch_of(kind)
     logits = logits_of(kind, batch)
     engine = engine_of(kind, logits, micro_batch_size=2)

@@ -171,7 +171,7 @@ def test_steps_are_those_of_one_device(trained, case):
 
 
 def test_rows_hold_different_numbers_of_predictions():
-    """Or a loss divided by the count of its row would pass for right."""
+    """Otherwise a loss divided by the count of its row would pass for right."""
     used = (batch_at(0)["prediction_sequences"] > 0).sum(axis=1)
     for rows in (2, 4):
         # A row has the packs of both micro-batches
@@ -180,7 +180,7 @@ def test_rows_hold_different_numbers_of_predictions():
 
 
 def device_shares(engine, batch):
-    """From weight to the part of it that one device holds, by the shardings of the compiled program."""
+    """The part of each weight that one device holds, by the shardings of the compiled program: dict."""
     compiled = engine.compiled_train_step.lower(*engine.step_arguments(batch)).compile()
     (arguments, _) = compiled.input_shardings
     outputs = compiled.output_shardings[0]
@@ -203,7 +203,7 @@ SPLIT = {
 
 @each(CASES, SLOW)
 def test_each_device_holds_its_part_of_every_matrix(trained, case):
-    """And of its moments. Optimus spreads all, Megatron the matrices of blocks and the vocabulary."""
+    """It does of moments, too. Optimus spreads all, Megatron the matrices of blocks and the vocabulary."""
     parts = case.shape[1] * case.shape[2]
     split = re.compile(f"({SPLIT[case.model]}|predictions.output_bias)(_momentum|_velocity)?$")
     for path, share in device_shares(trained(case).engine, batches_of(case.model)[0]).items():
@@ -327,7 +327,7 @@ def test_a_fused_kernel_gets_the_heads_of_its_device(case, config):
 
 @each(MODERN_CASES)
 def test_attention_exchanges_nothing_but_parts_of_kernels(trained, case):
-    """In bands and in whole sequences: a device has all that its heads of its packs need."""
+    """A device has all that its heads of its packs need, in bands and in whole sequences."""
     (program,) = trained(case).engine.step_programs(batches_of(case.model)[0])
     largest = 0
     for instruction in read_module(program.text).instructions:

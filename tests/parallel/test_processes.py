@@ -45,7 +45,7 @@ class Service:
 
 
 class Ended(BaseException):
-    """In the place of the end of the process, by a status."""
+    """A replacement for the end of the process, with its status."""
 
 
 @pytest.fixture(autouse=True)

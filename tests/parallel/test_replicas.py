@@ -92,7 +92,7 @@ def values_of(variables):
 
 @pytest.fixture(scope="module")
 def trained(devices):
-    """By the number of devices what it trained; attention has its gradients for CPUs in each trace."""
+    """Results of training by number of devices; attention has its gradients for CPUs in each trace."""
 
     @functools.cache
     def train(num_devices):
@@ -241,7 +241,7 @@ OTHERS = {
     "name", [pytest.param("modernbert", marks=tf_slow), pytest.param("mamba", marks=pytest.mark.slow)]
 )
 def test_other_architectures_are_those_of_one_device(name):
-    """With dropout in the bands of a ModernBERT."""
+    """The bands of a ModernBERT have dropout."""
     config, objective, batch_of_step = OTHERS[name]
     figures, weights = [], []
     for number in (1, NUM_DEVICES):

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.both_backends
 
 @pytest.mark.parametrize("num_devices", [pytest.param(1, marks=tf_slow), pytest.param(2, marks=tf_slow)])
 def test_a_step_that_ends_in_empty_packs_is_one_without_them(num_devices):
-    """As the first steps of a growing batch do: what is skipped changes no weight and no dropout."""
+    """The first steps of a growing batch end so: what is skipped changes no weight and no dropout."""
     part = {name: values[:MICRO_BATCH_SIZE] for name, values in batch_at(0).items()}
     small = {name: np.concatenate([values, np.zeros_like(values)]) for name, values in part.items()}
     skipping, plain = make_engine(num_devices, skips_empty=True), make_engine(1)

@@ -103,7 +103,7 @@ def layouts_of(side):
 
 @pytest.mark.parametrize("name", [*NAMES, "megatron"])
 def test_gradients_of_layers(name):
-    """Against the same sums of whole arrays: several kernels at once, logits, and rows of a table."""
+    """Sums of whole arrays are the reference: several kernels at once, logits, and rows of a table."""
     layout, rng = layouts_of(2)[name], np.random.default_rng(0)
     hidden, ids = numbers(rng, 4, 3, 8), rng.integers(0, 12, (4, 3)).astype(np.int32)
     kernels, table = [numbers(rng, 8, width) for width in (4, 12, 8)], numbers(rng, 12, 8)

@@ -47,14 +47,14 @@ def test_what_is_kept_is_what_reading_finds(store, files):
 
 
 def flip(path):
-    """Another byte in the place of one, and as many."""
+    """Change one byte to another."""
     content = bytearray(Path(path).read_bytes())
     content[len(content) // 2] ^= 1
     Path(path).write_bytes(content)
 
 
 def change_back(path, of=None):
-    """As `cp -p` and `touch -r` do: the time of the last change is that of before."""
+    """Set the time of the last change back, as `cp -p` and `touch -r` do."""
     before = os.stat(of or path)
     flip(path)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -62,7 +62,7 @@ def change_back(path, of=None):
 
 
 def replace(path):
-    """By another file, which was there before, of the same size."""
+    """Replace a file by another one of the same size, which was there before."""
     other = shutil.copy2(path, f"{path}.other")
     change_back(other, of=path)
     os.replace(other, path)

@@ -54,7 +54,7 @@ def test_every_sequence_of_a_pack_is_found_in_its_source(tmp_path):
 
 
 def test_a_link_keeps_its_own_name(tmp_path, monkeypatch):
-    """As in a cache whose files are links to their content: the index lies beside the link."""
+    """A cache has files that are links to their content: the index lies beside the link."""
     (tmp_path / "blobs").mkdir()
     (tmp_path / "snap").mkdir()
     (tmp_path / "blobs/4711").write_bytes(b"records")
@@ -146,7 +146,7 @@ def copy_index(shard):
 
 
 def age_index(shard):
-    """As before there were checksums, and of five packs: the number is all that there is to tell by."""
+    """Make an index as before there were checksums, and of five packs: only their number tells it apart."""
     with np.load(provenance_path(shard)) as index:
         arrays = {name: index[name] for name in index.files if name != "shard_sha256"}
     np.savez(provenance_path(shard), **{**arrays, "pack_offsets": np.append(arrays["pack_offsets"], 7)})

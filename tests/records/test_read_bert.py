@@ -209,7 +209,7 @@ RULES = [
 
 @pytest.mark.parametrize(("changed", "message"), RULES)
 def test_the_rule_that_is_broken_is_named(tmp_path, changed, message):
-    """In the second of two packs."""
+    """The second of two packs breaks it."""
     features = {name: np.array([values, changed.get(name, values)]) for name, values in PACK.items()}
     path = write_features(tmp_path / "p.tfrecord", features)
     with pytest.raises(LayoutError, match=rf"p\.tfrecord, record 2: .*{re.escape(message)}"):

@@ -101,7 +101,7 @@ CAUSAL = {"lengths": [2, 3], "tokens": [1, 2, 3, 4, 5], "labels": [2, 0, 4, 299,
     ids=["tokens", "prediction_ids", "labels"],
 )
 def test_ids_outside_the_vocabulary_are_named(sequences):
-    """By the record of the sequence whose token or label they are."""
+    """The message has the record of the sequence whose token or label they are."""
     for vocab_size in (300, None):
         check_vocabulary(sequences, vocab_size)
     with pytest.raises(InputError, match=r"a, record 2: .* the vocab_size=299 .* Received: 299\."):

@@ -99,7 +99,7 @@ def test_batches_follow_one_another(path, monkeypatch):
 
 
 def test_batches_are_bounded_by_bytes(path):
-    """Unless one record has more: any can be read. Order and content do not change."""
+    """One record may have more, so that any can be read. Order and content do not change."""
     records = draw_records([*[10] * 50, 5000, *[10] * 50, *[400] * 30, *[10] * 50])
     tfrecords.write_records(path, records)
     for most in (1, 26, 27, 1000, 5016, 2**20):
@@ -151,7 +151,7 @@ def test_not_a_tfrecord(path, content):
 
 @pytest.mark.parametrize("most", [1, 30, 2**20])
 def test_every_flipped_bit_and_every_cut_is_found(path, most):
-    """And what is before the damage is read, however the file is read in pieces."""
+    """Records before the damage are read, with the file read in pieces of any size."""
     records = [b"abc", b"de", b"", b"f" * 9]
     tfrecords.write_records(path, records)
     whole = read_whole(path)
@@ -170,7 +170,7 @@ def test_every_flipped_bit_and_every_cut_is_found(path, most):
 
 
 def test_a_scan_of_a_damaged_file_has_its_checksum_alone(path, monkeypatch):
-    """In pieces of any size, as that of a whole one has all."""
+    """Pieces may have any size, as that of a whole file has all."""
     tfrecords.write_records(path, draw_records([30] * 9))
     whole = read_whole(path)
     for size in (7, 64, 2**20):

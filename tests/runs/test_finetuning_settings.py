@@ -95,7 +95,7 @@ def files(tmp_path_factory):
 
 
 def train(engine, config, hooks, first_step=0, state=None):
-    """In the place of the outer loop: save and prune, without a step."""
+    """Replace the outer loop: save and prune, without a step."""
     for step in range(SAVES):
         hooks.save(step, {"interval": {}, "evaluation_due": False})
     hooks.prune()

@@ -83,7 +83,7 @@ def test_a_start_takes_the_copy_that_it_removes(data, finished, tmp_path):
 
 @pytest.mark.parametrize("place", ["checkpoint-2", "export"])
 def test_a_start_of_another_vocabulary_is_refused(data, finished, tmp_path, place, capsys):
-    """Of as many tokens: the ids of the records would mean others. Other line ends mean the same ones."""
+    """It has as many tokens: the ids of the records would mean others. Other line ends mean the same ones."""
     start = shutil.copytree(finished, tmp_path / "run")
     if place == "export":
         start = shutil.copytree(finished / "export-2", tmp_path / "model")

@@ -93,7 +93,7 @@ def given(folder, **flags):
 
 
 def train(engine, config, hooks, first_step=0, state=None):
-    """In the place of the outer loop: evaluate, save, export and prune, without a step."""
+    """Replace the outer loop: evaluate, save, export and prune, without a step."""
     engine.evaluated = []
 
     def eval_step(batch):
@@ -182,7 +182,7 @@ def divided_by(seen, loss="mlm_loss", predicted="prediction_sequences"):
 
 
 def kept(seen):
-    """What is left of the moments of the start."""
+    """Moments of the start that are left."""
     optimizer = seen.engine.optimizer
     moments = [variable.numpy() for place in (0, 3) for variable in optimizer.moments_of(place)]
     return int(optimizer.iterations), {float(value) for values in moments for value in values.ravel()}
@@ -299,7 +299,7 @@ def test_the_files_of_each_batch(changed, default, files):
 
 
 def test_the_seed_is_of_weights_dropout_and_order(default, files, tmp_path):
-    """And the optimizer and the devices are as they are chosen."""
+    """The optimizer and the devices are as they are chosen."""
     flags = {"random_seed": 99, "optimizer": "adam", "distribution": "mirrored"}
     other = run_to_loop(tmp_path / "run", **given(files[0]), **flags)
     kernel = "bert/layer_0/attention/query/kernel"

@@ -75,7 +75,7 @@ def test_the_vocabulary_of_the_models_size_wins(tmp_path, vocab_size, expected):
 
 
 def test_the_plain_file_of_equal_word_pieces_wins(tmp_path):
-    """As our exports have them, whatever the model's size is."""
+    """Our exports have both, for a model of any size."""
     (tmp_path / "given.txt").write_text("\n".join([*tokenization.SPECIAL_TOKENS, "a"]))
     write_tokenizer(tmp_path, tmp_path / "given.txt", do_lower_case=True)
     for vocab_size in (6, 4096):
@@ -178,7 +178,7 @@ def test_a_start_on_records_of_word_pieces(tmp_path):
 
 
 def join_merges(content):
-    """As older versions of `tokenizers` wrote them."""
+    """Write merges as older versions of `tokenizers` did."""
     content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]
 
 

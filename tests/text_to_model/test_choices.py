@@ -63,7 +63,7 @@ def test_a_longer_training_has_larger_steps_within_limits(num_sequences, expecte
 
 @pytest.mark.parametrize(("hours", "packs", "steps"), [(0.1, 16, 450), (5.0, 40, 9000), (100.0, 128, 56250)])
 def test_hours_choose_steps_and_their_packs_from_the_time_of_one(hours, packs, steps):
-    """At 0.05 s a pack: 7,200, 360,000 and 7,200,000 packs of two sequences."""
+    """0.05 s a pack leave time for 7,200, 360,000 and 7,200,000 packs of two sequences."""
     training, _ = choose(train_hours=hours)
     timed = 0.05 * training.train_batch_size
     trained, chosen = steps_of(training, timed, train_hours=hours)

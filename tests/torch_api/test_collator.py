@@ -43,7 +43,7 @@ def rows():
 
 
 def make_trainer(model, rows, collator, folder, batch_size, accumulation=1, loss=None):
-    """Of two steps of plain SGD."""
+    """Make a `Trainer` of two steps of plain SGD."""
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=batch_size,
@@ -140,7 +140,7 @@ def train_alone(model, sequences, is_causal=False, per_sequence=False):
 
 
 def differences(run, other):
-    """What differs between two runs: names."""
+    """Names of what differs between two runs."""
     losses, steps = run
     wanted_losses, wanted_steps = other
     assert len(losses) == len(steps) == 2 and losses[0] != losses[1]

@@ -129,7 +129,7 @@ def sequences_of(path):
 
 
 def test_packs_of_masked_tokens_alone_have_no_next_sentences(tmp_path):
-    """By the manifest beside each file: packs for both objectives, read together with them, keep theirs."""
+    """The manifest beside each file decides: packs for both objectives, read with them, keep theirs."""
     for name, manifest in (("both", {}), ("mlm", {"objective": "mlm"})):
         (tmp_path / name).mkdir()
         write_data(tmp_path / name)

@@ -31,7 +31,7 @@ def training_engine(micro_batch_size=None, config=CONFIG):
 
 @pytest.fixture(scope="module", params=[None, 2])
 def engine(request):
-    """In a fresh state for the first test alone."""
+    """The engine, in a fresh state for the first test alone."""
     return training_engine(request.param, SHALLOW)
 
 
@@ -109,7 +109,7 @@ def test_seeds_of_dropout_move_on_for_what_is_skipped(batches):
 
 @pytest.mark.usefixtures("uncompiled")
 def test_the_whole_gradient_is_clipped_once(batches):
-    """Not each micro-batch's: it keeps the direction of all packs together, its length is the limit."""
+    """It keeps the direction of all packs together, unlike each micro-batch's; its length is the limit."""
     limit = 0.01
     whole = make_engine()
     gradients = [np.asarray(gradient) for gradient in whole.gradients(batches[0])[0]]
@@ -129,7 +129,7 @@ def test_the_whole_gradient_is_clipped_once(batches):
 
 @pytest.mark.usefixtures("uncompiled")
 def test_steps_by_stable_adamw_are_those_of_unpacked_sequences():
-    """With norms and updates clipped: both depend on the gradient of the whole step alone."""
+    """Norms and updates are clipped: both depend on the gradient of the whole step alone."""
     limit, weights = 0.5, []
     for number, kind in ((0, StableAdamW), (1, StableAdamW), (0, AdamWeightDecay)):
         # The epsilon is larger than a run's, which magnifies rounding where gradients are 0
@@ -242,7 +242,7 @@ def test_every_step_drops_other_units():
 
 
 def test_every_micro_batch_drops_other_units():
-    """Of one mask for all of them each weight would get all or nothing."""
+    """If one mask served them all, each weight would get all or nothing."""
     (step,) = steps_of(engine_of_dropped(micro_batch_size=1), 1)
     shares = step / 2
     assert np.sum((shares > 0.1) & (shares < 0.9)) > NUM_UNITS // 2

@@ -56,7 +56,7 @@ def test_a_compiled_function_sees_new_weights():
 
 
 def test_gradients_inside_another_program_are_the_same():
-    """As the audit takes them: options of compilation belong to the outermost program alone."""
+    """The audit takes them so: options of compilation belong to the outermost program alone."""
     engine = training_engine()
     want, _ = engine.gradients(batch_at(0), training=False)
     got = compiled(lambda batch: engine.gradients(batch, training=False)[0], engine.model)(batch_at(0))

@@ -93,7 +93,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_model_larger_than_memory_is_named_in_bytes(files, tmp_path, monkeypatch, name):
-    """Before a weight is made: the backend would fail in the middle, or the system kill the process."""
+    """No weight is made before: the backend would fail in the middle, or the system kill the process."""
     num_copies, call = COMMANDS[name]
     needed = num_copies * CONFIG.weight_bytes
     monkeypatch.setattr(packed_model, "build_seeded", lambda *_: pytest.fail("a model is made"))

@@ -88,7 +88,7 @@ def test_stable_adamw_equals_torch_optimi(run):
 
 
 def test_the_smallest_epsilon_divides_no_0_by_0():
-    """Of a token that no step has seen, gradient and second moment are 0."""
+    """Gradient and second moment of a token that no step has seen are 0."""
     variable = make_variable("a/kernel", [1.0, 2.0])
     optimizer = StableAdamW(0.1, epsilon=LEAST_EPSILON)
     optimizer.apply([np.float32([0.0, 0.5])], [variable])

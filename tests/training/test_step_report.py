@@ -231,7 +231,7 @@ def wire(*fields):
 
 
 def test_memory_by_the_plan_of_buffers():
-    """As xla/service/hlo.proto numbers its fields; some are of no interest, as the module is."""
+    """xla/service/hlo.proto numbers the fields; some are of no interest, as the module is."""
     flags = {"thread": 3, "parameter": 5, "live_out": 7, "constant": 12}
     sizes = {
         1: ("parameter",),
@@ -260,7 +260,7 @@ def test_memory_by_the_plan_of_buffers():
 @pytest.mark.slow
 @pytest.mark.both_backends
 def test_the_contract_of_the_training_step():
-    """Of the tiny model, in three micro-batches: static, its products counted by hand, its memory."""
+    """The tiny model's step, in three micro-batches, is static; its products are counted by hand."""
     engine = make_engine(optimizer=Lamb(0.01), micro_batch_size=2)
     packed, _ = packed_and_unpacked(0)
     batch = {name: np.concatenate([values, values])[:6] for name, values in packed.items()}

@@ -118,7 +118,7 @@ STATES = {
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_a_block_counts_its_weights_and_pairs(kind):
-    """Of any architecture: by the kernels of a model with one block more, not by another formula."""
+    """The kernels of a model with one block more are counted, rather than another formula."""
     family = FAMILIES[kind]
     config = dataclasses.replace(next(iter(family.sizes.values())), vocab_size=50)
     head, sums = (

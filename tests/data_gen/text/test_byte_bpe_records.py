@@ -121,7 +121,7 @@ def decode(tokenizer, ids):
 
 
 def are_whole(tokenizer, whole, places):
-    """Whether predictions are of whole words, by the tokenizer's offsets, or no word has so few tokens."""
+    """True if predictions are of whole words, by the tokenizer's offsets, or no word has so few tokens."""
     text = decode(tokenizer, whole)
     code = tokenizer.encode(text, add_special_tokens=False)
     assert code.ids == whole.tolist()

@@ -91,7 +91,7 @@ def test_documents_in_pieces_keep_all_bytes(tmp_path, tokenizer, most_characters
 
 
 def test_a_tokenizer_of_others(tmp_path):
-    """As GPT-NeoX's: NFC, ids in another order, and a template that would add tokens."""
+    """It is like GPT-NeoX's: NFC, ids in another order, and a template that would add tokens."""
     words = {"a": 0, "b": 1, "é": 2, "</s>": 3, "<s>": 7}
     other = Tokenizer(models.WordLevel(words, unk_token="a"))
     other.normalizer = normalizers.NFC()

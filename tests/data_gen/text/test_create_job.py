@@ -1,4 +1,4 @@
-"""From text to records: every record follows from the seed, splits never mix, what is cut is counted."""
+"""Records of text: every record follows from the seed, splits never mix, what is cut is counted."""
 
 import hashlib
 import json

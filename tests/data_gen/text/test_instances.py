@@ -73,7 +73,7 @@ def test_a_single_document_has_actual_nexts_only():
 
 
 def truncate_slowly(length_a, length_b, limit):
-    """Token by token, as google-research/bert describes it: the lengths that are left."""
+    """Truncate token by token, as google-research/bert describes it: the lengths that are left."""
     while length_a + length_b > limit:
         if length_a > length_b:
             length_a -= 1
