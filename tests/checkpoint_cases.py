@@ -181,7 +181,7 @@ def make_batch(head):
 
 
 def run_alone(reference, case, sequence):
-    """What a model of transformers gives for one sequence, by our names: dict of tensors of torch."""
+    """Outputs of a model of transformers for one sequence, by our names: dict of tensors of torch."""
     torch, _ = import_reference()
     config, head = CASES[case]
     given = {"input_ids": torch.tensor([sequence.tokens])}

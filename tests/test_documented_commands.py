@@ -42,7 +42,7 @@ WRITTEN |= {
 OF_OTHERS = ("hf download", "zip -j", "pip download", "pip uninstall", "pip wheel")
 
 # A command has these settings lowered where a page has more, or leaves the choice to the data
-MOST = {
+LOWERED = {
     "train": {"max_seq_length": 256, "num_train_epochs": 1},
     "create": {"num_workers": 1},
     "pack": {"num_workers": 1},
@@ -59,7 +59,7 @@ MOST = {
 }
 SMALL = {"": "bert-tiny", "bert-mini": "bert-tiny", "bert-base": "bert-tiny"}
 # A page shows these lines and its commands print them
-SAYS = {
+PRINTED_LINES = {
     "README.md": ["neighbors: change of hidden_states 0 0 pass", "the model is in my/model"],
     "docs/guides/other_programs.md": ["largest change in them 0.0"],
 }
@@ -229,7 +229,7 @@ def finished(tmp_path_factory):
 
 
 def run_command(words):
-    """Run a command in this process, with the settings of `MOST` and `SMALL`; its status must be 0."""
+    """Run a command in this process, with the settings of `LOWERED` and `SMALL`; its status must be 0."""
     if words[:2] == ["python", "-c"]:
         run_example(words[2], {})
         return
@@ -238,7 +238,7 @@ def run_command(words):
     config = command_line.parse(settings, arguments)
     lowered = [
         f"--{name}={most}"
-        for name, most in MOST.get(arguments[0], {}).items()
+        for name, most in LOWERED.get(arguments[0], {}).items()
         if getattr(config, name) > most or (name == "num_train_epochs" and not getattr(config, name))
     ]
     size = getattr(config, "bert_config_file", None)
@@ -268,7 +268,7 @@ def run_example(text, names):
 )
 def test_commands_and_examples_run(page, finished):
     _, said = finished(page)
-    for line in SAYS.get(page, ()) if BACKEND == "tensorflow" else ():
+    for line in PRINTED_LINES.get(page, ()) if BACKEND == "tensorflow" else ():
         shown, text = (" ".join(one.split()) for one in (PAGES[page], said))
         assert line in shown and line in text
 

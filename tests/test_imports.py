@@ -195,7 +195,7 @@ def test_two_modules_import_tensorflow_where_it_may_be_missing():
     assert quiet == {"bert_packed.core.runtime", "bert_packed.core.storage", "bert_packed.training.engines"}
 
 
-def test_no_module_of_odds_and_ends():
+def test_no_module_is_named_utils():
     assert not [name for name in ALL if name.rpartition(".")[2] in ("utils", "util", "helpers", "common")]
 
 

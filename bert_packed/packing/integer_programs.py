@@ -96,7 +96,7 @@ def fewest_packs(demand, row_of_slot, depth):
         return None, True
     listed = row_of_slot[list_strategies(max_seq_length, depth)].tolist()
     packs = sorted({tuple(sorted(row for row in pack if row >= 0)) for pack in listed} - {()})
-    # As slots are nested, an assignment exists where there are enough slots of at least each length.
+    # Slots are nested, so that enough of them of at least each length are the same as an assignment.
     slots = np.array([[sum(slot >= row for slot in pack) for pack in packs] for row in range(len(demand))])
     needed = np.array([sum(demand[row:]) for row in range(len(demand))], float)
     most, limits = np.full(len(packs), highspy.kHighsInf), (needed, np.full(len(demand), highspy.kHighsInf))

@@ -85,7 +85,7 @@ def test_the_published_formulation_places_every_sequence():
     assert packing_speed.articles().sum() == 10**9
 
 
-def test_one_figure_that_is_missed_fails_the_benchmark(monkeypatch, tmp_path):
+def test_a_missed_figure_fails_the_benchmark(monkeypatch, tmp_path):
     """Each figure is met up to the most that is wanted."""
     met, missed = packing_speed._row("a", "s", 2.0, 2.0), packing_speed._row("b", "s", 2.1, 2.0)
     assert (met["met"], missed["met"]) == (True, False)

@@ -62,7 +62,7 @@ ENTRY %main (a: f32[4,8], b: f32[16]) -> f32[16] {
 """
 
 
-def test_what_is_sent_by_hand():
+def test_sent_scalars_by_hand():
     """A loop of six rounds; rings of four and of two."""
     sent = count_sent(PROGRAM, ("collective-permute",))
     assert sent.products == 6 * 10

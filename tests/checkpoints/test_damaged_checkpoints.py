@@ -136,7 +136,7 @@ def test_a_start_reads_no_state_of_an_optimizer(folder, engine):
     assert found.path == folder / "checkpoint-6"
 
 
-def test_without_checksums_what_can_be_seen_is_seen(folder):
+def test_visible_damage_is_found_without_checksums(folder):
     path = folder / "checkpoint-6"
     (path / checkpoint.CHECKSUMS).unlink()
     check_checkpoint(path)
@@ -170,7 +170,7 @@ def test_without_checksums_what_can_be_seen_is_seen(folder):
     ],
 )
 def test_a_state_that_no_loop_saved_is_refused(folder, engine, damage, message):
-    """Without checksums, and where somebody made them fit, too; taken for a start it would cost the log."""
+    """It has no checksums, or somebody made them fit; taken for a start it would cost the log."""
     path = folder / "checkpoint-6" / checkpoint.STATE
     path.write_text(json.dumps(damage))
     (path.parent / checkpoint.CHECKSUMS).unlink()

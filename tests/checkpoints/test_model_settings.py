@@ -147,7 +147,7 @@ def export(tmp_path_factory):
 
 @pytest.mark.parametrize(("name", "field"), FIELDS, ids=lambda one: getattr(one, "name", one))
 def test_a_checkpoint_of_another_value_is_another_model(export, name, field):
-    """Unless the setting is of training alone, where no shape shows it."""
+    """It is not if the setting is of training alone, where no shape shows it."""
     base = BASES[name]
     theirs, ours = base, changed(base, field)
     if field.name.startswith("ablation_"):

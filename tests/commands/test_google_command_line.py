@@ -156,7 +156,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("changes", "message"), MISTAKES)
-def test_what_cannot_be_honoured_is_one_line(data, tmp_path, changes, message):
+def test_unsupported_flags_are_refused_in_one_line(data, tmp_path, changes, message):
     changes = {name: str(value).format(data=data) for name, value in changes.items()}
     assert_refused(message, **line(data, tmp_path / "out", **changes))
     assert not (tmp_path / "out").exists()

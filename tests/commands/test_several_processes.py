@@ -98,7 +98,7 @@ def assert_lost(cluster, indices, seconds):
 
 
 @pytest.mark.parametrize(("backend", "num", "seed"), MOMENTS)
-def test_whatever_is_killed_the_same_commands_go_on(data, uninterrupted, tmp_path, backend, num, seed):
+def test_after_any_kill_the_same_commands_continue(data, uninterrupted, tmp_path, backend, num, seed):
     rng = random.Random(seed)
     victim = rng.randrange(num)
     number = rng.choice([signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])

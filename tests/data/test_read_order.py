@@ -55,7 +55,7 @@ def test_no_more_than_the_buffer_is_held(num_packs, buffer):
     most = IN_ORDER_PACKS if buffer == 1 else buffer
     blocks = list(itertools.islice(read_order(num_packs, 1, buffer), 20))
     assert all(map(len, blocks)) and max(map(len, blocks)) <= most
-    # and it is used: stretches of equal length leave a little of it empty
+    # the buffer is used: stretches of equal length leave a little of it empty
     assert max(map(len, blocks)) >= min(num_packs, most * 0.95)
 
 

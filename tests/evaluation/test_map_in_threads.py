@@ -15,7 +15,7 @@ MOMENT = 0.1  # for what must not happen to happen
 
 
 @pytest.mark.parametrize("num_at_once", [2, 3])
-def test_as_many_as_asked_are_inside_at_once(num_at_once):
+def test_items_are_computed_at_once(num_at_once):
     """Each waits for the others of its round; alone it would wait in vain."""
     round_of = threading.Barrier(num_at_once, timeout=SECONDS)
     inside, most, lock = [0], [0], threading.Lock()
@@ -51,7 +51,7 @@ def test_the_first_call_ends_before_others_begin():
     assert sorted(events[2:]) == [("begins", 1, False), ("begins", 2, False)]
 
 
-def test_one_at_a_time_is_the_callers_thread():
+def test_one_thread_is_the_callers():
     threads = {thread for _, thread in map_in_threads(lambda _: threading.current_thread(), range(3), 1)}
     assert threads == {threading.main_thread()}
 

@@ -393,7 +393,7 @@ def test_a_model_learns_with_a_kernel_what_it_learns_without(monkeypatch, form):
 
 @each([PLAIN_FORMS[1], KERNELS[1]])
 @pytest.mark.parametrize("length", [1, 3])
-def test_what_a_short_pack_hands_on_is_partly_from_before_it(form, length):
+def test_a_short_pack_hands_on_inputs_from_before_it(form, length):
     inputs, weights, carried = draw(form)
     inputs["x"], positions = inputs["x"][:, :length], form.definition.positions[:, :length] + 2
     given = form, inputs, weights[:, :length], positions, carried

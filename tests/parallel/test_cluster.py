@@ -88,7 +88,7 @@ def join(threads):
         thread.join(60)
 
 
-def test_processes_meet_at_the_first_whoever_comes_before(addresses):
+def test_processes_meet_in_any_order_of_arrival(addresses):
     late, found = meet_all(addresses, (2,), 30)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", int(addresses[0][10:])), 1)
@@ -186,7 +186,7 @@ def test_a_loopback_name_among_several_machines(debian, hosts, index, name, rece
     assert str(caught.value) == f"{rule} /etc/hosts. Received: {received}."
 
 
-def test_the_first_worker_meets_nobody_at_a_loopback_name(debian):
+def test_the_first_worker_must_not_have_a_loopback_name(debian):
     with pytest.raises(InputError, match=r"^host-a, the first worker of TF_CONFIG, must have an address"):
         meet(Cluster(("host-a:1", "host-b:2"), 0), 60)
 

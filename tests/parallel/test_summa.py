@@ -82,7 +82,7 @@ def test_rows_of_a_table_and_their_gradient(name, side):
         ("tree", {"collective-permute": 2 * 4 * 2}),  # A and B, four roots, two rounds each
     ],
 )
-def test_what_a_product_sends(name, kinds):
+def test_collectives_of_a_product(name, kinds):
     from bert_packed.parallel.summa import TRANSPORTS
 
     a, b = np.zeros((8, 12), np.float32), np.zeros((12, 20), np.float32)

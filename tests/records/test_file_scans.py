@@ -34,7 +34,7 @@ def store(tmp_path, files):
     return path
 
 
-def test_what_is_kept_is_what_reading_finds(store, files):
+def test_kept_scans_equal_new_ones(store, files):
     kept = read_scans(store, [files[2], files[0]])
     assert list(kept) == [files[2], files[0]]
     for path, (scan, stamp) in kept.items():

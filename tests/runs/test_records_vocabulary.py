@@ -117,7 +117,7 @@ def test_without_fresh_masks_it_is_found_by_its_checksum_alone(packed):
 
 
 @pytest.mark.parametrize("folder", ["run", "first/checkpoint-4", "first"])
-def test_it_is_found_in_this_run_and_in_the_one_before(packed, folder):
+def test_the_vocabulary_of_this_and_the_earlier_run_is_found(packed, folder):
     without_checksum(packed)
     kept = folder.split("/")[0]
     os.makedirs(f"{kept}/checkpoint-4")

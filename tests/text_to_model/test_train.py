@@ -96,7 +96,7 @@ def test_a_call_that_is_repeated_does_nothing(text, finished, monkeypatch, capsy
 
 @pytest.mark.parametrize("missing", ["model", "proof.json", "packed/eval"])
 def test_a_step_whose_result_is_gone_is_taken_again(text, finished, missing, capsys):
-    """And those after it, which depend on it; but training, whose packs are the same ones."""
+    """Those after it, which depend on it, are, too; but training, whose packs are the same ones, is not."""
     before, weights = times(newest(finished)), weights_of(finished)
     path = finished / missing
     shutil.rmtree(path) if path.is_dir() else path.unlink()

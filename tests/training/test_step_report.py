@@ -67,7 +67,7 @@ def test_a_static_program():
 
 
 def test_seconds_are_without_the_calls_of_unknown_cost():
-    """And of a loop those of all its rounds."""
+    """A loop has those of all its rounds."""
     calls = [
         f'%{i} = f32[4]{{0}} custom-call(%a), custom_call_target="{of}"' for i, of in enumerate(UNKNOWN_COST)
     ]

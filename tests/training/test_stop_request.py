@@ -43,7 +43,7 @@ def test_the_signal_by_which_several_processes_stop():
     assert [stop.agreed(number) for number in (None, 0.0, 2.0)] == [signal.SIGINT, None, signal.SIGINT]
 
 
-def test_what_another_watched_signals_with_comes_back():
+def test_the_wakeup_descriptor_of_others_is_restored():
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     signal.set_wakeup_fd(writer.fileno())

@@ -61,7 +61,7 @@ def test_a_row_by_hand():
     assert set(WATCHED) < set(row)
 
 
-def test_what_is_not_known_has_no_value():
+def test_unknown_figures_have_no_value():
     empty = LogInterval().row(1, means, 0.1)
     assert {name for name, value in empty.items() if value is not None} == {
         "step",

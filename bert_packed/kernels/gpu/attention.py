@@ -240,7 +240,7 @@ def _call(kernel, rate, inputs, outputs, num_products):
         in_specs=jax.tree.map(lambda of: block(of, length, lambda i: 0), inputs),
         out_specs=[block(of, tile, lambda i: i) for of in outputs],
         out_shape=[jax.ShapeDtypeStruct(of.shape, of.dtype) for of in outputs],
-        # Whoever reads the program finds the operations of all tiles, visited or not
+        # Readers of the program find the operations of all tiles, visited or not
         metadata={"flops": str(2 * num_products * length * outputs[0].size)},
         compiler_params=triton.CompilerParams(
             num_warps=4 if dtype == "bfloat16" and head_width <= 64 else 8,

@@ -175,7 +175,7 @@ def _loop(token, carry, inputs, reverse=False):
         return last - step if reverse else step
 
     def load(step):
-        # Of positions, only whether they are 0 matters
+        # Positions only matter in whether they are 0
         return jax.tree.map(lambda of_tokens: of_tokens[place_of(step)].astype("float32"), inputs)
 
     def step(number, state):

@@ -233,7 +233,7 @@ def test_a_second_run_is_refused_while_the_first_lives(tmp_path, jobs):
     [("pack", what) for what in ("settings", "inputs", "input manifests", "versions", "code")]
     + [("create", what) for what in ("inputs", "vocabulary")],
 )
-def test_a_run_of_other_things_starts_over_and_says_so(
+def test_a_run_of_other_inputs_starts_over_and_says_so(
     tmp_path, own_jobs, name, what, monkeypatch, caplog, capsys
 ):
     job, out, changes = own_jobs[name], tmp_path / "out", {}

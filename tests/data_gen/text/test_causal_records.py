@@ -127,7 +127,7 @@ def test_no_tokenizer(tmp_path, content, message):
 
 @pytest.mark.parametrize("name", ["text.txt", "text.txt.gz", "text.jsonl", "paragraphs.jsonl"])
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
-def test_text_arrives_as_it_stands(tmp_path, name, line_end):
+def test_text_is_read_verbatim(tmp_path, name, line_end):
     if name.endswith(".jsonl"):
         key = name.partition(".")[0]
         texts = [*DOCUMENTS[:1], "", " \n", *DOCUMENTS[1:]]

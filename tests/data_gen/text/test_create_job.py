@@ -53,7 +53,7 @@ def test_eval_documents_never_enter_train(text, tmp_path):
         features = read_split(tmp_path / "out", split)
         ids = restore(features)
         found[split] = set(np.unique(ids[ids >= len(SPECIAL_TOKENS)]).tolist())
-        # and a random next is of another document, an actual one of the same
+        # a random next is of another document, an actual one of the same
         for row, types, mask, label in zip(
             ids,
             features[schema.SEGMENT_IDS],
