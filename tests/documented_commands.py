@@ -55,7 +55,7 @@ class Block:
 
     Attributes:
         kind: "shell", "python" or "" for output, tables and drawings.
-        text: Without indentation and fence.
+        text: Text without indentation and fence.
         not_run: Words of commands that are not run; "" is in all commands.
     """
 

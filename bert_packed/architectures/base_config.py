@@ -30,7 +30,7 @@ class BaseConfig:
         fixed: Pairs of a name in a JSON file and the only value that this model computes. It may be missing;
             false, [] and None may be null, too.
         training_fields: Fields that may differ from those of the checkpoint that a model starts from.
-        reported_fields: Those of them that a start names where they differ.
+        reported_fields: Fields of these that a start names where they differ.
         max_position_embeddings: Longest sequence; None for any length.
         type_vocab_size: Sentence types; None where they are not read.
         dropout_fields: Fields that each of `DROPOUT_FIELDS` sets, in their order; () without dropout.

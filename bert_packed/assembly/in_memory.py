@@ -186,7 +186,7 @@ def verify_plan(packs, lengths, max_seq_length, max_sequences_per_pack="max"):
         verify_plan([[1], [0, 2]], lengths=[5, 8, 3], max_seq_length=8).certificate.gap   ->   0.0
 
     Args:
-        packs: For each pack the indices of its sequences, from 0: lists or arrays. Or the dict of `pack`,
+        packs: Indices of each pack's sequences, from 0: lists or arrays. Or the dict of `pack`,
             whose `sequence_ids` must agree with `lengths`.
         lengths: Whole numbers `[n]`, of the sequences.
         max_seq_length, max_sequences_per_pack: Limits of a pack, as in `plan`.

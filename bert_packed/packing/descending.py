@@ -72,7 +72,7 @@ def longest_pack_first(histogram, depth):
 def packs_of_three(histogram):
     """Pack the longest sequence left with the two others, or the one, that fill its pack best.
 
-    Of equal sums the most equal pair is taken. Where nearly every pack must hold three, LPFHP gives long
+    The most equal pair of equal sums is taken. Where nearly every pack must hold three, LPFHP gives long
     sequences the one other that fits exactly, and the short ones that it leaves fill packs in number only:
 
         S = 8, lengths 4 4 3 2 2 1     packs of three 4 2 2 | 4 3 1     LPFHP of depth 3: 4 4 | 3 2 2 | 1

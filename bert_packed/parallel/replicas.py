@@ -24,7 +24,7 @@ class Replicas:
     """Devices that take a step together.
 
     Attributes:
-        num: R, of all processes.
+        num: R, replicas of all processes.
         num_local: Replicas of this process.
         shares_processor: True where a process's devices are parts of one processor, as logical devices are.
         strategy: `tf.distribute.Strategy`, or None under JAX.

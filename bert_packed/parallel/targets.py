@@ -75,8 +75,8 @@ class Target:
         platform: "cpu", "gpu" or "tpu".
         devices: JAX's, in its order, of an `accelerator` that need not be here; None for those of this
             process.
-        accelerator: None for those of this process.
-        name: As in `--compile_for`.
+        accelerator: `Accelerator` of the devices; None for those of this process.
+        name: Value of `--compile_for`.
     """
 
     platform: str

@@ -198,7 +198,7 @@ def find_checkpoint(folder, config, facts):
 def find_whole_checkpoint(folder, report):
     """The newest checkpoint of a run that is as it was written; newer, damaged ones are set aside.
 
-    `report` is called with a line for people about each of these. Of several processes the first calls this,
+    `report` is called with a line for people about each of these. The first of several processes calls this,
     before the others list the checkpoints.
 
     Raises:

@@ -48,7 +48,7 @@ def names_for(model_config):
 def find_vocab(init_checkpoint, vocab_file, model_config):
     """The vocabulary that is given, else the one of a checkpoint, of a form for its model: `Path`.
 
-    Of two files of other sizes in a folder it is that of the model's size. Raises `InputError` where there is
+    If a folder holds two vocabularies, the one of the model's size wins. Raises `InputError` where there is
     none.
     """
     if vocab_file:

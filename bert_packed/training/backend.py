@@ -143,7 +143,7 @@ def device_memory_bytes():
 def check_memory(model_config, num_copies=1):
     """Raise `MemoryError` where a model does not fit a device, before any of its weights is made.
 
-    Else the backend fails in the middle, or the system kills the process. `num_copies` of the weights must be
+    The backend would fail in the middle, or the system kill the process. `num_copies` of the weights must be
     held at once; activations are not counted.
     """
     needed, memory_bytes = num_copies * model_config.weight_bytes, device_memory_bytes()

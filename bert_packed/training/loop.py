@@ -21,17 +21,17 @@ class Hooks:
     Attributes:
         batches: Function from the number of steps taken to an endless iterable of the next batches. One that
             reads ahead has `close`, which is called at the end.
-        log: Takes a row of training figures.
-        show: Takes a line for people about that row.
-        evaluate: Takes a step; None for no evaluation.
-        save: Takes a step and the loop's own state, plain JSON.
-        prune: Removes older checkpoints; called once the last one saved has given finite sums.
+        log: Function of a row of training figures.
+        show: Function of a line for people about that row.
+        evaluate: Function of a step; None for no evaluation.
+        save: Function of a step and the loop's own state, plain JSON.
+        prune: Function that removes older checkpoints, called once the last one has given finite sums.
         learning_rate: Function from a step's index, from 0, to its rate.
         means: Function from sums over steps to the figures of a row.
-        tell_skipped: Takes a skipped step and its figures that are not finite, as text.
-        shows_progress: Show a progress bar where stderr is a terminal.
+        tell_skipped: Function of a skipped step and its figures that are not finite, as text.
+        shows_progress: True for a progress bar where stderr is a terminal.
         num_processes: Number of processes of the run, which stop together.
-        export: Takes a step; None for no export.
+        export: Function of a step; None for no export.
     """
 
     batches: Callable[[int], Iterable]

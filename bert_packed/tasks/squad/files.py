@@ -25,7 +25,7 @@ class Question:
         context_index: Index into `QuestionSet.contexts`.
         answers: Tuple of `(text, start)`, start a character of the context; () where there is none. Scores
             use them even where the question `is_impossible`, as in the official script; training does not.
-        is_impossible: v2.0: the context does not answer it.
+        is_impossible: True in v2.0 where the context does not answer it.
     """
 
     id: str

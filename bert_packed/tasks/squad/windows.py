@@ -112,7 +112,7 @@ def most_context(starts):
     """Tokens that have the most context in a window: a bool array for each window.
 
     The score is run_squad.py's: the smaller number of tokens, to the left or to the right, plus a hundredth
-    of the window's length. Of equal scores the first window counts.
+    of the window's length. The first window of equal scores counts.
     """
     if len(starts) == 1:
         return [np.ones(starts[0][1], bool)]
