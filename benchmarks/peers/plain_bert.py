@@ -42,7 +42,7 @@ class PlainEmbeddings(PackedEmbeddings):
 class PlainBert(keras.Model):
     """BERT for pre-training on rows that are each one sequence, as google-research/bert computes it.
 
-    The padding mask is `[B, 1, 1, S]`, positions are 0 to S - 1, [CLS] is the first token. Of the batches of
+    The padding mask is `[B, 1, 1, S]`, positions are 0 to S - 1, [CLS] is the first token. In batches of
     `PackedBertForPretraining` it reads `token_ids`, `sequence_ids` (> 0 is no padding), `token_type_ids` and
     `prediction_positions`.
     """

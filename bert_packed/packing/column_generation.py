@@ -36,7 +36,7 @@ def pack_cghp(
 ):
     """Pack by column generation.
 
-    Never more packs than LPFHP. Ends when the plan is proven to be within `gap`, or no better is found. No
+    It takes no more packs than LPFHP. It ends when proven within `gap`, or when no better plan is found. No
     clock is read: equal arguments give equal plans, on slow machines as well.
 
     Args:

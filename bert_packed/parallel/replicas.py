@@ -70,7 +70,7 @@ class Replicas:
     def by_replica(self, values, micro_batch_size):
         """Packs of this process, `[packs, ...]`, by replica: `[num_local, packs of a replica, ...]`.
 
-        Of 4 replicas that share 2 micro-batches of 4:
+        Four replicas that share 2 micro-batches of 4:
 
             [0 1 2 3 4 5 6 7]  ->  [[0 4] [1 5] [2 6] [3 7]]
         """
