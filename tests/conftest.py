@@ -13,8 +13,8 @@ from uncompiled import run_uncompiled
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 # Tiny programs compile for longer than they run, again and again: they are little optimised, and kept for
-# this run of pytest and its commands. Both backends are set, as some tests use the other one too. If a user's
-# values are set, as `XLA_FLAGS= JAX_DISABLE_MOST_OPTIMIZATIONS=0` in a tier of CI, these stay.
+# this run of pytest and its commands. Both backends are set, as some tests use the other one too. A user's
+# values stay, as `XLA_FLAGS= JAX_DISABLE_MOST_OPTIMIZATIONS=0` in a tier of CI.
 COMPILED = tempfile.TemporaryDirectory()
 os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED.name
 # JAX compiles each operation by itself outside of a program

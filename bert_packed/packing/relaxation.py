@@ -105,9 +105,8 @@ class Relaxation:
 
     def _add_packs(self, objective, gap):
         """Add packs worth more than one; False if none are found or needed, True if the steps ran out."""
-        # Prices lie between the master's values and the best ones known: the master's alone jump about for
-        # many rounds (Wentges, Int. Trans. in Operational Research 4(2), 1997). If nothing is new, they move
-        # closer.
+        # Prices lie between the master's values and the best known: the master's alone jump about for many
+        # rounds (Wentges, Int. Trans. in Operational Research 4(2), 1997). If none is new, they get closer.
         values = self.master.row_values()
         weight = SMOOTHING
         while True:

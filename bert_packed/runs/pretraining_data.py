@@ -239,8 +239,7 @@ def check_fits(data, model_config, config):
     """
     model, length = config.bert_config_file, data.train.spec.max_seq_length
     if model_config.ablation_no_position_reset:
-        # The positions of batches, which are checked, restart; the ablation's do not, and a look-up would
-        # clip them
+        # The batches' checked positions restart; the ablation's do not, and a look-up would clip them
         what = "the length of packs of `input_file`, with ablation=no_position_reset,"
         check_at_most(model_config, "max_position_embeddings", what, length, model)
     if data.vocabulary:

@@ -89,8 +89,7 @@ def test_a_step_counts_its_size_whatever_it_reports(monkeypatch):
 
 
 def test_reading_and_writing_move_the_bar_within_a_file(tmp_path, bars, monkeypatch):
-    # imported here, because workers that look for `work_slowly` import this file, and TensorFlow takes
-    # seconds
+    # workers that look for `work_slowly` import this file, and an import of TensorFlow takes seconds
     from unpacked_records import make_features, write_features
 
     from bert_packed.records import tfrecords

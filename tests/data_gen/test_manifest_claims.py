@@ -163,7 +163,7 @@ SHARES = {
     ("gap",): "gap`",
     ("plan", "certificate", "gap"): "gap of the certificate",
 }
-FALSE_CLAIMS = [
+WRONG = [
     *((word, put(*keys, value=add(more))) for keys, word in NUMBERS.items() for more in (1, -1)),
     *((word, put(*keys, value=add(more))) for keys, word in SHARES.items() for more in (1e-6, -1e-6)),
     ("sha256 of packed-00001", put("files", 1, "sha256", value=lambda sha: "0" + sha[1:])),
@@ -183,9 +183,7 @@ FALSE_CLAIMS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("word", "edit"), FALSE_CLAIMS, ids=[f"{word}-{i}" for i, (word, _) in enumerate(FALSE_CLAIMS)]
-)
+@pytest.mark.parametrize(("word", "edit"), WRONG, ids=[f"{word}-{i}" for i, (word, _) in enumerate(WRONG)])
 def test_every_false_claim_is_named(packs, find, word, edit):
     change(packs, edit)
     sentences = find()

@@ -256,7 +256,7 @@ def add(name, number):
 
 NUMBERS = ("num_packs", "num_sequences", "num_parts", "num_tokens", "num_records", "depth")
 STEPS = dict.fromkeys(NUMBERS, 1) | {"efficiency": 1e-6, "packing_factor": 1e-6}
-FALSE_CLAIMS = [
+WRONG = [
     ("`vocab_size` must be above", lambda manifest: manifest.update(vocab_size=LARGEST)),
     ("`objective`", lambda manifest: manifest.update(objective="mlm_nsp")),
     ("`spec`", lambda manifest: manifest["spec"].update(max_sequences_per_pack=99)),
@@ -264,7 +264,7 @@ FALSE_CLAIMS = [
     ("`sha256 of packed-", lambda manifest: manifest["files"][0].update(sha256="0" * 64)),
     ("`num_records of ", lambda manifest: manifest["inputs"][0].update(num_records=1)),
 ]
-FALSE_CLAIMS_OF_ROWS = [
+WRONG_ROWS = [
     (f"`{name}` must be ", add(name, sign * step)) for name, step in STEPS.items() for sign in (1, -1)
 ]
 
@@ -275,8 +275,7 @@ def test_largest_label_is_within_the_vocabulary(find_false):
 
 @pytest.mark.parametrize(
     ("kind", "word", "lie"),
-    [("whole", *claim) for claim in FALSE_CLAIMS]
-    + [("rows", *claim) for claim in FALSE_CLAIMS + FALSE_CLAIMS_OF_ROWS],
+    [("whole", *claim) for claim in WRONG] + [("rows", *claim) for claim in WRONG + WRONG_ROWS],
 )
 def test_false_claims_are_found(find_false, kind, word, lie):
     (sentence,) = find_false(kind, lie)

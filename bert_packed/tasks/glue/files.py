@@ -171,7 +171,7 @@ def make_glue_sequences(texts, tokenizer, max_seq_length, path=""):
 def cut_sizes(sizes, room):
     """Number of tokens of each text to keep: [5 9] in 8 -> [4 4], [2 9] in 8 -> [2 6]."""
     sizes = list(sizes)
-    # Tokens leave the longer text one by one, as in google-research/bert; of equally long ones the second
+    # Token by token off the longer text, as google-research/bert does; of equal ones off the second
     while sum(sizes) > room:
         longest = len(sizes) - 1 if sizes[-1] >= sizes[0] else 0
         sizes[longest] -= 1
