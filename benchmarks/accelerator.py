@@ -238,7 +238,7 @@ def exactness_row(model_config, batch, dtype, kernel=None):
         ]
 
     def largest(*names):
-        # NaN too, which Python's `max` may drop
+        # NaN must count, too, which Python's `max` may drop
         return float(np.max([one.largest for one in checks if one.name.startswith(names)]))
 
     return {
@@ -281,7 +281,7 @@ def measure_steps(model, limit):
             steps += [
                 step_row(model, way, times) for way, times in seconds.items() if way == name or is_alone
             ]
-            # Rows of one sequence each, or the same sequences as in packs
+            # Padded rows hold one sequence each; other peers have the same sequences as the packs
             factor = model.corpus.plan.packing_factor if name == PADDED else 1.0
             gains = [factor * gain for gain in ratios(seconds[name], seconds[best])]
             speed_ups.append(speed_up_row(model, f"{best}, over {name}", gains))
@@ -303,7 +303,7 @@ def our_ways(model, way, kernel):
     steps = {way: (build_engine(model.config, dtype=MIXED, **kernel), packs)}
     if way == PACKED:
         steps[UNPACKED] = steps[PACKED][0], rows
-    # Traced one by one and compiled together; a step with the same shapes then takes the compiled program
+    # They are traced one by one and compiled together; a step with the same shapes then takes that program
     lowered = [
         engine.compiled_train_step.lower(*engine.step_arguments(batches[0]))
         for engine, batches in steps.values()

@@ -18,17 +18,17 @@ from benchmarks.encoder_program import EncoderShape, WholeBlock, compile_encoder
 from bert_packed.training.program_text import find_collectives, read_module
 
 SCALAR_BYTES = 4  # float32
-# The passes of a block: what it is called, arguments of `compile_encoder`, and the factors of Table 1: c for
-# Megatron, c and k for Optimus. The paper prints the first and the last row, whose backward pass computes a
-# whole block again; Section 4 says what is left without that. `--remat` here leaves out a block's last
-# product: 4 bsh + 4 h^2, and Megatron's all-reduce after it
+# A pass of a block has a name, arguments of `compile_encoder`, and the factors of Table 1: c for Megatron, c
+# and k for Optimus. The paper prints the first and the last row, whose backward pass computes a whole block
+# again; Section 4 says what is left without that. `--remat` here leaves out a block's last product: 4 bsh + 4
+# h^2, and Megatron's all-reduce after it
 PASSES = {
     "forward": ({"backward": False}, 4, (7, 12)),
     "backward, all kept": ({}, 4, (14, 24)),
     "backward, --remat": ({"remat": True}, 6, (17, 32)),
     "backward, whole block again": ({"remat": True, "block": WholeBlock}, 8, (21, 36)),
 }
-# The collectives of products of weights; all else is norms, biases and their gradients
+# Products of weights have these collectives; all else is norms, biases and their gradients
 OF_PRODUCTS = {
     ("megatron1d", ""): ("all-reduce",),
     ("optimus2d", "tree"): ("collective-permute",),
@@ -58,7 +58,7 @@ def factor(layout, transport, side):
     if layout == "megatron1d":
         return fractions.Fraction(devices - 1, devices)
     if transport == "tree":
-        # The levels of the tree
+        # A tree has this many levels for each device of a side
         return fractions.Fraction((side - 1).bit_length(), side)
     return fractions.Fraction(side - 1, devices)
 

@@ -23,9 +23,9 @@ WHOLE = PartitionSpec()
 # Partition specs of hidden states and of ids of packs
 ACTIVATIONS = {"megatron1d": (WHOLE, WHOLE), "optimus2d": (HIDDEN, IDS)}
 OPTIONS = {
-    # The engine does so, too: else XLA-CPU keeps what --remat drops, and what Optimus sends again
+    # The engine does so, too: XLA-CPU would keep what --remat drops, and what Optimus sends again
     "xla_disable_hlo_passes": "cse_barrier_expander",
-    # Machine code alone, which nobody runs: what is sent and held is settled before
+    # Nobody runs the machine code: what is sent and held is settled before
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
 }

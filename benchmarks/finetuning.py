@@ -16,7 +16,7 @@ from bert_packed.core.storage import read_json
 from bert_packed.training.engines import choose_backend
 
 DEPTH = "max_sequences_per_pack"
-# Flags on which neither scores nor the time of a step depend, besides those that are compared
+# Neither scores nor the time of a step depend on these flags, beside those that are compared
 MAY_DIFFER = (
     *("output_dir", "json", "overwrite", "random_seed", DEPTH),
     *("log_steps", "save_checkpoints_steps", "keep_checkpoint_max", "predict_batch_size"),
@@ -64,7 +64,7 @@ def main(config):
 
 def speed_row(packed, unpacked):
     """Speed of lists of `FinishedRun`: a row of a table."""
-    # Rows of a log while the machine was busy weigh on a mean
+    # Medians are taken, since rows of a log while the machine was busy weigh on a mean
     fast, slow = (statistics.median(s for one in runs for s in one.speeds) for runs in (packed, unpacked))
     factors = [one.packing_factor for one in packed if one.packing_factor]
     return {
@@ -117,7 +117,7 @@ def _spread(kind, runs, score):
 
 
 def _read_run(argument, folder):
-    # TensorBoard and Keras: not for --help
+    # These import TensorBoard and Keras, which --help need not wait for
     from bert_packed.runs.run_directory import RUN_FILE, SCORES_FILE
     from bert_packed.training.metrics_log import read_rows
 

@@ -91,7 +91,7 @@ def compiled(config, folder, records, model, attention, device):
         "compile_only": target,
         "compile_for": device,
     }
-    # A process for each device: a compiler is set up once
+    # Each device has a process, since a compiler is set up once
     command = [sys.executable, str(COMMAND), *(f"--{name}={value}" for name, value in flags.items())]
     environment = {**os.environ, "KERAS_BACKEND": "jax"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)

@@ -87,7 +87,7 @@ class FullConfig(SweepConfig):
 def main(config):
     """Take or continue the runs, then print and write; returns an exit status."""
     choose_backend()
-    # Read before any run: a missing manifest is found now, and not after the first phase
+    # Manifests are read before any run: a missing one is found now, and not after the first phase
     factors = {phase: read_packing_factor(config, f"{phase}_packed", f"{phase}_unpacked") for phase in PHASES}
     runs = make_runs(config, factors)
     status = run_all(runs, config)
@@ -143,7 +143,7 @@ def _finetuning_runs(config, name, start):
         "train_file": config.train_file,
         "predict_file": config.predict_file,
         "vocab_file": config.vocab_file,
-        # Empty: the model comes with the checkpoint
+        # The config is empty where the model comes with the checkpoint
         "bert_config_file": "" if start else config.bert_config_file,
         "init_checkpoint": start,
         "max_sequences_per_pack": config.finetuning_depth,

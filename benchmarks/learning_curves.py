@@ -71,7 +71,7 @@ def main(config):
     """Take or continue the runs, then print, write and draw; returns an exit status."""
     choose_backend()
     runs = make_runs(config, read_packing_factor(config, "packed_file", "unpacked_file"))
-    # None when all runs are complete
+    # The status is None when all runs are complete
     status = run_all(runs, config)
     if status is not None:
         return status

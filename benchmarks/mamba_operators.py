@@ -50,7 +50,7 @@ def operator_inputs(operator, config, batches):
     for batch in batches:
         shape = batch["position_ids"].shape
         inputs = [ops.convert_to_tensor(one, "float32") for one in make(rng, config, shape)]
-        # The values; a scan takes all else in float32
+        # Values have the dtype of a run; a scan takes all else in float32
         inputs[0] = ops.cast(inputs[0], "bfloat16" if devices_here().dtype == MIXED else "float32")
         if operator == CONVOLUTION:
             inputs[1:] = [ops.cast(one, inputs[0].dtype) for one in inputs[1:]]

@@ -158,7 +158,7 @@ PRINTED = [
         512,
         "nnlshp residuals",
         3,
-        # Print says "504 to 512" of the second eight; its last, 0, is that of 512
+        # The paper prints "504 to 512" for the second eight; its last, 0, is that of 512
         {
             "unpacked": "56799",
             **_by_length(1, (-4620, -4553, -4612, -4614, -3723, -3936, -3628, -3970)),
@@ -178,7 +178,7 @@ _SLIP = "the printed efficiency of 97.310 does not follow from its own tokens an
 
 _OTHER_COUNT = "the published code with SciPy 1.17 uses 635; the paper has one number for both mixes"
 
-# What differs from print and why: (table, algorithm, depth, options) to {figure: `Known`}.
+# Keys (table, algorithm, depth, options) have {figure: `Known`}: how they differ from print, and why.
 KNOWN_DIFFERENCES = {
     (WIKIPEDIA, "spfhp", "max", ()): {
         "packs_millions": Known(

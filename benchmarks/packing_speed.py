@@ -48,7 +48,7 @@ def main(config):
 
 def measure(repeats):
     """All figures: rows of a table."""
-    # The largest case first: memory in use only ever grows, and the dense matrix would hide it
+    # The largest case comes first: memory in use only ever grows, and the dense matrix would hide it
     rows = [_long_articles()]
     wikipedia = load_known_histogram("wikipedia_512", 512)
     dense_seconds, dense_mix = _time(lambda: mix_by_dense_nnls(wikipedia, 512, 3))
@@ -56,7 +56,7 @@ def measure(repeats):
     for pack in (pack_spfhp, pack_lpfhp):
         seconds, _ = _median_time(lambda pack=pack: pack(wikipedia, 512, "max"), repeats)
         rows.append(_row(f"{pack.__name__}, Wikipedia 512, max", "s", seconds, 0.015))
-    # Half of the time of the published formulation, and its result to the last pack
+    # Targets are half of the time of the published formulation, and its result to the last pack
     seconds, (mix, _) = _median_time(lambda: mix_nnlshp(wikipedia, 512, 3), repeats)
     rows.append(_row("nnlshp depth 3, at most half of dense", "s", seconds, dense_seconds / 2))
     for unit, ours, published in zip(("packs", "strategies"), (_count(mix), len(mix)), dense, strict=True):

@@ -22,7 +22,7 @@ from data_gen.dry_run import DEPTHS, plot_efficiency, plot_lengths
 
 SORTED_BATCH = 32
 OURS = "Column generation (ours)"  # a table that no paper has
-# Its rows besides those of GLUE: (histogram, S, depths)
+# That table has these rows besides GLUE's: (histogram, S, depths)
 EXTRA = [("wikipedia_512", 512, (2, 3, 4, 8, "max")), ("squad_1.1_384", 384, (2, 3, "max"))]
 DIGITS = 6
 DRAWN = ("spfhp", "lpfhp", "cghp")

@@ -36,7 +36,7 @@ from bert_packed.training.engines import choose_backend
 
 PARTS = PADDING, TRAINING, OPERATORS = "padding", "training", "operators"
 SINGLE, PADDED, PACKED = "one at a time", "padded", "packed"
-# Lengths of PackMamba's Section 4; nothing else is known of them
+# PackMamba's Section 4 has these lengths; nothing else is known of them
 SHORTEST, LONGEST, MEAN = 57, 2048, 646
 SPREAD = 2.0  # our choice: the standard deviation of the logarithm of a document's length
 NUM_LENGTHS = 20_000  # sequences whose padding is counted
@@ -230,9 +230,9 @@ def choose_packs(lengths, pack_length, num_packs):
     """
     ordered = np.sort(lengths)
     num_sequences = int(num_packs * pack_length / np.mean(ordered)) + 1
-    # A plan of these may need more packs: fewer sequences, until it fits
+    # A plan of these may need more packs, so there are fewer sequences until it fits
     while True:
-        # Each comes from the middle of an equal part: a few sequences drawn would have another mean than all
+        # Each is from the middle of an equal part: a few that are drawn would have another mean than all
         places = (np.arange(num_sequences) + 0.5) * len(ordered) / num_sequences
         histogram = count_lengths(ordered[places.astype(np.int64)], pack_length)
         plan = ALGORITHMS[DEFAULT_ALGORITHM](histogram, pack_length, "max")

@@ -15,13 +15,13 @@ from bert_packed.training.engines import choose_backend
 PARTS = COMMUNICATION, MEMORY = "communication", "memory"
 MEBIBYTE = 2**20
 SCALAR_BYTES = 4  # float32
-# Table 2: s, and over q h, n, and b of its Optimus
+# Table 2 has s, h and n over q, and b of its Optimus
 LENGTH, WIDTH, HEADS, OPTIMUS_BATCH = 512, 1024, 16, 48
 NOTE = "Counts and memory of compiled programs, on virtual devices of one processor: nothing is run or timed."
 
 
 def _parse_devices(text):
-    # Heads of Megatron at Table 2's shapes divide by no other
+    # No other number divides the heads of Megatron at Table 2's shapes
     known = {str(4**power) for power in range(1, 8)}
     if not set(text.split(",")) <= known:
         raise ValueError("squares of 2, 4, 8, ..., separated by commas")
@@ -62,11 +62,11 @@ def main(config):
     """Compile, count, print, write; returns the exit status."""
     if choose_backend() != "jax":
         raise InputError("KERAS_BACKEND must be jax for layouts over devices. Received: tensorflow.")
-    # Keras and JAX: not for --help
+    # These import Keras and JAX, which --help need not wait for
     from benchmarks import communication_volume
     from bert_packed.training.backend import make_virtual_devices
 
-    # Made once, for the largest mesh: a process cannot change its number of devices later
+    # Devices are made once, for the largest mesh: a process cannot change their number later
     make_virtual_devices(max(config.sides) ** 2)
     tables = {}
     if COMMUNICATION in config.parts.split(","):

@@ -25,7 +25,7 @@ def pack_plainly(input_files, output_file, max_seq_length, depth):
     plan = ALGORITHMS["lpfhp"](count_lengths(lengths, max_seq_length), max_seq_length, depth)
     packs = []
     for strategy, count in plan.strategies.items():
-        # `pop`: each sequence is taken once
+        # `pop` takes each sequence once
         packs.extend([by_length[length].pop() for length in strategy] for _ in range(count))
     random.Random(0).shuffle(packs)
     room = max(1, *(sum(len(sequence["prediction_ids"]) for sequence in pack) for pack in packs))
@@ -67,7 +67,7 @@ def assemble(pack, spec):
         features[schema.NEXT_SENTENCE_LABELS].append(sequence["next_sentence_label"])
         features[schema.NEXT_SENTENCE_WEIGHTS].append(1)
     for name, values in features.items():
-        # Padding up to the fixed shape of the feature
+        # Padding fills the fixed shape of the feature
         values += [0] * (spec.shape(name)[0] - len(values))
     return features
 

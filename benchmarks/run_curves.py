@@ -54,7 +54,7 @@ class LoggedRun:
 
     variant: str  # name of the folder without its seed
     is_complete: bool  # whether its last step is logged, and evaluated if any is
-    # Keys of `LOGS` to `step`, `sequences` and `hours` (None where they are not known), and the figures
+    # Keys of `LOGS` have points with `step`, `sequences`, `hours` (None where not known) and the figures
     points: dict[str, list[dict]]
 
 
@@ -152,7 +152,7 @@ def bands(runs, data, over, figure):
     for one in runs:
         for point in one.points[data]:
             if point[over] is not None:
-                # Steps are the keys, not x: sequences and hours of two seeds are never quite equal
+                # Steps are the keys rather than x: sequences and hours of two seeds are never quite equal
                 of_step = found.setdefault(one.variant, {}).setdefault(point["step"], [])
                 of_step.append((point[over], point[figure]))
     curves = {}

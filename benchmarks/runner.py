@@ -27,10 +27,10 @@ from bert_packed.core.storage import make_folder, write_json, write_whole
 from data_gen.jobs.runners import num_cores
 
 PACKAGES = ("numpy", "scipy", "highspy", "tensorflow", "jax", "keras", "torch", "transformers")
-# Generations of AMD's CPUs, by family and by whether they have AVX-512
+# AMD's CPUs have these generations, by family and by whether they have AVX-512
 ZEN = {("23", False): "Zen 2", ("25", False): "Zen 3", ("25", True): "Zen 4", ("26", True): "Zen 5"}
 FEWEST_FOR_INTERVAL = 6  # values; fewer cannot hold a median with a confidence of 95 %
-# The same colors in every picture, by the beginning of a label
+# A label has the same color in every picture, by its beginning
 COLORS = {"packed": "C0", "unpacked": "C1", "padding-free": "seagreen"}
 OTHER_COLOR = "0.65"
 
@@ -70,7 +70,7 @@ def show(benchmark, config, tables, notes=(), digits=4, how="Measured"):
     for note in notes:
         print(f"{note}\n")
     print(f"{how} on {machine_name(machine)}; {machine['date']}, commit {machine['commit']}.")
-    # Machine and flags beside the numbers, which mean nothing without them
+    # Machine and flags are beside the numbers, which mean nothing without them
     if config.json:
         settings = {
             name: value for name, value in dataclasses.asdict(config).items() if name not in OUTPUT_FLAGS

@@ -73,7 +73,7 @@ def describe_corpus(corpus):
 
 def sums_of_a_row(corpus, is_packed, head=PRETRAINING):
     """Means of a row of all the data, for `count_flops` of a model with a head."""
-    # Those of the few batches that are timed would differ
+    # Means over the few batches that are timed would differ
     lengths = np.arange(1, len(corpus.histogram) + 1)
     values = {
         "num_tokens": lengths,
@@ -90,7 +90,7 @@ def sums_of_a_row(corpus, is_packed, head=PRETRAINING):
 def wikipedia_histogram(max_seq_length):
     """The papers' Wikipedia lengths in proportion to S, of `FEWEST_TOKENS` at least: int64 `[S]`."""
     counts = load_known_histogram(WIKIPEDIA)
-    # Rounded up, so that the longest stay the longest
+    # Lengths are rounded up, so that the longest stay the longest
     lengths = -(-np.arange(1, len(counts) + 1) * max_seq_length // len(counts))
     lengths = np.maximum(lengths, min(FEWEST_TOKENS, max_seq_length))
     return np.bincount(lengths, counts, max_seq_length + 1)[1:].astype(np.int64)
@@ -141,7 +141,7 @@ def random_packs(packs, spec, vocab_size, rng):
     Args:
         packs: List of tuples of lengths; `[(5,), (7,)]` are two rows of one sequence each.
         spec: `PackSpec` that no pack exceeds.
-        vocab_size: Ids are below it.
+        vocab_size: Number that ids are below.
         rng: NumPy generator.
     """
     lengths = np.array([length for pack in packs for length in pack])
@@ -151,7 +151,7 @@ def random_packs(packs, spec, vocab_size, rng):
     # The second half of each sequence is its second segment
     is_b = np.arange(num_tokens) >= np.repeat(offsets[:-1] + lengths // 2, lengths)
     number = range_indices(np.zeros(len(lengths), np.int64), num_predictions)
-    # Evenly in each sequence: lengths 4 and 6, one and two predictions -> 0 0 3
+    # Predictions are spread evenly in each sequence: lengths 4 and 6, one and two of them -> 0 0 3
     positions = number * np.repeat(lengths, num_predictions) // np.repeat(num_predictions, num_predictions)
     sequences = make_sequences(
         BERT_LAYOUT,
@@ -215,10 +215,10 @@ def best_shapes(lengths, num_shapes):
     """
     values, counts = np.unique(lengths, return_counts=True)
     upto = np.concatenate([[0], np.cumsum(counts)])
-    # cost[i]: least tokens of the i shortest values' sequences, with as many shapes as there were rounds
+    # cost[i] is the least tokens of the i shortest values' sequences, with a shape more in each round
     cost, chosen = np.where(np.arange(len(values) + 1) == 0, 0.0, np.inf), []
     for _ in range(num_shapes):
-        # [i, j]: the last shape is value j - 1, and holds the values from i on
+        # [i, j] is for a last shape of value j - 1, which holds the values from i on
         tokens = cost[:, None] + (upto[None, :] - upto[:, None]) * np.concatenate([[0], values])[None, :]
         tokens = np.where(np.tri(len(cost), dtype=bool).T, tokens, np.inf)
         chosen.append(np.argmin(tokens, axis=0))

@@ -32,7 +32,7 @@ from bert_packed.training.engines import choose_backend
 from data_gen.dry_run import read_histogram
 
 NUM_BATCHES = 2  # of each way
-# Table 1 of the paper, of NNLSHP at depth 3 on Wikipedia's lengths at 512, on an IPU
+# Table 1 of the paper has these for NNLSHP at depth 3 on Wikipedia's lengths at 512, on an IPU
 PRINTED = {"overhead": 4.287, "speed-up": 1.913, "share": 1.913 / 1.996}
 LEAST_SHARE = 0.98  # of the packing factor, wanted over a plain BERT
 PLAIN_ON_PACKS, PLAIN, PACKED, UNPACKED = "plain, on packs", "plain", "packed", "unpacked"

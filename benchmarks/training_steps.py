@@ -16,8 +16,8 @@ def build_engine(model_config, micro_batch_size=0, optimizer=None, objective=Non
     """An engine of the running backend for pre-training, with fresh weights; LAMB of the default recipe.
 
     Args:
-        micro_batch_size: 0 is all of a step's packs.
-        optimizer, objective: By default those of the recipe.
+        micro_batch_size: Packs at once; 0 is all of a step's.
+        optimizer, objective: Optimizer and objective; by default those of the recipe.
         model: Options of `packed_model.build_model`, such as `dtype` and `remat`.
     """
     from bert_packed.training.optimization import build_optimizer

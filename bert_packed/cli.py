@@ -121,7 +121,7 @@ def main():
 def run_command(name, argv=None):
     """Run a command of the table on program name and arguments, default `sys.argv`: its exit status."""
     command = COMMANDS[name]
-    # The function after the flags: what it imports takes seconds, which `--help` and mistakes do not wait
+    # The function loads after the flags: its imports take seconds, which `--help` and mistakes need not wait
     return run(lambda config: command.load_function()(config), command.load_config(), argv=argv)
 
 

@@ -36,7 +36,7 @@ from bert_packed.records.sequences import (
 from data_gen.jobs.steps import read_array, write_array
 
 SLOTS = {"slots": Column("<i8")}
-# Parts of sequences: the row of each, and its start in the row, in tokens
+# Parts of sequences have these columns: the row of each, and its start in the row, in tokens
 PIECES = CAUSAL_LAYOUT | FIRST_POSITIONS | {"rows": Column("<i4"), "row_starts": Column("<i8")}
 PLACES_AT_ONCE = 2**16  # places of a row per read or write
 
@@ -82,7 +82,7 @@ class CutRows:
     key_columns = frozenset({"rows", "row_starts"})
 
     def save_plan(self, plan):
-        # Once, instead of with the argument of each step
+        # The plan is written once, instead of sent with the argument of each step
         write_array(self._path("rows.npy"), np.stack([plan.lengths, plan.counts]))
         write_array(self._path("extras.npy"), plan.has_extra)
 

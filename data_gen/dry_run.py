@@ -20,11 +20,11 @@ from bert_packed.schema import CAUSAL_LM
 DEFAULT_FOLDER = "packing_report"
 DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, "max")
 LENGTH_FACTORS = (0.25, 0.5, 1, 2)
-# Width of BERT-base: determines the length from which attention, quadratic in it, outweighs the rest
+# BERT-base has this width: it determines the length from which attention, quadratic in it, outweighs the rest
 MODEL_WIDTH = 768
 # A smaller depth within this share of the best is preferred: each slot for a sequence costs a little per step
 DEPTH_TOLERANCE = 0.005
-# Enough for a choice: a gap of 1e-4 takes a tenth of the time of 1e-6
+# This is enough for a choice: a gap of 1e-4 takes a tenth of the time of 1e-6
 GAP = 1e-4
 
 
@@ -111,7 +111,7 @@ def _plan(histogram, algorithm, max_seq_length, depth, shallower):
     if algorithm != DEFAULT_ALGORITHM:
         return ALGORITHMS[algorithm](folded, max_seq_length, depth)
     if shallower and shallower.num_packs <= (1 + GAP) * lower_bound(folded, max_seq_length, depth):
-        # good enough for this depth too; but its dual values prove nothing for a larger one
+        # the shallower plan is good enough; but its dual values prove nothing for a larger depth
         return dataclasses.replace(
             shallower, max_sequences_per_pack=depth, notes=(), dual_values=(), lp_bound=None
         )
@@ -135,7 +135,7 @@ def _describe(plan, histogram, seconds):
         "packing_factor": plan.packing_factor,
         "depth": plan.depth,
         "strategies": len(plan.strategies),
-        # Ratio of the pairs of tokens that attention computes to those that it needs; 1 without waste
+        # attention computes this many times the pairs of tokens that it needs; 1 without waste
         "attention_cost": plan.num_packs * length**2 / needed,
         "speed_up": None,
         "truncated": sum(over),

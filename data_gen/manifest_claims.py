@@ -33,7 +33,7 @@ class FileFacts:
     largest_id: int = 0  # of a token or label
     lengths: Counter = dataclasses.field(default_factory=Counter)  # of whole sequences
     strategies: Counter = dataclasses.field(default_factory=Counter)  # tuples of ascending lengths
-    # Strategies to count; None for all. In other programs' packs nearly each has a new one, and memory must
+    # Strategies are counted, of None all. In other programs' packs nearly each has a new one, and memory must
     # not grow with the packs
     planned: frozenset | None = None
     num_others: int = 0  # packs with other strategies
@@ -89,7 +89,7 @@ def find_false_claims(packed, inputs, spec, is_split=False):
     for folder, paths in _group_by_folder(packed).items():
         manifest = read_manifest(folder, any_json=True) or {}
         facts = {os.path.basename(path): packed[path] for path in paths}
-        # One with another kind that lists these packs, and has their shape, is no other program's
+        # A manifest of another kind that lists these packs, and has their shape, is no other program's
         lists_them = any(entry["name"] in facts for entry in listed_files(manifest)) and "spec" in manifest
         if manifest.get("kind") != "packed" and not lists_them:
             are_complete = False

@@ -24,7 +24,7 @@ LEFT_OUT = "be left out with {}, which cannot follow it"
 NOT_FEATURES = {"features=": LEFT_OUT.format("--features")}
 NOT_SPLIT = {"split_sequences=false": LEFT_OUT.format("--split_sequences")}
 NOT_DRY_RUN = {"dry_run=false": LEFT_OUT.format("--dry_run")}
-# Settings of one objective only, which is that of the files
+# Each of these settings is for one objective, which is that of the files
 BERT_SETTINGS = ("max_predictions_per_pack", "masked_lm_weights")
 CAUSAL_SETTINGS = ("split_sequences", "num_rows")
 
@@ -178,7 +178,7 @@ class PackConfig:
 
     def check_given(self, names):
         """Refuse flags without effect, even if they were given with their defaults."""
-        # But not with --dry_run, which may be added to any command
+        # --dry_run may be added to any command, so flags without effect are no error then
         if self.features or self.split_sequences:
             check_settings(self, names)
             self._refuse(

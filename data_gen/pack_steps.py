@@ -24,9 +24,9 @@ from bert_packed.records.sequences import concatenate, entry_bytes, take
 from data_gen.assignments import CutRows, PlannedPacks, read_run, write_run
 from data_gen.jobs.steps import read_array, write_array
 
-# Size of a run and of a part as columns; two or three times that while they are joined and cut. Each part
-# reads a piece of each run, so reads grow with the square of their number: runs grow with the input, up to a
-# limit
+# A run, and a part, has this size as columns; it takes two or three times that while it is joined and cut.
+# Each part reads a piece of each run, so reads grow with the square of their number: runs grow with the
+# input, up to a limit
 RUN_BYTES, MAX_RUN_BYTES = 2**25, 2**27
 NUM_RUNS = 2**10  # approximately, within the limits of their size
 PACKS_AT_ONCE = 512  # assembled and encoded together: 512 packs of S=512 take about 10 MB
@@ -49,7 +49,7 @@ class ReadWork:
 class PackWork:
     """Common argument of the steps after reading."""
 
-    # Sent with each step, so it must not grow with the number of runs
+    # It is sent with each step, so it must not grow with the number of runs
     assignment: PlannedPacks | CutRows
     folder: str
     num_runs: int
@@ -94,7 +94,7 @@ class ShardWork:
 
 
 def choose_run_bytes(num_bytes):
-    # Nothing else decides, so that a resumed run chooses the same
+    # The size depends on nothing else, so that a resumed run chooses the same
     return min(max(num_bytes // NUM_RUNS, RUN_BYTES), MAX_RUN_BYTES)
 
 

@@ -48,5 +48,5 @@ def modern_bert():
 
 
 TOKENIZERS = {"ours": ours, "roberta": roberta, "modern_bert": modern_bert}
-# Opening, closing, mask and padding
+# The ids open, close, mask and pad
 SPECIAL_IDS = {"ours": [1, 2, 3, 0], "roberta": [0, 2, 4, 1], "modern_bert": [287, 288, 290, 289]}

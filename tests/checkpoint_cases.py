@@ -43,7 +43,7 @@ GROUPS = Mamba2Config(
 )
 BIASES = dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), True)
 MEANS = dataclasses.replace(MODERN_BERT, classifier_pooling="mean")
-# The config and the head of each model
+# Each model has a config and a head
 CASES = {
     "bert": (BERT, PRETRAINING),
     "bert mlm": (BERT, MASKED_LM),
@@ -62,14 +62,14 @@ CASES = {
     "mamba2": (MAMBA2, CAUSAL_LM),
     "mamba2 groups": (GROUPS, CAUSAL_LM),
 }
-# The names of outputs here and in transformers
+# Outputs have these names here and in transformers
 OUTPUTS = {
     PRETRAINING: {"mlm_logits": "prediction_logits", "nsp_logits": "seq_relationship_logits"},
     MASKED_LM: {"mlm_logits": "logits"},
     QUESTION_ANSWERING: {"start_logits": "start_logits", "end_logits": "end_logits"},
 }
-# Lengths of sequences: a full pack, padding behind others, sequences shorter than the four taps of a
-# convolution and longer than a window; sequences begin at every place of a Mamba-2's chunk of four tokens
+# Sequences fill a pack, leave padding behind others, or are shorter than the four taps of a convolution and
+# longer than a window; they begin at every place of a Mamba-2's chunk of four tokens
 LENGTHS = [[5, 1, 3, 9, 2], [3, 14, 7], [24], [6, 1, 16], [8, 8, 2, 1]]
 MAX_SEQ_LENGTH, NUM_SLOTS = 24, 5
 
@@ -181,7 +181,7 @@ def make_batch(head):
 
 
 def run_alone(reference, case, sequence):
-    """What a model of transformers gives for one sequence, by our names: dict of tensors of torch."""
+    """Outputs of a model of transformers for one sequence, by our names: dict of tensors of torch."""
     torch, _ = import_reference()
     config, head = CASES[case]
     given = {"input_ids": torch.tensor([sequence.tokens])}

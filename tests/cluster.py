@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 600  # no process of a test takes longer, on any machine
-# One device a process: the tests' own settings may have more
+# A process has one device: the tests' own settings may have more
 ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
@@ -31,9 +31,9 @@ class RunningCluster:
     """The processes of one command, which write what they say to files of a folder.
 
     Args:
-        folder: For `out-0`, `err-0`, ...
-        arguments: Of `run_pretraining.py`.
-        num: Processes.
+        folder: Folder for `out-0`, `err-0`, ...
+        arguments: Arguments of `run_pretraining.py`.
+        num: Number of processes.
         backend: "tensorflow" or "jax".
         own: Dict from the index of a process to arguments that it alone has, last.
     """

@@ -12,16 +12,16 @@ from uncompiled import run_uncompiled
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-# Tiny programs compile for longer than they run, the same ones again and again: little optimised, and kept
-# for this run of pytest and its commands. Both backends': some tests use the other one too. Who sets these
-# variables has the programs of users: `XLA_FLAGS= JAX_DISABLE_MOST_OPTIMIZATIONS=0`, as a tier of CI does.
+# Tiny programs compile for longer than they run, again and again: they are little optimised, and kept for
+# this run of pytest and its commands. Both backends are set, as some tests use the other one too. A user's
+# values stay, as `XLA_FLAGS= JAX_DISABLE_MOST_OPTIMIZATIONS=0` in a tier of CI.
 COMPILED = tempfile.TemporaryDirectory()
 os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED.name
-# Outside of a program JAX compiles each operation by itself
+# JAX compiles each operation by itself outside of a program
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 if os.environ.get("KERAS_BACKEND") != "jax":
-    # Without the emitters of fused loops that XLA has beside its older ones: a third less to compile
+    # Without the emitters of fused loops that XLA has beside its older ones, compiling takes a third less
     os.environ.setdefault(
         "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
     )
@@ -35,7 +35,7 @@ get_context = multiprocessing.get_context
 get_context("forkserver").set_forkserver_preload(["data_gen.pack_job", "data_gen.text.create_job"])
 multiprocessing.get_context = lambda method=None: get_context("forkserver" if method == "spawn" else method)
 
-# A minute and more each: begun last, one would run when all others are done
+# These take a minute and more each: begun last, one would run when all others are done
 SLOW_FILES = [
     "test_several_processes",
     "test_documented_commands",

@@ -20,7 +20,7 @@ def start(function, config, fatal_change=None):
     """Start `function(config)`, which may kill itself.
 
     Args:
-        function: Of one argument.
+        function: Function of one argument.
         config: That argument.
         fatal_change: Number n, to die before the n-th change of a name.
     """
@@ -40,8 +40,8 @@ def kill_after(process, seconds, whom="process"):
     """Kill a process after some seconds, unless it ends before.
 
     Args:
-        process: From `start`.
-        seconds: How long it may run.
+        process: Process of `start`.
+        seconds: Time that it may run.
         whom: "process" for it alone, "group" for its workers as well, "worker" for one of these alone.
 
     Returns:

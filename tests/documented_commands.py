@@ -27,12 +27,12 @@ WHOLE_PAGE = re.compile(r"^<!-- not run, whole page: .+ -->$", re.MULTILINE)
 NOT_RUN = re.compile(r"<!-- not run(?: \((.+?)\))?: .+ -->\n$")
 BEGINS_WITH = re.compile(r"^<!-- begins with: (.+) -->$", re.MULTILINE)
 SPAN = re.compile(r"`([^`]+)`")
-# A command's first word, or what may stand before one; not a command's error message
+# A line begins with a command's first word, or what may come before one, and is no command's error message
 SHELL = re.compile(
     r"(?!bert-packed [a-z-]+: )(?:bert-packed|python3?|pip|hf|zip|tar|git|curl|cd|mkdir|export|for) |"
     r"--\w+=|[A-Za-z_]+=\S"
 )
-# What a page says that its reader sets
+# A page asks its reader to set these
 READERS = {"MODEL": "model", "MAMBA": "mamba.json", "MAMBA2": "mamba2.json"}
 SPAN_START = re.compile(r"(?:[A-Z_]+=\S+ )?(?:bert-packed|python|pip|hf) ")
 PYTHON = re.compile(r"(?:import|from) \w|\w+ = \S|[\w.]+\($", re.MULTILINE)
@@ -55,7 +55,7 @@ class Block:
 
     Attributes:
         kind: "shell", "python" or "" for output, tables and drawings.
-        text: Without indentation and fence.
+        text: Text without indentation and fence.
         not_run: Words of commands that are not run; "" is in all commands.
     """
 
@@ -100,7 +100,7 @@ def words_not_run(page, start):
 
 
 def begins_with(page):
-    """What other pages make for a page: dict from a path to the other page and the path there."""
+    """Files of other pages that a page begins with: dict from a path to the other page and the path there."""
     found = {}
     for part in [part for mark in BEGINS_WITH.findall(page) for part in mark.split(", ")]:
         path, other = part.split(" of ")

@@ -43,7 +43,7 @@ class FileProcess:
                 self._serve(other_end)
                 status = 0
             finally:
-                # Nothing that was begun before the fork is ended here
+                # A plain exit would end what was begun before the fork
                 os._exit(status)
         other_end.close()
 
@@ -83,12 +83,12 @@ class FileProcess:
         self.connection = connection
         self._config.pluginmanager.register(self)
         for item, next_item in itertools.zip_longest(self.items, self.items[1:]):
-            # The hook, as other plugins wrap it: marks of warnings have no effect without
+            # Other plugins wrap the hook: marks of warnings have no effect without it
             self._config.hook.pytest_runtest_protocol(item=item, nextitem=next_item)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item, nextitem):
-        """In the process: run a test and send its reports, which its own terminal would print."""
+        """Run a test in the process and send its reports, which its own terminal would print."""
         reports = runtestprotocol(item, nextitem=nextitem, log=False)
         hook = self._config.hook
         self.connection.send(

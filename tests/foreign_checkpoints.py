@@ -11,7 +11,7 @@ from tiny import CONFIG
 
 ONE_LAYER = dataclasses.replace(CONFIG, num_hidden_layers=1)
 WIDTH, INNER = CONFIG.hidden_size, CONFIG.intermediate_size
-# Ours -> (Hugging Face, Google, shape here, stored transposed there), written out by hand
+# Our names map to (Hugging Face, Google, shape here, stored transposed there), written out by hand
 BLOCK = {
     "attention/query": ("attention.self.query", "attention/self/query", (WIDTH, WIDTH)),
     "attention/key": ("attention.self.key", "attention/self/key", (WIDTH, WIDTH)),

@@ -12,7 +12,7 @@ CONFIG = MambaConfig(
     vocab_size=31, hidden_size=12, num_hidden_layers=2, state_size=5, time_step_rank=3, use_bias=True
 )
 INNER, RANK = 24, 3
-# Ours -> (Hugging Face, its shape there), written out by hand
+# Our names map to (Hugging Face, its shape there), written out by hand
 LAYER = {
     "RMSNorm/scale": ("norm.weight", (12,)),
     "mixer/in_proj/kernel": ("mixer.in_proj.weight", (2 * INNER, 12)),
@@ -28,7 +28,7 @@ LAYER = {
     "mixer/out_proj/bias": ("mixer.out_proj.bias", (12,)),
 }
 MAX_SEQ_LENGTH, NUM_SLOTS = 24, 6
-# Several of one token, several shorter than the convolution's four taps, padding at the end, a full pack
+# Several have one token, several fewer than the convolution's four taps; there are padding and a full pack
 LENGTHS = [[5, 1, 3, 9, 2], [2, 7, 1, 1], [20], [6, 1, 17], [1]]
 
 

@@ -12,7 +12,7 @@ def interruptible(is_so=True):
     """SIGINT raises `KeyboardInterrupt` in the body, and kills a process started there that does not mind it.
 
     Args:
-        is_so: False: it is ignored, as a batch system starts a command.
+        is_so: False to ignore it, as a batch system starts a command.
     """
     before = signal.signal(signal.SIGINT, signal.default_int_handler if is_so else signal.SIG_IGN)
     try:

@@ -14,7 +14,7 @@ from bert_packed.training import engines
 from bert_packed.training.optimization import Lamb
 
 NUM_DEVICES = 16
-# 16 heads for 16 devices; small first weights, as BERT's: of large ones rounding is large too
+# 16 heads suit 16 devices; first weights are small, as BERT's: large ones round by more
 WIDE = dataclasses.replace(
     CONFIG, hidden_size=48, num_attention_heads=16, intermediate_size=96, initializer_range=0.02
 )

@@ -4,7 +4,7 @@ from packs import VOCAB_SIZE
 
 from bert_packed.architectures.modern_bert.config import ModernBertConfig
 
-# A local block between two global ones; packs of 24 tokens are five tiles of the window, the last cut short
+# A local block is between two global ones; packs of 24 tokens are five tiles of the window, the last cut
 CONFIG = ModernBertConfig(
     vocab_size=VOCAB_SIZE,
     hidden_size=16,

@@ -15,7 +15,7 @@ VOCAB_SIZE = 31
 CONFIG = MambaConfig(
     vocab_size=VOCAB_SIZE, hidden_size=16, num_hidden_layers=2, state_size=4, time_step_rank=3
 )
-# Two heads a group, and packs of three chunks
+# A group has two heads, and a pack three chunks
 MAMBA2 = Mamba2Config(
     vocab_size=VOCAB_SIZE,
     hidden_size=16,
@@ -25,7 +25,7 @@ MAMBA2 = Mamba2Config(
     n_groups=2,
     chunk_size=4,
 )
-# Single tokens, sequences shorter than the four taps, a full pack, and padding behind some
+# There are single tokens, sequences shorter than the four taps, a full pack, and padding behind some
 LENGTHS = [[5, 1, 2, 4], [3, 3], [12], [1, 1, 9], [7]]
 
 
@@ -67,7 +67,7 @@ def packed_and_unpacked(lengths=LENGTHS, max_seq_length=12):
 
 def make_engine(weighting="per_token", config=CONFIG, seed=1, build=None, **engine):
     """An engine around a new tiny model; `build` has further arguments of `build_mamba`."""
-    # Imported here, so that tests without Keras can write files
+    # The import is here, so that tests without Keras can write files
     from bert_packed.objectives.pretraining import next_token_objective
     from bert_packed.training import engines
 

@@ -14,7 +14,7 @@ PACK = {
     schema.NEXT_SENTENCE_LABELS: [1, 0, 0],
     schema.NEXT_SENTENCE_WEIGHTS: [1, 1, 0],
 }
-# One for causal language modelling: a piece of a document that goes on, and a whole document
+# A pack for causal language modelling has a piece of a document that goes on, and a whole document
 CAUSAL_PACK = {
     schema.INPUT_IDS: [0, 7, 4, 8, 0, 5, 0, 0],
     schema.INPUT_MASK: [1, 1, 1, 1, 2, 2, 2, 0],

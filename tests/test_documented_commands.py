@@ -24,7 +24,7 @@ from bert_packed.core import command_line
 from bert_packed.core.settings import InputError
 
 VARIABLES = {"KERAS_BACKEND", "TF_CONFIG", "JAX_PLATFORMS", "XLA_FLAGS", "BEAM_OPTIONS", "BLEURT_TINY"}
-# Files that commands open to read their settings: a flagfile that `train` writes, and data of the reader's
+# Commands open these files to read their settings: a flagfile that `train` writes, and data of the reader's
 WRITTEN = {"my/flags/pretrain.flags": "--input_file=my/packed/train/*.tfrecord\n"}
 WRITTEN |= {
     name: ""
@@ -38,11 +38,11 @@ WRITTEN |= {
         "conll/valid.txt",
     )
 }
-# Programs of others, by their first words: the words that are left are theirs
+# Others' programs begin with these words: the words that are left are theirs
 OF_OTHERS = ("hf download", "zip -j", "pip download", "pip uninstall", "pip wheel")
 
-# By command, settings that are lowered where a page has more, or leaves the choice to the data
-MOST = {
+# A command has these settings lowered where a page has more, or leaves the choice to the data
+LOWERED = {
     "train": {"max_seq_length": 256, "num_train_epochs": 1},
     "create": {"num_workers": 1},
     "pack": {"num_workers": 1},
@@ -58,12 +58,12 @@ MOST = {
     "ner": {"num_train_epochs": 1, "train_batch_size": 4},
 }
 SMALL = {"": "bert-tiny", "bert-mini": "bert-tiny", "bert-base": "bert-tiny"}
-# Lines that a page shows and its commands print
-SAYS = {
+# A page shows these lines and its commands print them
+PRINTED_LINES = {
     "README.md": ["neighbors: change of hidden_states 0 0 pass", "the model is in my/model"],
     "docs/guides/other_programs.md": ["largest change in them 0.0"],
 }
-# Programs of others, networks and tests; CI installs as the pages say
+# These are programs of others, networks and tests; CI installs as the pages say
 NOT_RUN = re.compile(r"(?:\w+=\S+ )*(?:pip|hf|python -m pytest) ")
 BACKEND = os.environ.get("KERAS_BACKEND", "tensorflow")
 NUM_DEVICES = 8  # under JAX
@@ -136,7 +136,7 @@ def understand(words, extras):
 
 
 def understand_part(words, extras):
-    """As `understand`, for words that leave out settings that must be given."""
+    """Check words as `understand` does, where settings that must be given are left out."""
     added = []
     while True:
         try:
@@ -229,7 +229,7 @@ def finished(tmp_path_factory):
 
 
 def run_command(words):
-    """Run a command in this process, with the settings of `MOST` and `SMALL`; its status must be 0."""
+    """Run a command in this process, with the settings of `LOWERED` and `SMALL`; its status must be 0."""
     if words[:2] == ["python", "-c"]:
         run_example(words[2], {})
         return
@@ -238,7 +238,7 @@ def run_command(words):
     config = command_line.parse(settings, arguments)
     lowered = [
         f"--{name}={most}"
-        for name, most in MOST.get(arguments[0], {}).items()
+        for name, most in LOWERED.get(arguments[0], {}).items()
         if getattr(config, name) > most or (name == "num_train_epochs" and not getattr(config, name))
     ]
     size = getattr(config, "bert_config_file", None)
@@ -268,7 +268,7 @@ def run_example(text, names):
 )
 def test_commands_and_examples_run(page, finished):
     _, said = finished(page)
-    for line in SAYS.get(page, ()) if BACKEND == "tensorflow" else ():
+    for line in PRINTED_LINES.get(page, ()) if BACKEND == "tensorflow" else ():
         shown, text = (" ".join(one.split()) for one in (PAGES[page], said))
         assert line in shown and line in text
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 HALVES = ("data_gen", "bert_packed")
 OTHER_NAMES = {"absl": "absl-py", "google": "tensorflow"}  # of packages; protobuf comes with TensorFlow
 
-# What its owners promise nothing about, each name with the reason for it
+# Owners promise nothing about these, each of which has its reason
 PRIVATE = {
     "bert_packed.core.runtime": {"ctypes": "mallopt is a function of the C library alone"},
     "bert_packed.torch.pretraining": {"_attn_implementation": "transformers has a public setter alone"},
@@ -87,7 +87,7 @@ def used_names(tree):
     return names | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
 
 
-def private_doors(tree, ours, used):
+def private_names(tree, ours, used):
     """Names by which a module reaches into what others keep to themselves.
 
     `ours` are `own_names`, and `used` the `used_names`, of all modules.
@@ -116,13 +116,13 @@ def private_doors(tree, ours, used):
                 yield name.value
         elif isinstance(node, ast.ClassDef):
             methods = [one.name for one in node.body if isinstance(one, ast.FunctionDef)]
-            # What nothing of ours calls, another's base class does
+            # Another's base class calls what nothing of ours calls
             yield from (name for name in methods if is_private(name) and name not in used)
 
 
-def test_no_private_doors():
+def test_no_private_names_of_others_are_used():
     ours, used = (set().union(*map(names, TREES.values())) for names in (own_names, used_names))
-    found = {module: set(private_doors(tree, ours, used)) for module, tree in TREES.items()}
+    found = {module: set(private_names(tree, ours, used)) for module, tree in TREES.items()}
     expected = {module: set(reasons) for module, reasons in PRIVATE.items()}
     assert {module: names for module, names in found.items() if names} == expected
 
@@ -150,8 +150,8 @@ def test_no_private_doors():
         ("from jax import numpy", False),
     ],
 )
-def test_a_private_door_is_seen(line, is_seen):
-    assert len(list(private_doors(ast.parse(line), {"_own"}, {"_own"}))) == is_seen
+def test_a_private_name_is_found(line, is_seen):
+    assert len(list(private_names(ast.parse(line), {"_own"}, {"_own"}))) == is_seen
 
 
 def test_the_contracts_of_imports_are_kept():
@@ -190,12 +190,12 @@ def test_every_package_of_others_is_asked_for(monkeypatch):
 
 
 def test_two_modules_import_tensorflow_where_it_may_be_missing():
-    """For URLs, and for the backend that a command chooses; without the lines that it prints."""
+    """They need it for URLs, and for the backend that a command chooses."""
     quiet = {name for name, path in LIBRARY.items() if "import_quietly(" in path.read_text()}
     assert quiet == {"bert_packed.core.runtime", "bert_packed.core.storage", "bert_packed.training.engines"}
 
 
-def test_no_module_of_odds_and_ends():
+def test_no_module_is_named_utils():
     assert not [name for name in ALL if name.rpartition(".")[2] in ("utils", "util", "helpers", "common")]
 
 

@@ -131,7 +131,7 @@ def test_the_package_describes_itself(described):
 
 
 def test_a_flagfile_is_found_wherever_one_stands(tmp_path, monkeypatch):
-    """By its name, and as pages name it in a checkout; a file that is there comes first."""
+    """It is named alone, and as pages name it in a checkout; a file that is there comes first."""
 
     monkeypatch.chdir(tmp_path)
     for name in ("demo.flags", "configs/demo.flags"):
@@ -162,7 +162,7 @@ def site(tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_wheel_works_in_an_empty_folder(site, tmp_path):
-    """From text to trained steps, by its commands, with a flagfile and a histogram of the package."""
+    """Its commands go from text to trained steps, with a flagfile and a histogram of the package."""
     text, vocab = write_text(tmp_path)
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -187,7 +187,7 @@ def test_the_wheel_works_in_an_empty_folder(site, tmp_path):
     (first,) = (empty / "packed").glob("*.tfrecord")
     assert "unpacked/train-00000-of-00001.tfrecord" in bert_packed("find", packed_file=first)
     assert "2,490" in bert_packed("pack", dry_run=True, histogram="glue_rte", algorithm="lpfhp")
-    # What the flags leave open is the flagfile's: the model is a BERT-tiny
+    # The flagfile has what the flags leave open: the model is a BERT-tiny
     files = {"input_file": first, "eval_input_file": "", "unpacked_input_file": "", "max_eval_steps": 0}
     steps = {"num_train_steps": 2, "num_warmup_steps": 1, "train_batch_size": 2, "sample_data": False}
     bert_packed("pretrain", flagfile="demo.flags", output_dir="run", **files, **steps)

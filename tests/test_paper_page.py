@@ -13,7 +13,7 @@ ROWS = [
     for line in PAGE.splitlines()
     if line.startswith("|") and not line.startswith(("|---", "| Efficient"))
 ]
-# Number of the last table and figure of each paper, as printed
+# The last table and figure of each paper have these numbers in print
 LAST = {"Efficient": {"Table": 6, "Figure": 14}, "Packing": {"Table": 5, "Figure": 12}}
 
 
@@ -28,7 +28,7 @@ def named(cell):
     return found
 
 
-def test_cells_are_understood():
+def test_tables_and_figures_are_parsed_from_a_cell():
     assert named("Figures 5, 6, Section E") == {("Figure", 5), ("Figure", 6)}
     assert named("Table 6, Figure 12") == {("Table", 6), ("Figure", 12)}
     assert named("Section F.5") == set()

@@ -41,7 +41,7 @@ def setting_of(node):
 
 
 READ = {setting_of(node) for tree in TREES.values() for node in walk(tree, is_check)}
-# By `getattr`, from a tuple of names
+# `getattr` reads these, from a tuple of names
 READ |= {
     node.value
     for tree in TREES.values()

@@ -25,7 +25,7 @@ SHALLOW = dataclasses.replace(CONFIG, num_hidden_layers=1)
 
 def make_engine(mlm_loss="per_sequence", config=CONFIG, seed=1, build=None, **kwargs):
     """An engine around a new tiny model; `build` has further arguments of `build_pretraining_model`."""
-    # Imported here, so that tests without Keras can write files
+    # The import is here, so that tests without Keras can write files
     from bert_packed.objectives.pretraining import pretraining_objective
     from bert_packed.training import engines
 

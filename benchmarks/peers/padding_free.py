@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from benchmarks.peers.transformers_models import IGNORED_LABEL, find_device, import_torch
 
-# Our layers of a block, and those of transformers that each holds, side by side
+# A block of ours has these layers, each beside those of transformers that it holds
 _LAYERS_OF_BLOCK = {
     "qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
     "attended": ("attention.output.dense",),
@@ -104,7 +104,7 @@ def attend_one_by_one(query_TNH, key_TNH, value_TNH, batch, rate):
     """Attention of one sequence after another, by torch's kernel for it."""
     parts = (one.split(batch["lengths"]) for one in (query_TNH, key_TNH, value_TNH))
     found = [
-        # A batch of one: without that axis torch takes none of its fused kernels
+        # The batch is of one: without that axis torch takes none of its fused kernels
         functional.scaled_dot_product_attention(*(one.transpose(0, 1)[None] for one in part), dropout_p=rate)
         for part in zip(*parts, strict=True)
     ]
@@ -131,7 +131,7 @@ def attend_by_blocks(query_TNH, key_TNH, value_TNH, batch, rate):
     return compiled_flex_attention(*arguments, block_mask=batch["block_mask"])[0].transpose(0, 1)
 
 
-# Not compiled, it would compute all T x T scores
+# If it were not compiled, it would compute all T x T scores
 compiled_flex_attention = torch.compile(flex_attention, dynamic=False)
 ATTENTIONS = {"one by one": attend_one_by_one, "varlen": attend_nested, "flex": attend_by_blocks}
 
@@ -160,7 +160,7 @@ class Training:
         self._batches = [self._prepare(one, attention) for one in batches]
         self._parts = Block.project, Block.finish, Bert.losses
         if self._device == "cuda":
-            # Part by part, so that one block is compiled for all of them
+            # Parts are compiled one by one, so that one block is compiled for all of them
             self._compiled = [torch.compile(part, dynamic=False) for part in self._parts]
         else:
             self._compiled = self._parts

@@ -42,7 +42,7 @@ class PlainEmbeddings(PackedEmbeddings):
 class PlainBert(keras.Model):
     """BERT for pre-training on rows that are each one sequence, as google-research/bert computes it.
 
-    The padding mask is `[B, 1, 1, S]`, positions are 0 to S - 1, [CLS] is the first token. Of the batches of
+    The padding mask is `[B, 1, 1, S]`, positions are 0 to S - 1, [CLS] is the first token. In batches of
     `PackedBertForPretraining` it reads `token_ids`, `sequence_ids` (> 0 is no padding), `token_type_ids` and
     `prediction_positions`.
     """
@@ -108,7 +108,7 @@ def plain_sums(outputs, batch):
     """Sums of losses and accuracies where a row is a sequence: `sums` of `plain_objective`."""
     used_BP = ops.cast(batch["prediction_sequences"] > 0, "float32")
     nll_BP, right_BP = nll_and_right(outputs["mlm_logits"], batch["prediction_ids"])
-    # Slot 0 of each row, which holds one sequence
+    # Each row holds one sequence, in slot 0
     nsp_nll_B, nsp_right_B = nll_and_right(outputs["nsp_logits"], batch["nsp_labels"][:, 0])
     return {
         "mlm_loss": ops.sum(nll_BP * used_BP),

@@ -11,7 +11,7 @@ import signal
 from bert_packed.core.runtime import ALL_BLOCKS, is_ours_to_set
 from data_gen.jobs.runners import start_workers, telling_lost_workers
 
-# Names of transformers in tables
+# Tables have these names of transformers
 AS_IT_IS, MEMORY_KEPT = "transformers", "transformers, memory kept"
 _OBJECT = []  # of the worker
 

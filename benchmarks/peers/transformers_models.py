@@ -73,7 +73,7 @@ ARGUMENTS = {PRETRAINING: bert_arguments, MASKED_LM: masked_lm_arguments, CAUSAL
 
 
 def find_device(torch):
-    """Where torch computes: "cuda" where there is such a device, or "cpu"."""
+    """The device that torch computes on: "cuda" where there is one, or "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 

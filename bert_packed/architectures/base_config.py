@@ -6,8 +6,8 @@ from bert_packed.core.settings import InputError, setting
 
 ACTIVATIONS = ("gelu", "gelu_new", "relu")
 DROPOUT_FIELDS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
-# Limits of a `config.json`. A block is many objects of Python: a slip in the number of blocks would take all
-# memory before anything knows how large the model is
+# These limits hold for a `config.json`. A block is many objects of Python: a slip in the number of blocks
+# would take all memory before anything knows how large the model is
 MOST_BLOCKS, LARGEST_SIZE = 4096, 2**24
 LARGEST_FLOAT32 = 3.4028234663852886e38
 
@@ -30,7 +30,7 @@ class BaseConfig:
         fixed: Pairs of a name in a JSON file and the only value that this model computes. It may be missing;
             false, [] and None may be null, too.
         training_fields: Fields that may differ from those of the checkpoint that a model starts from.
-        reported_fields: Those of them that a start names where they differ.
+        reported_fields: Fields of these that a start names where they differ.
         max_position_embeddings: Longest sequence; None for any length.
         type_vocab_size: Sentence types; None where they are not read.
         dropout_fields: Fields that each of `DROPOUT_FIELDS` sets, in their order; () without dropout.

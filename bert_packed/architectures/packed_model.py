@@ -116,7 +116,7 @@ def check_options(config, **encoder):
 def build_seeded(make_model, seed, dtype="float32"):
     """The Keras model that a function makes, with all its variables; arguments as in `build_model`."""
     before = keras.config.dtype_policy()
-    # The only way to reach every layer, those of users' blocks too. It is put back below
+    # No other way reaches every layer, those of users' blocks too. The policy is put back below
     keras.config.set_dtype_policy(dtype)
     try:
         with seeded(seed):
@@ -130,8 +130,8 @@ def build_seeded(make_model, seed, dtype="float32"):
 @contextlib.contextmanager
 def seeded(seed):
     """Run the body with Python's `random` seeded: Keras draws seeds of weights and dropout from it."""
-    # Not `keras.utils.set_random_seed`: it sets the states of Python, NumPy and TensorFlow for good, and a
-    # program that loads a model would draw other numbers afterwards
+    # `keras.utils.set_random_seed` sets the states of Python, NumPy and TensorFlow for good: a program that
+    # loads a model would draw other numbers afterwards
     before = random.getstate()
     random.seed(seed)
     try:

@@ -18,8 +18,8 @@ from bert_packed.schema import CAUSAL_LM, MLM, MLM_NSP
 FLOAT32, MIXED = "float32", "mixed_bfloat16"
 DTYPES = (FLOAT32, MIXED)
 AUTO = "auto"  # `--dtype=auto`, see `run_directory.as_begun`
-# The smallest epsilon of an optimizer: the gradient of a token that no step has seen is 0, and 0 / 0 would be
-# NaN. Smaller numbers are 0 in float32
+# An optimizer needs an epsilon of at least this: the gradient of a token that no step has seen is 0, and 0 /
+# 0 would be NaN. Smaller numbers are 0 in float32
 LEAST_EPSILON = 1e-30
 ATTENTIONS = ("auto", "dense", "flash")
 WEIGHTINGS = ("per_sequence", "per_token")  # of predictions in a loss
@@ -192,7 +192,7 @@ def load_model_config(name_or_path, vocab_size=None):
     Args:
         name_or_path: A key of `MODEL_SIZES`, or a path to JSON in google-research/bert's or Hugging Face's
             form.
-        vocab_size: Used for a size name only; None keeps the published one.
+        vocab_size: Rows of the vocabulary for a size name; None keeps the published number.
 
     Raises:
         InputError: no such name or file, no JSON object, or a value that this model cannot honour.

@@ -179,7 +179,7 @@ def fill_packs(slot_lengths, slot_numbers, depths, lengths, slots):
     The first three are from `PackOrder.slots`; the others, int `[n]`, are those of the sequences of these
     packs. Raises `ValueError` where the sequences do not match the slots.
     """
-    # Equal once sorted, unless some sequences were lost or read twice
+    # The two are equal once sorted, unless some sequences were lost or read twice
     by_length = np.lexsort((slots, lengths))
     slots_by_length = np.lexsort((slot_numbers, slot_lengths))
     for mine, wanted in ((lengths, slot_lengths), (slots, slot_numbers)):

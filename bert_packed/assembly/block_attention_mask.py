@@ -21,7 +21,7 @@ def attention_mask(sequence_ids, dtype=None):
     Args:
         sequence_ids: Integers `[..., S]`, the token's sequence 1..K, 0 is padding, which sees padding. Lists,
             or an array of NumPy, torch, JAX, TensorFlow or Keras; the mask is one of the same.
-        dtype: None for bool, True where a token may look. Or a floating type of NumPy, torch or JAX, for a
+        dtype: Bool (None), True where a token may look; or a floating type of NumPy, torch or JAX, for a
             mask to be added to scores; `min` is its lowest finite number. Models of transformers with "eager"
             attention need this one: a bool would be added, too, and mask nothing.
 

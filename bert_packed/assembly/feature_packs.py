@@ -58,7 +58,7 @@ class FeatureSpec:
     @property
     def sizes(self):
         """Name of the column that counts its positions; "" for one per sequence."""
-        # Unambiguous: no name in a SPEC has a colon
+        # The name is unambiguous, as no name in a SPEC has a colon
         return f"{self.leader}:length" if self.leader else ""
 
     @property
@@ -254,7 +254,7 @@ class FeatureKind:
         if len(self.leaders) == 1:
             return (1,)
         most = round(MAX_CLASSES ** (1 / len(self.leaders)))
-        # Rounded first: the float root for 14 features may be 1.9999 instead of 2
+        # `most` is rounded first: the float root for 14 features may be 1.9999 instead of 2
         most -= most ** len(self.leaders) > MAX_CLASSES
         return tuple(-(-spec.capacity // (most - 1)) for spec in self.leaders)
 

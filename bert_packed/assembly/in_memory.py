@@ -87,8 +87,8 @@ def pack(
             is left out: packs have another one, `attention_mask(packs["sequence_ids"])`. Any other is an
             error, such as one that numbers the sequences of a row. The names of what is made, and `lengths`,
             cannot be columns.
-        max_seq_length, max_sequences_per_pack, algorithm: As in `plan`.
-        seed: Shuffles packs, and sequences of equal length.
+        max_seq_length, max_sequences_per_pack, algorithm: Arguments of `plan`.
+        seed: Seed of the shuffles of packs and of sequences of equal length.
         padding: Dict from column to the value of its padding; 0 for others. `{"labels": -100}`, for example.
 
     Returns:
@@ -121,10 +121,10 @@ def pack_stream(
     Args:
         sequences: Iterable, possibly endless, of lists of token ids, or of dicts from column to the value of
             one sequence, as in `pack`.
-        max_seq_length, max_sequences_per_pack: As in `plan`.
+        max_seq_length, max_sequences_per_pack: Limits of a pack, as in `plan`.
         buffer: Sequences that wait for others that fit, at most. More are better packed. As many again, but
             1,000 at most, are read at once.
-        padding: As in `pack`.
+        padding: Values of padding, as in `pack`.
 
     Returns:
         An iterator of dicts of arrays as from `pack`: whenever the buffer is full, of the packs with least
@@ -186,7 +186,7 @@ def verify_plan(packs, lengths, max_seq_length, max_sequences_per_pack="max"):
         verify_plan([[1], [0, 2]], lengths=[5, 8, 3], max_seq_length=8).certificate.gap   ->   0.0
 
     Args:
-        packs: For each pack the indices of its sequences, from 0: lists or arrays. Or the dict of `pack`,
+        packs: Indices of each pack's sequences, from 0: lists or arrays. Or the dict of `pack`,
             whose `sequence_ids` must agree with `lengths`.
         lengths: Whole numbers `[n]`, of the sequences.
         max_seq_length, max_sequences_per_pack: Limits of a pack, as in `plan`.

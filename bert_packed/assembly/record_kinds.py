@@ -133,7 +133,7 @@ class BertKind(RecordKind):
 
     @property
     def capacities(self):
-        # An estimate for predictions: `make_spec` has the number
+        # Predictions are an estimate: `make_spec` has their number
         return super().capacities | {"num_predictions": schema.default_predictions(self.max_seq_length)}
 
     def fit(self, sequences):

@@ -79,7 +79,7 @@ def plan_updates(lengths, num_updates, batch_size, max_seq_length, depth, algori
     for groups in _draw(_endless_packs(plan, lengths, seed), num_updates, batch_size):
         members = np.concatenate(groups)
         is_too_deep = max(map(len, groups)) > limit
-        # The second bound: no packing of these tokens needs fewer packs, so packing again cannot help
+        # No packing has fewer packs than the second bound: at that, packing again cannot help
         if is_too_deep or len(groups) > -(-lengths[members].sum() // max_seq_length):
             again = _pack_again(pack, members, lengths, max_seq_length, depth, seed)
             groups = again if is_too_deep or len(again) < len(groups) else groups
@@ -99,7 +99,7 @@ def plan_row_updates(lengths, num_updates, num_rows, texts_per_row, max_seq_leng
     Args:
         lengths: int64 `[rows * texts_per_row]`; none over S.
         num_rows: Rows of each step.
-        Others: As of `plan_updates`.
+        Others: Arguments of `plan_updates`.
     """
     rows = _endless_rows(len(lengths) // texts_per_row, seed)
     updates, places = [], []
@@ -117,7 +117,7 @@ def plan_row_updates(lengths, num_updates, num_rows, texts_per_row, max_seq_leng
 
 
 def _endless_rows(number, seed):
-    """Epoch after epoch, the numbers of all rows, shuffled."""
+    """The shuffled numbers of all rows, epoch after epoch."""
     for epoch in itertools.count():
         yield from np.random.default_rng([seed, epoch]).permutation(number).tolist()
 
@@ -152,10 +152,10 @@ def by_slot(values, packs, num_slots, num_packs):
 
 
 def _endless_packs(plan, lengths, seed):
-    """Epoch after epoch, a list of arrays of sequences, each a pack: every sequence once an epoch."""
+    """List of arrays of sequences, each a pack, epoch after epoch: every sequence once an epoch."""
     epoch = 0
     while True:
-        # Within a length, sequences and slots are shuffled; so are the packs
+        # Sequences and slots of a length are shuffled; so are the packs
         packs = assign_sequences(plan, lengths, seed + epoch * 2**32)
         yield np.split(packs.members, packs.offsets[1:-1])
         epoch += 1
@@ -186,7 +186,7 @@ def _pick(waiting, wanted):
         start += 1
     rest = waiting[start:]
     places = _subset(list(map(len, rest)), wanted)
-    # No packs add up to it: cut one in two, whose first part is a single sequence
+    # If no packs add up to it, one is cut in two, whose first part is a single sequence
     if places is None:
         place = next(i for i, pack in enumerate(rest) if len(pack) > 1)
         cut = rest[place]

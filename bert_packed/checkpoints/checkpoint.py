@@ -147,7 +147,7 @@ def read_state(path):
     check("step", lambda value: type(value) is int and value == step, f"{step}, as the folder's name")
     check("interval", _are_numbers, "an object of numbers")
     check("evaluation_due", lambda value: isinstance(value, bool), "true or false")
-    # Older versions saved neither
+    # Older versions saved neither of these
     check("num_skipped", lambda value: type(value) is int, "a whole number", 0)
     check("watched", _are_numbers, "an object of numbers", {})
     return state
@@ -212,7 +212,7 @@ def read_tensors(path, floats_only=False):
 
 def check_floats(path, types):
     """Refuse quantized weights, by a dict from names to types."""
-    # Without its scale an int8 or a float8 is a number like any other, but another one
+    # An int8 or a float8 without its scale reads as a number, but as another one
     for name, found in types.items():
         if found not in FLOAT_TYPES:
             raise InputError(f"{path} must hold {name} in floats of 16, 32 or 64 bits. Received: {found}.")
@@ -263,7 +263,7 @@ def _save(variables, path):
         values = variable.numpy()
         # The type of steps and seeds differs between backends
         dtype = np.int64 if values.dtype.kind in "iu" else values.dtype
-        # Not ascontiguousarray, which would make the scalar step count an array of one
+        # ascontiguousarray would make the scalar step count an array of one
         arrays[name] = np.array(values, dtype, order="C")
     check_arrays(arrays, "after the last step")
     write_tensors(arrays, path)

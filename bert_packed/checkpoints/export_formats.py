@@ -28,8 +28,8 @@ from bert_packed.text.vocabularies import TOKENIZER_JSON, boundary_ids, count_to
 from bert_packed.training.nonfinite import check_arrays
 
 KERAS_FILE = "model.keras"
-# Inputs of heads besides the encoder's, by the length of their rows. Only what a head reads: TensorFlow drops
-# other inputs, and then refuses them
+# Heads have these inputs besides the encoder's, by the length of their rows. Each has only what it reads:
+# TensorFlow drops other inputs, and then refuses them
 _HEAD_INPUTS = {
     PRETRAINING: {"prediction_positions": "P", "cls_positions": "K"},
     MASKED_LM: {"prediction_positions": "P"},
@@ -149,7 +149,7 @@ def write_saved_model(folder, model, spec, batch_size):
     }
     archive = keras.export.ExportArchive()
     archive.track(model)
-    # The first also becomes serving_default
+    # The endpoint that comes first also becomes serving_default
     archive.add_endpoint("unpacked", unpacked, [inputs({**named, schema.INPUT_MASK: "S"})])
     archive.add_endpoint("packed", packed, [inputs(packed_letters)])
     archive.write_out(str(folder), verbose=False)

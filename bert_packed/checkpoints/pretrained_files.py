@@ -170,7 +170,7 @@ class GoogleCheckpoint:
 
         try:
             yield tf.train.load_checkpoint(str(self.path))
-        # IndexError: a file that is cut short
+        # An IndexError means that a file is cut short
         except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
             raise InputError(
                 f"{self.path} must be a complete TensorFlow checkpoint. Received: {error}."
@@ -183,7 +183,7 @@ def is_hugging_face(folder):
         return (Path(folder) / HUGGING_FACE_INDEX).is_file()
     try:
         with safe_open(path, "numpy") as file:
-            # Ours has slashes in the names
+            # Our own files have slashes in the names
             return not any("/" in name for name in names_in(file))
     except SafetensorError:
         return (Path(folder) / HUGGING_FACE_CONFIG).is_file()

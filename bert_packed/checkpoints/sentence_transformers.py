@@ -17,7 +17,7 @@ POOLINGS = ("mean", "cls")
 
 @dataclasses.dataclass(frozen=True)
 class VectorSettings:
-    """What makes a vector of a text's hidden states, and what stands before the text."""
+    """Settings that make a vector of a text's hidden states, and the text that stands before it."""
 
     pooling: str = "mean"
     normalize: bool = False  # True where vectors have length 1

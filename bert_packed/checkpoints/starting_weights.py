@@ -220,7 +220,7 @@ def stored_labels(init_checkpoint):
 
 def stored_ablations(path):
     """Ablations that a checkpoint was trained under, by its own config; [] without a config."""
-    # Not by a config given beside it: a plain one fits the tensors as well
+    # A config given beside the checkpoint may be a plain one, which fits the tensors as well
     config = _find(path).config()
     return ablations(config) if config else []
 
@@ -243,7 +243,7 @@ def stored_head(path):
             if name in full_names
         }
         if found:
-            # Labels of sequences and of tokens have one name at Hugging Face: without a class, of sequences
+            # Labels of sequences and of tokens have one name at Hugging Face; without a class, of sequences
             named = [head for head in found if names.classes.get(head) in classes]
             head = next(iter(named or found))
             return head, found[head]
@@ -288,7 +288,7 @@ def _changed_settings(config, model_config):
     """Settings of a model that compute something else than in its checkpoint, whose config may be None."""
     if config is None:
         return []
-    # Ablations have a line of the run's
+    # The run prints a line about ablations itself
     silent = {*config.training_fields} - {*config.reported_fields}
     return [
         f"{name} {getattr(model_config, name)} (trained with {getattr(config, name)})"

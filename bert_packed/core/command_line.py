@@ -22,7 +22,7 @@ from bert_packed.core.settings import InputError, as_text, unmet_settings
 from bert_packed.core.storage import PARTIAL_SUFFIX, is_remote, write_json
 
 TOP = Path(__file__).resolve().parents[2]
-# `setup.py` puts them into the package; a checkout has them at its top
+# `setup.py` copies the folder into the package; a checkout has it at its top
 CONFIG_FOLDER = next(filter(Path.is_dir, (TOP / "bert_packed" / "configs", TOP / "configs")), TOP / "configs")
 PARSERS = {int: flags.IntegerParser, float: flags.FloatParser, str: flags.ArgumentParser}
 HELP_FLAGS = {"--help", "-h", "-help", "--helpshort", "--helpfull"}
@@ -82,7 +82,7 @@ def _interrupts_repeated():
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):
             before(unraisable)
             return
-        # Another thread interrupts, and later: raised in here, the interrupt would be dropped again
+        # Another thread interrupts, after this: raised in here, the interrupt would be dropped again
         main_thread = threading.main_thread().ident
         again = threading.Timer(SECONDS_TO_INTERRUPT, signal.pthread_kill, (main_thread, signal.SIGINT))
         again.daemon = True
@@ -112,7 +112,7 @@ def parse(config_class, argv):
     fields = dataclasses.fields(config_class)
     for field in fields:
         value, has_own_rule = values[field.name].value, field.metadata["parse"]
-        # Where a value is forgotten, absl takes the next flag for it
+        # If a value is forgotten, absl takes the next flag for it
         if not has_own_rule and isinstance(value, str) and value.startswith("--"):
             raise InputError(f"`{field.name}` must not begin with --, as a flag does. Received: {value!r}.")
     names = [field.name for field in fields]
@@ -145,7 +145,7 @@ def _check_output_file(flag, path):
     while not folder.exists():  # those that are missing are made with the file
         folder = folder.parent
     try:
-        # by trying: what a folder's mode says is not true for everyone, nor on every file system
+        # only a trial shows it: a folder's mode does not hold for everyone, nor on every file system
         with tempfile.NamedTemporaryFile(dir=folder, prefix=f"{Path(path).name}.", suffix=TRIAL_SUFFIX):
             pass
     except OSError as error:

@@ -28,7 +28,7 @@ _now = _Now()
 
 
 def follow(report):
-    """From now on call `report` with the progress, in the unit of the steps' sizes; None for nobody."""
+    """Call `report` with the progress from now on, in the unit of the steps' sizes; None for nobody."""
     _now.report, _now.next_time = report, 0.0
 
 

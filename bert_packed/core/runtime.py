@@ -63,8 +63,8 @@ LARGE_ARRAYS = {
     -3: 2**25,  # M_MMAP_THRESHOLD, bytes, the most it takes: smaller blocks come from the heap
     -1: -1,  # M_TRIM_THRESHOLD: the heap never shrinks; no number of bytes it takes is above 2 GiB
 }
-# Only together: worker threads take large blocks from the system whatever the threshold is, unless all
-# threads share the one heap that can grow
+# They work only together: worker threads take large blocks from the system whatever the threshold is, unless
+# all threads share the one heap that can grow
 ALL_BLOCKS = {
     -4: 0,  # M_MMAP_MAX: no block is taken from the system by itself, to be given back when it is freed
     -1: -1,

@@ -48,7 +48,7 @@ def setting(
         choices: Sequence of the values allowed.
         parse: Function from the flag's text to the value, for types that absl does not know. Raises
             `ValueError` with the rule. Without it, text on a command line must not begin with "--".
-        required: Whether text must not be empty.
+        required: True where text must not be empty.
         only_with: Condition on another setting without which this one must keep its default: "dry_run",
             true or not empty, or "objective=mlm,mlm_nsp", one of these values. A dict from several such
             conditions to their rules replaces the words of the error, in which `{objective}` is a value.
@@ -58,8 +58,8 @@ def setting(
             changeable.
         group: Heading in `--help` of this setting and of those after it, up to the next that has one.
             Settings under one heading are listed together.
-        advanced: Whether `--helpfull` shows it and `--help` does not.
-        positional: Whether arguments without a flag are its value, joined by commas.
+        advanced: True where `--helpfull` shows it and `--help` does not.
+        positional: True where arguments without a flag are its value, joined by commas.
 
     Returns:
         A dataclass field.

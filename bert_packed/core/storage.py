@@ -21,7 +21,7 @@ from bert_packed.core.settings import InputError
 HASH_BYTES = 2**20  # read at once
 PARTIAL_SUFFIX = ".partial"  # of what is not complete, or never became so
 REPLACED_SUFFIX = f".replaced{PARTIAL_SUFFIX}"  # of a folder until its successor has its name
-# Errors of writing alone, in which the system names no file
+# These errors occur only in writing, and the system names no file in them
 _NO_ROOM = (errno.EFBIG, errno.ENOSPC, errno.EDQUOT)
 _NO_DEFAULT = object()
 
@@ -73,7 +73,7 @@ def write_whole(path):
 
     When the block ends well it is on the disk and renamed; otherwise removed.
     """
-    # Two processes never write to one, on whichever machines: numbers of processes repeat among machines
+    # The name is random: numbers of processes repeat among machines, and two must never write to one file
     partial = f"{path}.{uuid.uuid4().hex}{PARTIAL_SUFFIX}"
     try:
         with _naming_written(path):

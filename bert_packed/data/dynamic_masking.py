@@ -108,7 +108,7 @@ def _keep(sequences, sizes, order, wanted):
     by_order = np.lexsort((order, sequences))
     starts = np.flatnonzero(np.diff(sequences, prepend=-1))
     sorted_sizes, kept = sizes[by_order], np.zeros(len(sizes), np.int64)
-    # Vectorised up to the first word that does not fit
+    # Words up to the first one that does not fit are chosen at once, by arrays
     before = np.cumsum(sorted_sizes) - sorted_sizes
     before -= np.repeat(before[starts], np.diff(starts, append=len(sizes)))
     fits = before + sorted_sizes <= wanted[sequences]

@@ -86,8 +86,8 @@ def online_batches(
     Args:
         files: Paths of unpacked TFRecord files, google-research/bert's format.
         spec: `PackSpec` of the packs; one with more than P predictions is split.
-        num_epochs: None for an endless stream. The last batch of a finite one is filled with empty packs.
-        buffer_size, max_age, policy: As in `OnlinePacker`.
+        num_epochs: Passes over the files, whose last batch is filled with empty packs; None for no end.
+        buffer_size, max_age, policy: Arguments of `OnlinePacker`.
 
     Returns an iterator of dicts of int32 and float32 arrays `[B, ...]`. Raises `ValueError` without files, or
     for a wrong setting of the packer.
@@ -113,7 +113,7 @@ def _read_in_order(files):
 
 def _decode_batches(parts, batch_size, files, spec, features):
     """Yield batches of `batch_size` records of lists of records; the last one may have fewer."""
-    # Part by part, since decoding takes about as long for one record as for fifty
+    # Records are decoded in parts, since one record takes about as long as fifty
     decoded = (_decode(records, files, spec, features) for records in parts if records)
     named = ({**batch, FILES: sources[0], NUMBERS: sources[1]} for batch, sources in decoded)
     for batch in _rebatch(named, batch_size):

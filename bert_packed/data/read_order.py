@@ -28,8 +28,8 @@ from bert_packed.core.settings import InputError
 from bert_packed.records.shuffle import find_items, shuffle_places
 from bert_packed.records.tfrecords import count_records, read_batches, scan_file
 
-# Per block. Packs of a stretch always share a block, so short stretches shuffle better, but each costs a seek
-# on a disk and a request to an object store
+# A block has as many stretches. Packs of a stretch always share a block, so short stretches shuffle better,
+# but each costs a seek on a disk and a request to an object store
 NUM_STRETCHES = 64
 IN_ORDER_PACKS = 2**10  # per block, where nothing is shuffled
 READERS = 8  # spans that are read at once, to hide the latency of object stores
@@ -42,8 +42,8 @@ class PackIndex:
 
     files: list[str]
     starts: np.ndarray  # int64 [files + 1], packs before each file; the number of all packs last
-    # Of each file int64, the byte at which each pack starts; the file's size last. With offsets of every few
-    # packs, a process that reads a pack in four would read most bytes twice
+    # int64 for each file, the byte at which each pack starts; the file's size last. If only every few packs
+    # had an offset, a process that reads a pack in four would read most bytes twice
     offsets: list[np.ndarray]
 
     @property
@@ -147,7 +147,7 @@ def _read_spans(index, rows):
     read = functools.partial(_read_span, index.files)
     if len(rows) == 1:
         return read(rows[0])
-    # Ends with the spans: no thread outlives an iteration that nobody continues
+    # The threads end with the spans: none outlives an iteration that nobody continues
     with ThreadPoolExecutor(len(rows), "read-span") as pool:
         return [record for records in pool.map(read, rows) for record in records]
 
@@ -217,8 +217,8 @@ class ProcessShard:
         process             0  0  1  1  0  0  1  1
     """
 
-    # Not halves of the step, 0 1 2 3 and 4 5 6 7: these would form other micro-batches than one process, and
-    # so other float32 sums
+    # Halves of the step, 0 1 2 3 and 4 5 6 7, would form other micro-batches than one process, and so other
+    # float32 sums
 
     micro_batch_size: int  # M, packs that all processes compute at once
     process_index: int = 0
@@ -244,7 +244,7 @@ class ProcessShard:
 
     def holds(self, places):
         """True at places in the reading order whose packs are this process's, bool `[n]`."""
-        # As M divides B, a micro-batch begins at every multiple of M
+        # M divides B, so a micro-batch begins at every multiple of M
         own = self.micro_batch_size // self.num_processes
         return places % self.micro_batch_size // own == self.process_index
 

@@ -170,7 +170,7 @@ def choose_packs(files, spec, num_packs):
 
 
 def show_boundaries(sequence_ids_BS, num_slots):
-    """What packs show, bool `[B, X]`: a depth of 1..K, and for each of `TILES` the tiles with a boundary.
+    """Features of packs, bool `[B, X]`: a depth of 1..K, and for each of `TILES` the tiles with a boundary.
 
         sequence ids   1 1 | 1 2 | 2 0   ->   depth   0 1 0
         tiles of 2                            tiles   0 1 0
@@ -243,7 +243,7 @@ def _find_candidates(files, spec):
 
 
 def _find_boundaries(sequence_ids_BS):
-    """Where a sequence begins behind another: bool `[B, S]`."""
+    """True where a sequence begins behind another: bool `[B, S]`."""
     is_boundary_BS = sequence_ids_BS > 0
     is_boundary_BS[:, 0] = False
     is_boundary_BS[:, 1:] &= sequence_ids_BS[:, 1:] != sequence_ids_BS[:, :-1]

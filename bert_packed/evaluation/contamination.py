@@ -109,7 +109,7 @@ def _cross_gradient(model, objective, batch, slot):
     def target(embedded_BSD):
         hidden_BSD = model.encode_embedded(embedded_BSD, batch)
         mine_BS = ops.cast(ops.equal(batch["sequence_ids"], slot), "float32")
-        # Weighted, since layer norm makes a plain sum of outputs constant
+        # The sum is weighted, since layer norm makes a plain sum of outputs constant
         weights_D = ops.linspace(-1.0, 1.0, hidden_BSD.shape[-1])
         states = ops.sum(ops.cast(hidden_BSD, "float32") * weights_D * mine_BS[..., None])
         sums = objective.sums(model.apply_heads(hidden_BSD, batch, training=False), _only(batch, slot))
@@ -261,7 +261,7 @@ def audit_rows(model, packs, tolerance=1e-5, compile=compiled):
     before_NRSD = run(packs)
 
     def changed_by(is_changed_NRS):
-        """For each token, whether a change of other tokens changes its state by a bit."""
+        """True for each token whose state is changed by a bit when other tokens are."""
         other_NRS = np.where(is_changed_NRS, (packs["token_ids"] + 1) % vocab_size, packs["token_ids"])
         return run({**packs, "token_ids": other_NRS}) != before_NRSD
 
@@ -301,7 +301,7 @@ def _row_changes(packs):
 def _row_step(model, batch):
     """Hidden states of a micro-batch as in training, and what the model carries after it."""
     hidden_BSD = model.encode(batch, training=True)
-    # As values: under JAX a compiled function's assignments are lost
+    # Values are returned: under JAX a compiled function's assignments are lost
     return hidden_BSD, [ops.convert_to_tensor(one) for one in model.non_trainable_weights]
 
 

@@ -139,7 +139,7 @@ def load_encoder(
     """Load a model for `encode`; logs a warning that names tensors of the file that no such model has.
 
     Args:
-        init_checkpoint: As `--init_checkpoint` of `run_pretraining.py`: ours, Hugging Face's or Google's.
+        init_checkpoint: Checkpoint of ours, Hugging Face or Google, as for `run_pretraining.py`.
         vocab_file: WordPieces, one a line, or a `tokenizer.json` of byte-level BPE; "" is the `vocab.txt` or
             else the `tokenizer.json` of the checkpoint, or of its run, as far as such a model reads it.
         bert_config_file: The model's shape; "" is as stored with the checkpoint.
@@ -159,7 +159,7 @@ def load_encoder(
             sequences apart.
     """
     choose_backend()
-    # Keras: not before the backend is chosen
+    # Keras must not be imported before the backend is chosen
     from keras import ops
 
     from bert_packed.architectures.packed_model import build_model
@@ -196,7 +196,7 @@ def load_encoder(
         raise InputError(f"`max_seq_length` must be at least {NUM_SPECIAL}. Received: {length}.")
     check_memory(config)
     kernels = choose_kernels("auto", config, length, platform)
-    # The head is not used; any may be missing in a checkpoint
+    # The head is not used, so a checkpoint may lack any of it
     model = build_model(MASKED_LM, config, seed=0, dtype=dtype, **kernels.options)
     found = starting_weights.load(init_checkpoint, named_weights(model), config, MASKED_LM)
     if unknown := starting_weights.without_heads(found.unused, config):
@@ -244,7 +244,7 @@ def pack_tokens(tokens, max_seq_length, batch_size, max_sequences_per_pack="max"
         some = packs.between(first, min(first + batch_size, len(packs)))
         arrays = assemble_filled(sequences, some, spec, batch_size)
         starts = arrays[schema.NEXT_SENTENCE_POSITIONS][some.owners, some.slots]
-        # Only `[B, S]`: K of the plan, another for other texts, would be another program
+        # K of the plan differs between texts: with it, others would make another program
         batch = {feature.name: arrays[feature.record_name] for feature in TOKENS}
         yield batch, list(zip(some.members, some.owners, starts, strict=True))
 
@@ -264,7 +264,7 @@ def map_in_threads(function, items, num_threads):
     if num_threads == 1:
         yield from ((item, function(item)) for item in items)
         return
-    # The caller's thread: a function that is compiled when it is first called is compiled once
+    # The first call is made in the caller's thread: a function that compiles at its first call compiles once
     for item in items:
         yield item, function(item)
         break

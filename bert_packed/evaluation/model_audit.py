@@ -145,7 +145,7 @@ class _Model:
         found = []
 
         def keep(module, arguments, output):
-            # Leaves, also where the embeddings are frozen
+            # Outputs become leaves, which have gradients where the embeddings are frozen too
             found.append(output.detach().requires_grad_())
             return found[-1].clone()  # which a model may change in place
 
@@ -282,7 +282,7 @@ def _gradients_of_neighbours(call, packs, runs_BS):
         outputs_BSD, embedded = call.differentiable(packs)
         if not embedded or not outputs_BSD.requires_grad:  # `inputs` gives embeddings, or none reach the end
             return []
-        # Weighted, since layer norm makes a plain sum of outputs constant
+        # The sum is weighted, since layer norm makes a plain sum of outputs constant
         weights_D = torch.linspace(-1, 1, outputs_BSD.shape[-1], device=outputs_BSD.device)
         weights_D = weights_D if len(weights_D) > 1 else torch.ones_like(weights_D)
 
@@ -337,5 +337,5 @@ def _alone(call, packs, runs_BS, before_BSD, tolerance):
 
 
 def largest_of(one, other):
-    # Unlike Python's `max`, NaN where one is
+    # Python's `max` may drop a NaN, which this keeps
     return float(np.maximum(one, other))

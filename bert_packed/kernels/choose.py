@@ -22,7 +22,7 @@ TILE = 128
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """What a model computes in fused kernels."""
+    """Choice of what a model computes in fused kernels."""
 
     options: dict  # of `packed_model.build_model`, a function each; {} for the plain forms
     description: str  # for the log, with the reason where the platform's kernel was not taken
@@ -86,7 +86,7 @@ KERNELS = {
         "duality": _imported("tpu.duality", "ssd_pack"),
     },
 }
-# What the options of models that do not attend compute
+# Options of models that do not attend stand for these computations
 OPERATORS = {"convolve": "convolution", "scan": "scan", "duality": "scan"}
 
 

@@ -31,7 +31,7 @@ class PackContext:
 
     def hide(self, scores_BNSS):
         """Attention scores, so low between sequences that a softmax gives exactly 0 there."""
-        # Not scores * mask: a score of 0 keeps a share of the softmax, and neighbours would leak in
+        # Scores * mask would not do: a score of 0 keeps a share of the softmax, and neighbours would leak in
         return ops.where(self.mask_B1SS, scores_BNSS, MASKED_SCORE)
 
     def apart(self):
@@ -59,7 +59,7 @@ def gather_tokens(hidden_BSD, positions_BQ):
 
     hidden [[a b c d]], positions [[3 0 0]]   ->   [[d a a]]      unused slots hold 0
     """
-    # Along the axis: the faster gather from `[B * S, D]` would collect a batch that is spread over devices
+    # The faster gather from `[B * S, D]` would collect a batch that is spread over devices
     return ops.take_along_axis(hidden_BSD, positions_BQ[:, :, None], axis=1)
 
 

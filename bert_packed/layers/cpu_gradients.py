@@ -95,7 +95,7 @@ def attention_scores(query_BSNH, key_BSNH):
         with keras.name_scope(GRADIENTS):
             return ops.matmul(gradient_BNSS, key_BNSH), _sum_over_rows(gradient_BNSS, query_BNSH)
 
-    # Heads first: JAX's forward pass takes a fifteenth longer where the product has to find them
+    # Heads come first: JAX's forward pass takes a fifteenth longer where the product has to find them
     factors_BNSH = _heads_first(query_BSNH), _heads_first(key_BSNH)
     if not _is_fast_on("tensorflow", "jax"):
         return product(*factors_BNSH)

@@ -43,7 +43,7 @@ class RowDropout(NamedTuple):
     strides: object
 
 
-# Number of the first pack that a layer sees, and of all packs that are computed at once
+# PLACE is the number of the first pack that a layer sees, and of all packs that are computed at once
 PLACE = contextvars.ContextVar("place", default=(0, None))
 
 
@@ -82,15 +82,15 @@ def is_kept(rate, starts, strides, columns):
 
 
 def _row_words(shape, seed, first_pack=0, num_packs=None):
-    # Start and stride of each row: uint32 `[*shape[:-1], 1]`, and a stride that all rows have is a scalar
+    # uint32 `[*shape[:-1], 1]`, start and stride of each row; a stride that all rows have is a scalar
     seed = ops.cast(seed, "uint32")
     width = shape[-1]
     rows_per_pack = functools.reduce(operator.mul, shape[1:-1], 1)
     rows = _row_numbers(shape) + ops.cast(first_pack, "uint32") * ops.cast(rows_per_pack, "uint32")
     num_packs = num_packs or shape[0]
-    # A stride from the seed, not 1: masks of two seeds would be shifted copies of one another
+    # The stride comes from the seed: with a stride of 1, masks of two seeds would be shifted copies
     stride = mix32(seed[0] + mix32(seed[1]))
-    # As for 4,096 packs of BERT-base. Elsewhere all numbers are 0, and would cost as much as the mask
+    # 4,096 packs of BERT-base need rounds. Elsewhere their numbers are 0, and would cost as much as the mask
     if not isinstance(num_packs, int) or num_packs * rows_per_pack * width > 2**32:
         rows_per_round = _word(min(2**32 // width, 2**32 - 1))
         rounds = ops.floor_divide(rows, rows_per_round)
@@ -115,7 +115,7 @@ def _row_numbers(shape):
 
 def mix32(words):
     """A bijection of uint32 words: every input bit flips every output bit about half of the time."""
-    # Chris Wellons's `triple32` ("Prospecting for Hash Functions", 2018; public domain)
+    # The constants are of Chris Wellons's `triple32` ("Prospecting for Hash Functions", 2018; public domain)
     for shift, multiplier in ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB)):
         words = ops.bitwise_xor(words, ops.right_shift(words, _word(shift))) * _word(multiplier)
     return ops.bitwise_xor(words, ops.right_shift(words, _word(14)))

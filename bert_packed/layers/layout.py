@@ -12,8 +12,8 @@ from keras import ops
 from bert_packed.layers.cpu_gradients import Linear
 
 FEW_ROWS = 4  # of a table, such as that of token types
-# The first and the second of two consecutive linear layers: a layout may split the first by columns and the
-# second by rows, so that nothing is exchanged in between
+# Two consecutive linear layers are marked: a layout may split the first by columns and the second by rows, so
+# that nothing is exchanged in between
 COLUMNS, ROWS = "columns", "rows"
 
 
@@ -70,7 +70,7 @@ class Layout:
 
     def vocabulary_logits(self, hidden_BQD, table_VD):
         """Products of each token with each row of a table of `add_table`: `[B, Q, V]`."""
-        # One product for the tokens of all packs: of one per pack, the table's gradient would be B tables
+        # One product serves the tokens of all packs: one per pack would make B gradients of the table
         _, num_tokens, width = hidden_BQD.shape
         logits = ops.matmul(ops.reshape(hidden_BQD, (-1, width)), ops.transpose(table_VD))  # [B * Q, V]
         return ops.reshape(logits, (-1, num_tokens, table_VD.shape[0]))

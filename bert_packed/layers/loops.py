@@ -25,7 +25,7 @@ def scan(step, carry, inputs, reverse=False):
 
     num_steps = inputs[0].shape[0]
     places = tf.range(num_steps - 1, -1, -1) if reverse else tf.range(num_steps)
-    # Traced once to learn the shapes of the outputs; the program drops what is not used
+    # The step is traced once to learn the shapes of the outputs; the program drops what is not used
     _, sample = step(carry, tuple(values[0] for values in inputs))
     arrays = tuple(tf.TensorArray(one.dtype, size=num_steps, element_shape=one.shape) for one in sample)
 

@@ -45,7 +45,7 @@ def rematerialised(block, hidden_BSD, context, training=None, call=None, **given
     """
     dropouts = [layer for layer in find_dropouts(block) if training and layer.rate > 0]
 
-    # Drawn here: inside, the generator would advance twice, and on JAX not at all
+    # Seeds are drawn here: inside, the generator would advance twice, and on JAX not at all
     seeds = [layer.next_seed() for layer in dropouts]
     before = [layer.given_seed for layer in dropouts]
 

@@ -54,7 +54,7 @@ def _id(name, record_name, field):
 TOKENS = (
     _id("token_ids", schema.INPUT_IDS, "vocab_size"),
     _slot("sequence_ids", schema.INPUT_MASK),
-    # Not named `segment_ids` as in records: elsewhere that means the sequence within a pack
+    # `segment_ids`, as in records, would elsewhere mean the sequence within a pack
     _id("token_type_ids", schema.SEGMENT_IDS, "type_vocab_size"),
     _id("position_ids", schema.POSITION_IDS, "max_position_embeddings"),
 )

@@ -67,7 +67,7 @@ class Objective:
 
     def denominators(self, counts):
         """Divisors of a step's losses, at least 1, from `counts` over the whole step."""
-        # Not counts of a micro-batch or device: a sequence's weight would depend on the others in it
+        # Counts of a micro-batch or device would not do: a sequence's weight would depend on the others in it
         return {name: ops.maximum(counts[count], 1.0) for name, count in self.losses.items()}
 
     def loss(self, sums, denominators):
@@ -82,7 +82,7 @@ class Objective:
         sums = {**dict.fromkeys(self.sum_names, 0.0), **sums}
         parts = {name: _ratio(sums[name], sums[count]) for name, count in self.losses.items()}
         rates = {name: _ratio(sums[total], sums[count]) for name, (total, count) in self.accuracies.items()}
-        # Not 1 for nothing: that would be the best perplexity
+        # A perplexity of nothing is not 1, which would be the best one
         perplexities = {
             name: _perplexity(sums[total] / sums[count]) if sums[count] else math.nan
             for name, (total, count) in self.perplexities.items()

@@ -74,7 +74,7 @@ def pretraining_sums(outputs, batch, mlm_loss, next_sentence=True):
     slot_weights_BK = batch["slot_weights"]
     nsp_nll_BK, nsp_right_BK = nll_and_right(outputs["nsp_logits"], batch["nsp_labels"])
     return {
-        # Times 0, not left out: the head's weights still need a gradient
+        # The loss is times 0 rather than left out: the head's weights still need a gradient
         "nsp_loss": ops.sum(nsp_nll_BK * slot_weights_BK) * float(next_sentence),
         "nsp_correct": ops.sum(nsp_right_BK * slot_weights_BK),
         **masked_lm_sums(outputs, batch, mlm_loss),
@@ -132,7 +132,7 @@ def next_token_objective(weighting, goes_on=False):
         perplexities={
             "perplexity": ("lm_nll", "num_predictions"),
             "sequence_perplexity": ("lm_sequence_nll", "num_predicted_sequences"),
-            # Comparable across tokenizers, unlike the two above
+            # This one is comparable across tokenizers, unlike the two above
             "byte_perplexity": ("lm_nll", "num_bytes"),
         },
     )

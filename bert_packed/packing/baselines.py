@@ -42,7 +42,7 @@ def greedy_starts(lengths, max_seq_length, depth):
     ends = np.cumsum(lengths, dtype=np.int64)
     starts, position = [], 0
     for offset in range(0, len(lengths), CHUNK):
-        # for every sequence of the chunk, were it first in a pack: the first that the pack does not hold
+        # `following` has, for every sequence of the chunk as the first of a pack, the first one left out
         inside = slice(offset, min(offset + CHUNK, len(lengths)))
         before = ends[inside] - lengths[inside]
         following = np.searchsorted(ends, before + max_seq_length, side="right")

@@ -102,7 +102,7 @@ def _join(left, right):
         steps = steps[: np.searchsorted(steps, size // 2, side="right")]
     start = num_sums = 0
     while start < len(steps):
-        # Joined with itself a table is symmetric: the smaller of two capacities is at most half their sum.
+        # A table joined with itself is symmetric: the smaller of two capacities is at most half their sum.
         lowest = int(steps[start]) * (2 if left is right else 1)
         if lowest >= size:
             break

@@ -36,15 +36,15 @@ def pack_cghp(
 ):
     """Pack by column generation.
 
-    Never more packs than LPFHP. Ends when the plan is proven to be within `gap`, or no better is found. No
+    It takes no more packs than LPFHP. It ends when proven within `gap`, or when no better plan is found. No
     clock is read: equal arguments give equal plans, on slow machines as well.
 
     Args:
-        histogram, max_seq_length, max_sequences_per_pack: As for all `algorithms`.
+        histogram, max_seq_length, max_sequences_per_pack: Arguments of all `algorithms`.
         gap: (packs - lower bound) / lower bound that is good enough, from 0.
         effort: Steps of the search, in 10**9, about a second each; above 0, math.inf for no limit. When they
             are used up the best plan so far is returned, with a note where the gap is not met.
-        integer_programs: Whether to look for the last packs with integer programs, seldom over three seconds
+        integer_programs: True to save the last packs with integer programs, which seldom take three seconds
             beyond the effort.
 
     Returns:
@@ -161,7 +161,7 @@ def _round_up(packs, fractions, chosen, rest):
 
 def _drop_unused(plan, demand):
     """Drop packs that the demand does not need, which rounding of huge counts leaves."""
-    # Slots of at least each size beyond those needed; huge counts in Python's whole numbers.
+    # `spare` counts slots of each size beyond those needed; huge counts need Python's whole numbers.
     kind = np.int64 if sum(len(pack) * count for pack, count in plan) < 2**62 else object
     spare = np.array(count_slots(plan, len(demand)), kind) - np.array(demand, kind)
     free = np.cumsum(spare[::-1])[::-1].copy()

@@ -28,7 +28,7 @@ def pack_spfhp(histogram, max_seq_length, max_sequences_per_pack):
         # up would always find the packs that this very length has opened and never leave them.
         space = open_packs.largest(max_seq_length)
         while num_left and space >= length:
-            # The one touched last comes first of equal spaces, as in the listing: such packs differ in depth
+            # The pack touched last comes first of equal spaces, as in the listing: such packs differ in depth
             num_packs, pack = open_packs.pop(space)
             count = min(num_packs, num_left)
             if num_packs > count:
@@ -72,7 +72,7 @@ def longest_pack_first(histogram, depth):
 def packs_of_three(histogram):
     """Pack the longest sequence left with the two others, or the one, that fill its pack best.
 
-    Of equal sums the most equal pair is taken. Where nearly every pack must hold three, LPFHP gives long
+    The most equal pair of equal sums is taken. Where nearly every pack must hold three, LPFHP gives long
     sequences the one other that fits exactly, and the short ones that it leaves fill packs in number only:
 
         S = 8, lengths 4 4 3 2 2 1     packs of three 4 2 2 | 4 3 1     LPFHP of depth 3: 4 4 | 3 2 2 | 1
@@ -178,7 +178,7 @@ def _fit(histogram, depth, preference):
                 break
             replaced[index] = filled = _fill(groups[index], length, num_left, depth)
             num_left -= sum((len(pack) - len(groups[index][2])) * count for _, count, pack in filled)
-        # A pack once filled holds no more of this length, so what was sorted out before stays right.
+        # A pack that was filled once holds no more of this length, so packs sorted out before stay right.
         new = _fill((max_seq_length, num_left, ()), length, num_left, depth) if num_left else []
         merged = []
         for index, group in enumerate(groups):

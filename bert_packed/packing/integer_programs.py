@@ -1,4 +1,4 @@
-"""HiGHS programs, and the last packs by them: all strategies for tiny cases, else a few packs at a time.
+"""Integer programs of HiGHS that save the last packs: over all strategies if few, else some packs at a time.
 
 Rounding a fractional plan misses the optimum by a pack now and then, which matters to nobody with millions
 of packs and to somebody with ten. It leaves free tokens here and there that together are a pack. To hold the
@@ -37,13 +37,13 @@ def make_model(**options):
 
 
 def solve(model, *ends):
-    """Run a model of `make_model`; returns by which of the `HighsModelStatus` `ends` it ended.
+    """Run a model of `make_model`; returns its `HighsModelStatus`, which is one of `ends`.
 
     Raises:
         RuntimeError: HiGHS failed, or ended otherwise.
     """
     # A thread's first run fixes its number of HiGHS threads, and HiGHS refuses to run a model with another.
-    # Resetting before gets ours past another program's, resetting after the other's past ours.
+    # One reset protects this run from another program's number, the other protects the other program's runs.
     model.resetGlobalScheduler(True)
     try:
         status = model.run()
@@ -96,7 +96,7 @@ def fewest_packs(demand, row_of_slot, depth):
         return None, True
     listed = row_of_slot[list_strategies(max_seq_length, depth)].tolist()
     packs = sorted({tuple(sorted(row for row in pack if row >= 0)) for pack in listed} - {()})
-    # Enough slots of at least each length: with nested slots that is the same as an assignment.
+    # Slots are nested, so that enough of them of at least each length are the same as an assignment.
     slots = np.array([[sum(slot >= row for slot in pack) for pack in packs] for row in range(len(demand))])
     needed = np.array([sum(demand[row:]) for row in range(len(demand))], float)
     most, limits = np.full(len(packs), highspy.kHighsInf), (needed, np.full(len(demand), highspy.kHighsInf))
@@ -151,7 +151,7 @@ def _choose(plan, lengths, max_seq_length, depth, num_sequences, draw):
     others = [pack for pack, count in sorted(plan.items()) if count > taken[pack]]
     draw.shuffle(others)
     for pack in others:
-        # without the pack to be saved there must be slots for all, and some to spare
+        # the others must have slots for all without the pack to be saved, and some to spare
         if placed >= num_sequences and placed <= depth * (len(chosen) - 1):
             break
         if placed < num_sequences or len(pack) < depth:

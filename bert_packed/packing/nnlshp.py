@@ -48,7 +48,7 @@ def solve_nnls(matrix, target, max_iterations):
     matrix = matrix.tocsc()
     transposed = matrix.T.tocsr()
     num_columns = matrix.shape[1]
-    # as in scipy.optimize.nnls
+    # scipy.optimize.nnls has the same tolerance
     tolerance = 10 * max(matrix.shape) * np.spacing(1.0) * abs(matrix).sum(axis=0).max()
     x = np.zeros(num_columns)
     used = _UsedColumns(matrix, transposed, transposed @ target)

@@ -51,9 +51,9 @@ class OnlinePacker:
         """Start with an empty buffer.
 
         Args:
-            max_seq_length, max_sequences_per_pack: As for all `algorithms`.
+            max_seq_length, max_sequences_per_pack: Limits of a pack, as for all `algorithms`.
             buffer_size: Most sequences that wait, from 1.
-            max_age: A sequence has left before more than this many have arrived after it. At least
+            max_age: Most sequences that arrive after another before it has left. At least
                 `buffer_size`, because packs leave when the buffer is full; None for ten times it, which on
                 Wikipedia costs 0.01 % of efficiency; math.inf for no limit.
             policy: "best_fit" (LPFHP on the buffer or, at depths 3 to 5, packs of three where these are
@@ -128,7 +128,7 @@ class OnlinePacker:
                 f"a state must have as many `numbers` as `lengths`, below buffer_size={packer._buffer_size}. "
                 f"Received: {len(numbers)}, {len(packer._lengths)}."
             )
-        # a repeated number would give out one sequence twice, a later one that of another
+        # a repeated number would give out one sequence twice, and a later one another sequence
         ascending = all(map(is_whole, [*numbers, num_arrived])) and all(
             before < after for before, after in itertools.pairwise([-1, *numbers, num_arrived])
         )
@@ -163,7 +163,7 @@ class OnlinePacker:
         packs.sort(key=lambda entry: -entry[0])
         slots, sizes, sent = [], [], 0
         for index, (_, pack, count) in enumerate(packs):
-            # of equal packs only as many as are needed, so that the buffer does not run empty
+            # equal packs leave only as many as are needed, so that the buffer does not run empty
             leaving = min(count, -(-(at_least - sent) // len(pack)))
             if leaving <= 0:
                 break
@@ -210,7 +210,7 @@ class OnlinePacker:
 
 def _by_oldest(numbers, sizes):
     """Order packs by their oldest sequence, and the sequences of a pack by age."""
-    # Else the fullest packs would come first, and a model would see other lengths early and late in a buffer
+    # Ordered by fullness, a buffer's packs would show a model other lengths early and late
     starts = np.cumsum(sizes) - sizes
     oldest = np.minimum.reduceat(numbers, starts)
     order = np.argsort(oldest)

@@ -104,8 +104,8 @@ def make_plan(
 
 def merge_packs(packs):
     """Add up equal packs `(lengths in any order, count)`: dict from ascending tuple to count, in order."""
-    # The papers count strategies as their listings list them, equal ones not added up; SPFHP and LPFHP make
-    # no equal ones, so the two numbers agree
+    # The papers count strategies as their listings list them, without adding up equal ones; SPFHP and LPFHP
+    # make no equal ones, so the two numbers agree
     total = Counter()
     for lengths, count in packs:
         if count and len(lengths):

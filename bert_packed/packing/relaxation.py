@@ -27,7 +27,7 @@ STEPS_OF_PRICING = 5_000
 class Effort:
     """Counts steps of a search, about a nanosecond each on two cores of 2024, up to a limit that may move."""
 
-    # A clock in their place would end a search elsewhere on a slower machine, and plans would differ
+    # A clock would end a search elsewhere on a slower machine, and plans would differ
     def __init__(self, limit=math.inf):
         self.steps = 0
         self.limit = limit
@@ -105,8 +105,8 @@ class Relaxation:
 
     def _add_packs(self, objective, gap):
         """Add packs worth more than one; False if none are found or needed, True if the steps ran out."""
-        # Prices between the master's values and the best ones known: the master's alone jump about for many
-        # rounds (Wentges, Int. Trans. in Operational Research 4(2), 1997). Nearer to them if nothing is new.
+        # Prices lie between the master's values and the best known: the master's alone jump about for many
+        # rounds (Wentges, Int. Trans. in Operational Research 4(2), 1997). If none is new, they get closer.
         values = self.master.row_values()
         weight = SMOOTHING
         while True:

@@ -64,7 +64,7 @@ def fill_slots(packs, demand):
 
 
 def _contents(num_slots, demand):
-    """By slot size `[row put into it or None, count]`, to use from the end; sequences left over by row."""
+    """`[row put in or None, count]` by slot size, to use from the end; sequences left over by row."""
     contents, left_over = [[] for _ in demand], list(demand)
     free = []  # [slot, count], the shortest slot last
     for row in range(len(demand) - 1, -1, -1):

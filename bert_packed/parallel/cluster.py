@@ -182,7 +182,7 @@ def host_of(address):
 
 
 def _reason(error):
-    """What an error of the system or of a host's name says."""
+    """The text of an error of the system or of a host's name."""
     return getattr(error, "strerror", None) or str(error)
 
 
@@ -216,7 +216,7 @@ class JaxService:
         from jax.experimental import multihost_utils
 
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        # It would handle SIGTERM, which makes a run save and stop
+        # The service would handle SIGTERM, which makes a run save and stop
         jax.config.update("jax_enable_preemption_service", False)
         self._jax, self._multihost = jax, multihost_utils
         try:
@@ -304,7 +304,7 @@ class TensorFlowService:
         others = [pair for pair in enumerate(cluster.addresses) if pair[0] != cluster.index]
         while not self._leaving.wait(WATCH_SECONDS):
             for index, address in others:
-                # A grace period: where all end by the same error, this process is leaving too
+                # If all end by the same error, this process is leaving too, for which it has a grace period
                 if is_refused(address) and not self._leaving.wait(GRACE_SECONDS):
                     end_lost(f"worker {index} ({address}) was lost")
 

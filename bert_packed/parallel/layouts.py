@@ -43,11 +43,11 @@ from bert_packed.parallel.mesh_layout import MeshLayout, differentiable, make_me
 from bert_packed.parallel.replicas import AXIS, Replicas, check_processes, count_replicas, num_processes
 from bert_packed.parallel.summa import COLUMN, ROW, TRANSPORTS
 
-# Of Optimus
+# Optimus shards arrays over both axes
 BLOCKS = PartitionSpec(ROW, COLUMN)
 BY_AXES = {1: PartitionSpec(COLUMN), 2: BLOCKS}
 HIDDEN, IDS = PartitionSpec(ROW, None, COLUMN), PartitionSpec(ROW)
-# Of Megatron
+# Megatron shards them over both axes as one
 ALL = (ROW, COLUMN)  # as one axis
 WHOLE = PartitionSpec()
 BY_COLUMNS, BY_ROWS, BY_PARTS = PartitionSpec(None, ALL), PartitionSpec(ALL, None), PartitionSpec(ALL)
@@ -59,7 +59,7 @@ def make_layout_replicas(layout, mesh_shape, transport="gather", distribution="n
     """`Replicas` of "optimus2d" or "megatron1d" on a mesh (copies of the model, rows, columns).
 
     Args:
-        transport: Of `Optimus2D`.
+        transport: Argument of `Optimus2D`.
         distribution: "none" for devices of this process, "multi_worker" for those of all processes.
         target: `Target` whose devices it is where they need not be here.
 
@@ -105,7 +105,7 @@ class Optimus2D(MeshLayout):
             )
         chosen = TRANSPORTS[transport]
         self._multiply = _products(mesh, chosen)
-        # Never gathered: a row of logits is the largest array of a step
+        # Logits are never gathered: a row of them is the largest array of a step
         self._logits = _logits(mesh, TRANSPORTS["ring"] if transport == "gather" else chosen)
         self._look_up = _look_up(mesh, chosen)
 
@@ -187,8 +187,8 @@ def _look_up(mesh, transport):
 
 def _sent_here(*blocks):
     """The same blocks behind a barrier of XLA."""
-    # Without it XLA may gather the weights of all layers before the first is computed, and keeps for the
-    # gradient what a device received in the forward pass: then a device holds more than 1/p of the weights
+    # XLA may otherwise gather the weights of all layers before the first is computed, and keep for the
+    # gradient what a device received in the forward pass: it would hold more than 1/p of the weights
     return jax.lax.optimization_barrier(blocks)
 
 

@@ -27,7 +27,7 @@ from bert_packed.parallel.replicas import AXIS
 from bert_packed.parallel.summa import COLUMN, ROW
 
 AXES = (AXIS, ROW, COLUMN)
-# Logit of padding: far below any other, and finite, as infinity times 0 is NaN
+# Padding has this logit: far below any other, and finite, as infinity times 0 is NaN
 NO_LOGIT = -1e9
 
 
@@ -53,7 +53,7 @@ def make_mesh(shape, devices):
 
 def on_blocks(function, mesh, in_specs, out_specs):
     """A function of one device's blocks as one of whole arrays: `jax.shard_map` over `ROW`, `COLUMN`."""
-    # Inside a program over copies of the model, the mesh is that program's
+    # A program over copies of the model has its own mesh, which must be taken inside of it
     is_inside = not jax.sharding.get_abstract_mesh().empty
     return jax.shard_map(
         function,

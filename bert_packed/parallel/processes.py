@@ -68,8 +68,8 @@ class Processes(Alone):
     """The processes of a cluster: a context manager that ends this one if another is lost.
 
     Args:
-        index, num: As in `Alone`.
-        service: The backend's, already connected. `share(numbers)` returns the first process's float32 array
+        index, num: Number of this process, and of all, as in `Alone`.
+        service: Service of the backend, connected. `share(numbers)` returns the first's float32 array
             in all; `is_loss(error)` is True for errors that a lost process causes; `leave(together)`
             disconnects; `strategy` is as in `Alone`.
     """

@@ -24,7 +24,7 @@ class Replicas:
     """Devices that take a step together.
 
     Attributes:
-        num: R, of all processes.
+        num: R, replicas of all processes.
         num_local: Replicas of this process.
         shares_processor: True where a process's devices are parts of one processor, as logical devices are.
         strategy: `tf.distribute.Strategy`, or None under JAX.
@@ -57,7 +57,7 @@ class Replicas:
         if self.layout:
             import jax
 
-            # Made in the host's memory: the whole model may not fit a device
+            # Weights are made in the host's memory: the whole model may not fit a device
             try:
                 return jax.default_device(jax.local_devices(backend="cpu")[0])
             except RuntimeError as error:
@@ -70,7 +70,7 @@ class Replicas:
     def by_replica(self, values, micro_batch_size):
         """Packs of this process, `[packs, ...]`, by replica: `[num_local, packs of a replica, ...]`.
 
-        Of 4 replicas that share 2 micro-batches of 4:
+        Four replicas that share 2 micro-batches of 4:
 
             [0 1 2 3 4 5 6 7]  ->  [[0 4] [1 5] [2 6] [3 7]]
         """
@@ -86,7 +86,7 @@ def make_replicas(distribution, strategy=None, target=None):
     Args:
         distribution: "none" for one device; "mirrored" for all of this process; "multi_worker" for all
             processes of a started cluster; "tpu" for all cores of a TPU.
-        strategy: Of the cluster, under TensorFlow; None makes it here.
+        strategy: Strategy of the cluster, under TensorFlow; None makes it here.
         target: `Target` whose devices all share a step where they need not be here, under any distribution.
 
     Raises:

@@ -165,7 +165,7 @@ def _sends(axis, root, reach):
 
 
 def _reduced_in_turn(make, axis):
-    """On device l, the sum of `make(l)` of all devices along an axis."""
+    """The sum of `make(l)` of all devices along an axis, on device l."""
     place, total = jax.lax.axis_index(axis), None
     for root in range(size(axis)):
         found = reduce(make(root), axis, root)

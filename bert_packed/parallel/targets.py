@@ -14,7 +14,7 @@ import re
 from bert_packed.architectures.registry import FLOAT32, MIXED
 from bert_packed.core.settings import InputError
 
-# As its driver gives it to XLA: NVIDIA H100 SXM5, 80 GB
+# The driver of an NVIDIA H100 SXM5 with 80 GB describes it to XLA in this way
 H100 = """
 gpu_device_info {
   threads_per_block_limit: 1024  threads_per_warp: 32  threads_per_core_limit: 2048
@@ -38,7 +38,7 @@ TPU_ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
 }
 
-# Words of libtpu where a program does not fit a chip's memory. Smaller memories run out by the same status
+# libtpu says this where a program does not fit a chip's memory. Smaller memories run out by the same status
 FULL = re.compile(
     r"RESOURCE_EXHAUSTED.*?(?:Used (\S+) of (\S+) hbm|temporaries \((\S+)\) exceeds available HBM \((\S+)\))"
 )
@@ -75,8 +75,8 @@ class Target:
         platform: "cpu", "gpu" or "tpu".
         devices: JAX's, in its order, of an `accelerator` that need not be here; None for those of this
             process.
-        accelerator: None for those of this process.
-        name: As in `--compile_for`.
+        accelerator: `Accelerator` of the devices; None for those of this process.
+        name: Value of `--compile_for`.
     """
 
     platform: str
@@ -88,12 +88,12 @@ class Target:
     def compiler_options(self):
         """XLA's options for a program of these devices: dict."""
         if self.platform == "cpu":
-            # On the CPU, XLA drops the barriers around rematerialised blocks before it merges equal
+            # XLA for CPUs drops the barriers around rematerialised blocks before it merges equal
             # computations, and so keeps every activation after all. GPU and TPU drop them late enough, and
             # need the pass
             return {"xla_disable_hlo_passes": "cse_barrier_expander"}
         if self.platform == "gpu":
-            # Else XLA tries dozens of kernels of its own for each product. On an H100 with 16 cores a step of
+            # XLA would try dozens of kernels of its own for each product. On an H100 with 16 cores a step of
             # bert-base was not compiled after 90 s then, and takes 45 s with cuBLAS's products alone
             options = {"xla_gpu_enable_triton_gemm": False}
             # Measuring needs the device
@@ -148,7 +148,7 @@ def absent_target(text):
     import jax
     from jax.experimental import topologies
 
-    # Else JAX would look for a real TPU as soon as libtpu is installed
+    # JAX would otherwise look for a real TPU as soon as libtpu is installed
     jax.config.update("jax_platforms", "cpu")
     for name, value in TPU_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -197,7 +197,7 @@ def programs_for(target, engine, batch, micro_batch_size):
     import jax  # an extra
 
     try:
-        # From JAX 0.11 kernels for GPUs are lowered for the default device, which would be this machine's CPU
+        # JAX 0.11 and later lower kernels for GPUs for the default device, which would be this machine's CPU
         with jax.default_device(target.devices[0]):
             programs = engine.step_programs(batch)
     except jax.errors.JaxRuntimeError as error:
@@ -216,6 +216,6 @@ def programs_for(target, engine, batch, micro_batch_size):
 
 
 def memory_in(reason):
-    """What a refused program needs and what a chip has, as (str, str), from a compiler's words, or None."""
+    """Memory that a refused program needs and a chip has, as (str, str), from a compiler's words, or None."""
     found = FULL.search(reason)
     return tuple(size for size in found.groups() if size) if found else None

@@ -55,13 +55,13 @@ def encode_varints(values):
     if size:
         words, masks = _varint_tables(size)
         flat = np.ascontiguousarray(values).reshape(-1)
-        # clip, because NumPy otherwise compares again what was compared above
+        # with clip, NumPy does not compare again what was compared above
         encoded, is_used = (table.take(flat, mode="clip") for table in (words, masks))
         encoded, is_used = encoded.view(np.uint8), is_used.view(bool)
     else:
         encoded, is_used = (array.reshape(-1) for array in _spread(values, largest))
     widths = np.count_nonzero(is_used.reshape(num_rows, -1), axis=1)
-    # compress, because indexing with a mask takes twice as long where it alternates
+    # indexing with a mask takes twice as long as compress where the mask alternates
     return np.compress(is_used, encoded).tobytes(), np.cumsum(widths)
 
 

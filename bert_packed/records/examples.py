@@ -67,7 +67,7 @@ def decode_varints(content, ends):
 
 def _join_bytes(content, dtype, most):
     """The numbers of varints that follow one another, uint8 `[m]`; None where one has over `most` bytes."""
-    # as if one began at every byte, since that is the same for all and gathers nothing; then the others go
+    # numbers are read as if one began at every byte, which needs no gathering; the others are dropped after
     lower, goes_on = content & 0x7F, content >= MORE
     begins = np.concatenate([[True], ~goes_on[:-1]])
     found = []
@@ -85,13 +85,13 @@ def _join_bytes(content, dtype, most):
             values[: len(part)] |= part
             more = goes_on[start + number : end + number]
             follows = follows[: len(more)] & more
-        # compress, because indexing with a mask takes twice as long where it alternates
+        # indexing with a mask takes twice as long as compress where the mask alternates
         found.append(np.compress(begins[start:end], values))
     return np.concatenate(found)
 
 
 def _find_values(records, dtypes):
-    """Where the packed values of features are: dict from name to starts and ends, int64 `[n]`."""
+    """Places of the packed values of features: dict from name to starts and ends, int64 `[n]`."""
     names = {name.encode(): name for name in dtypes}
     reader = _Reader(records)
     reader.expect(EXAMPLE_FEATURES)

@@ -108,7 +108,7 @@ def _check_stamps(stamps, inodes):
 
 
 def read_input_manifests(paths):
-    """What manifests beside files say: dict of the `INHERITED_KEYS` that are known, and `read_promises`."""
+    """Facts of manifests beside files: dict of the `INHERITED_KEYS` that are known, and `read_promises`."""
     vocabulary, known_from = {}, None
     for directory, manifest in _manifests_beside(paths):
         found = _known(manifest, INHERITED_KEYS)
@@ -133,7 +133,7 @@ def read_promises(paths):
 
 def check_promises(promised, path, num_records, sha256):
     """Raise `InputError` where a file is not what was `promised` of it, by `read_promises`."""
-    # the number first, for its message: of files that lost whole records, or have some twice
+    # the number is compared first, as its message says more: files lost whole records, or have some twice
     for key, rule, received in (
         ("num_records", "hold {} records", num_records),
         ("sha256", "have the SHA-256 {}", sha256),
@@ -145,7 +145,7 @@ def check_promises(promised, path, num_records, sha256):
 
 def folder_of(path):
     """The folder that holds a file, local or behind a URL, where its manifest is."""
-    # a `Path` would make gs:/b of gs://b, which is no file at all and has no manifest
+    # a `Path` would make gs://b into gs:/b, which is no file at all and has no manifest
     head = str(path).rpartition("/")[0]
     if head.endswith(":/"):  # ram://a.tfrecord: nothing but the scheme is before the name
         return f"{head}/"
@@ -157,7 +157,7 @@ def _once_each(paths, argument):
     kept = {}
     for path in paths:
         if storage.is_remote(path):
-            # In an object store ./a is another object than a, so that neither may be left out in silence
+            # An object store may hold ./a and a as two objects, so neither may be left out in silence
             scheme, _, rest = path.partition("://")
             identity, spelling = f"{scheme}://{os.path.normpath(rest)}", path
         else:
@@ -190,9 +190,9 @@ def read_own_manifest(directory, kind):
 
 
 def _kind_of(manifest):
-    """Of `WRITERS`, the kind of a manifest that may be broken in form; None for another program's."""
+    """The kind, one of `WRITERS`, of a manifest that may be broken in form; None for another program's."""
     written = manifest.get("kind")
-    # Taken for another program's, it would promise nothing, and all checks would be off without a word
+    # Taken for another program's, a broken one of ours would promise nothing and switch all checks off
     if written not in list(WRITERS) and not {"settings", "versions"} <= manifest.keys():
         return None
     return "unpacked" if written == "unpacked" or "splits" in manifest else "packed"
@@ -254,7 +254,7 @@ def write_scans(store, scans):
     """Keep scans of undamaged files, path -> result of `scan_unchanged`, in the place of older ones."""
     scans = {path: (scan, stamp) for path, (scan, stamp) in scans.items() if stamp[1]}
     facts = [[path, stamp, scan.sha256, scan.num_records] for path, (scan, stamp) in scans.items()]
-    # Sizes instead of offsets: two bytes a record, most often, instead of eight
+    # Sizes mostly take two bytes a record, where offsets take eight
     sizes = np.concatenate([np.zeros(0, np.int64), *(np.diff(scan.offsets) for scan, _ in scans.values())])
     header = json.dumps({"format": SCANS_FORMAT, "files": facts}).encode()
     with storage.write_whole(store) as partial, storage.open_file(partial, "wb") as file:

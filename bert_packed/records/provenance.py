@@ -73,13 +73,13 @@ logger = logging.getLogger(__name__)
 
 
 def provenance_path(path):
-    """Where the index of a shard is: `a.tfrecord` -> `a.provenance.npz`."""
+    """Path of the index of a shard: `a.tfrecord` -> `a.provenance.npz`."""
     return str(path).removesuffix(".tfrecord") + SUFFIX
 
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """Where the text of an instance comes from, as the manifest of the instances says."""
+    """Origin of the text of an instance, as the manifest of the instances says."""
 
     path: str  # of the text file
     sha256: str  # "" where the manifest has none
@@ -180,7 +180,7 @@ class _Column:
 
 def _write_npz(file, columns):
     """Write what `np.savez_compressed` would, from a dict of `_Column`."""
-    # allowZip64 and ZipInfo's own date, 1980, as NumPy has them: equal arrays are equal bytes
+    # allowZip64 and ZipInfo's own date, 1980, are those of NumPy: equal arrays are equal bytes
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, allowZip64=True) as archive:
         for name, column in columns.items():
             descr = np.lib.format.dtype_to_descr(column.dtype)
@@ -275,7 +275,7 @@ def _open_arrays(index_path):
 
 def _check_owner(arrays, index_path, path, checksum, column, size):
     """Raise `InputError` where an index is not of the file `path`, which has this SHA-256."""
-    # without a checksum, as indexes were once, by the size of a column, where the manifest says that
+    # older indexes have no checksum: the size of a column decides, where the manifest says it
     if CHECKSUM in arrays:
         found = bytes(arrays[CHECKSUM].tolist()).hex()
         received = f"that of a file with {found}" if found != checksum else ""

@@ -16,7 +16,7 @@ from bert_packed.records.record_rules import (
 )
 from bert_packed.records.sequences import BERT_LAYOUT, make_sequences
 
-# The features of length S are compared and gathered only, which is faster in small numbers
+# The features of length S are only compared and gathered, which is faster in small numbers
 NARROW = (schema.INPUT_IDS, schema.INPUT_MASK, schema.SEGMENT_IDS)
 
 

@@ -81,7 +81,7 @@ def check_slots(check, features, depth, is_split=False):
 
 def find_objective(path):
     """The objective of the records of a file, packed or not, as `PackSpec.objective`."""
-    # what has no `label_mask` counts as BERT's, and its readers report what is missing
+    # records without `label_mask` count as BERT's, whose readers report what is missing
     names = feature_names(first_record(path), path, 1)
     return schema.CAUSAL_LM if schema.LABEL_MASK in names else schema.MLM_NSP
 

@@ -90,7 +90,7 @@ class Sequences:
         return self.columns[name]
 
     def offsets(self, name):
-        """Where each sequence's entries of a column start, the total last: int64 `[n + 1]`."""
+        """Starts of each sequence's entries of a column, the total last: int64 `[n + 1]`."""
         return self._offsets[self.layout[name].sizes]
 
     @functools.cached_property
@@ -207,7 +207,7 @@ def range_indices(starts, lengths):
 
 
 def to_offsets(lengths):
-    """Where ranges of these lengths start, the total last: [3 2] -> [0 3 5], int64."""
+    """Starts of ranges of these lengths, the total last: [3 2] -> [0 3 5], int64."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets

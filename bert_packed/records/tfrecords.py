@@ -83,7 +83,7 @@ def read_batches(path, max_bytes=READ_BYTES, spans=None):
     size, _ = storage.size_and_time(path)
     if size == 0:
         raise InputError(f"every TFRecord file must hold a record. Received: {path}, which is empty.")
-    # An unbuffered file: a buffer would read thousands of bytes behind each span, which others read
+    # A buffer would read thousands of bytes behind each span, which others read
     with storage.open_file(path, buffering=0) as file:
         for offset, num_bytes, number in [(0, size, 1)] if spans is None else spans:
             file.seek(offset)
@@ -175,7 +175,7 @@ def masked_checksums(content, starts, ends):
 
 def _frames(path, read, left, most, number):
     """Cut `left` bytes of a file into pieces of at most `most`, or one frame; no checksum is compared."""
-    # yields bytes, and a list of where in them each frame begins and the last one ends
+    # it yields bytes, and a list of where in them each frame begins and the last one ends
     held, wanted = b"", HEADER.size
     while left > 0:
         with storage.naming_file(path):
@@ -196,7 +196,7 @@ def _frames(path, read, left, most, number):
         if len(held) >= HEADER.size:
             length, checksum = HEADER.unpack_from(held)
             wanted = FRAME_BYTES + length
-            # before anything is read for its sake: a damaged length may be anything
+            # the check comes before a read of that length: a damaged length may be anything
             if masked_checksums(held, np.array([0]), np.array([LENGTH.size]))[0] != checksum:
                 raise _damage(path, number)
         if not more or (held and wanted - len(held) > left):

@@ -20,7 +20,7 @@ def export_checkpoint(config):
     check_exists(config.init_checkpoint)
     check_backend(config, choose_backend())
     output = check_output(config.output_dir)
-    # Keras: not for --help
+    # These import Keras, which --help need not wait for
     from bert_packed.architectures.packed_model import build_model
     from bert_packed.checkpoints import export_formats, starting_weights
     from bert_packed.runs.exports import read_audit, read_origin, write_model_card

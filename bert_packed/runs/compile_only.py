@@ -129,7 +129,7 @@ def find_largest(run):
             config,
             micro_batch_size=size * unit,
             train_batch_size=num_parts * size * unit,
-            # It belongs to the schedule alone, but must be whole micro-batches
+            # The initial batch belongs to the schedule alone, but must be whole micro-batches
             initial_batch_size=size * unit if config.initial_batch_size else 0,
         )
         try:

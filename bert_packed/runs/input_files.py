@@ -19,7 +19,7 @@ def describe_inputs(paths, scans=None, are_checked=False):
     """Identify packed TFRecord files: list of dicts `path`, `sha256`, `num_records`.
 
     Args:
-        scans: Their `tfrecords.FileScan`, where they were read already.
+        scans: `tfrecords.FileScan` of each file; None to read them here.
         are_checked: True if their records were decoded, so that only the manifests are left to compare.
 
     Raises `InputError` where a file is damaged (file and record), or is not what its manifest says.

@@ -19,7 +19,7 @@ def time_interleaved(ways, num_repeats):
         way(0)
     seconds = {name: [] for name in ways}
     for repeat in range(num_repeats):
-        # `a b`, `b a`, `a b`, ...: a machine that slows down steadily favours none
+        # The order `a b`, `b a`, `a b`, ... favours none on a machine that slows down steadily
         for name in list(ways)[:: -1 if repeat % 2 else 1]:
             start = time.perf_counter()
             ways[name](repeat)
@@ -34,7 +34,7 @@ class Contender:
     name: str  # for the table
     step: Callable[[dict], dict]  # takes one training step on a batch and returns its sums
     batches: list[dict]  # to time, all of the same shape
-    # Means of the whole data set: the few packs of these batches hold very different numbers of sequences
+    # Both are means of all data: the few packs of these batches hold very different numbers of sequences
     sequences_per_step: float
     packing_factor: float
 

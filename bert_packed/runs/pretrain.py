@@ -33,7 +33,7 @@ def pretrain(config, prepare=None):
     with cluster.start(config.distribution, choose_backend()) as processes:
         if prepare:
             processes.first_decides(lambda: prepare() and None)
-        # TensorFlow: not before the backend is chosen
+        # This imports TensorFlow, which must wait until the backend is chosen
         from bert_packed.runs.evaluate_only import Evaluation
         from bert_packed.runs.pretraining import Run
 

@@ -142,7 +142,7 @@ class Run:
         processes.say(describe_run(config, self.model_config, data, self.kernels.description))
         steps_before = 0
         if config.keep_optimizer_state:
-            # Needed before the optimizer is built: its schedule begins at that step
+            # The optimizer needs the number when it is built: its schedule begins at that step
             steps_before = checkpoint.steps_before(self.latest, config.init_checkpoint)
         self.engine = self.build_engine(steps_before)
         if config.layout != "none":
@@ -312,7 +312,7 @@ class Run:
     def _first_writes(self, write):
         # Every process does this: they fetch parts of the weights from each other's devices
         held = self.engine.to_save(keeps=self.processes.is_first)
-        # A string, since the decision travels to the other processes as JSON
+        # The result is a string, since it travels to the other processes as JSON
         self.processes.first_decides(lambda: str(write(held)))
 
     def evaluate(self, step):
@@ -340,12 +340,12 @@ class Run:
         packed, unpacked = self.data.train, self.data.unpacked
         if not unpacked.files:
             return []
-        # Full steps, as all are after the batch has grown
+        # Steps are full, as all are after the batch has grown
         config = dataclasses.replace(self.config, initial_batch_size=0, batch_warmup_steps=0)
         full = dataclasses.replace(self, config=config)
         contenders = []
         for name, engine, packs, factor in (
-            # Its own weights: it only gives the time of a step, which does not depend on them
+            # A new engine's weights do: it only gives the time of a step, which does not depend on them
             ("unpacked", self.build_engine(), unpacked, 1.0),
             ("packed", self.engine, packed, packed.packing_factor),
         ):
@@ -371,7 +371,7 @@ class Run:
         if self.data.eval.files:
             packs["eval_batch_size"] = config.eval_batch_size
         if config.layout == "none":
-            # Data parallelism alone, every device holds the whole model
+            # This is data parallelism alone: every device holds the whole model
             replicas = make_replicas(config.distribution, self.processes.strategy, self.target)
             check_shares(replicas, **packs)
             return replicas

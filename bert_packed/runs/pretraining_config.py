@@ -14,7 +14,7 @@ from bert_packed.text.masking import masking_rules
 
 @dataclasses.dataclass(frozen=True)
 class PretrainingConfig(
-    # Flags have the order of these from right to left
+    # Flags have the order of these groups, from right to left
     groups.CallSettings,
     groups.LogSettings,
     groups.DeviceSettings,
@@ -171,7 +171,7 @@ class PretrainingConfig(
 
 @dataclasses.dataclass(frozen=True)
 class PretrainingResult:
-    """What a call of `pretrain` ended with."""
+    """Result of a call of `pretrain`."""
 
     output_dir: str
     metrics: list[dict]  # the last figures, a row for training and one for the held-out data; [] if stopped

@@ -41,7 +41,7 @@ class PackedFiles:
 
     @functools.cached_property
     def index(self):
-        """Where the packs are: `PackIndex`; files that are not read yet are at its first use."""
+        """Positions of the packs: `PackIndex`; its first use reads the files that are not read yet."""
         return index_files(self.files, self.found)
 
     @property
@@ -76,7 +76,7 @@ class PackedFiles:
 
     @property
     def vocab_size(self):
-        """Of the vocabulary, or None where no manifest has it."""
+        """Size of the vocabulary, or None where no manifest has it."""
         return max((manifest.get("vocab_size") or 0 for manifest in self.manifests), default=0) or None
 
     @property
@@ -108,7 +108,7 @@ class PackedData:
 
     @property
     def facts(self):
-        """What `run.json` keeps of the data: dict of `inputs`, `vocabulary` and `data`."""
+        """Facts of the data that `run.json` keeps: dict of `inputs`, `vocabulary` and `data`."""
         vocabulary = self.vocabulary and self.vocabulary.facts
         facts = {
             "packing_factor": self.train.packing_factor,
@@ -209,7 +209,7 @@ def check_claims(config, found):
                     f"{folder}/{MANIFEST_NAME}. Received: {most}."
                 )
         if most and None in (*known.values(), *([] if known else [None])):
-            # No manifest says it: what the first packs hold may still be more
+            # If no manifest has it, the first packs are read, though others may hold more
             number = int(next(read_packed(packs.files[0]))["num_predictions"].max())
             if number > most:
                 raise InputError(
@@ -239,7 +239,7 @@ def check_fits(data, model_config, config):
     """
     model, length = config.bert_config_file, data.train.spec.max_seq_length
     if model_config.ablation_no_position_reset:
-        # The batches' own positions, which are checked, restart; these do not, and a look-up would clip them
+        # The batches' checked positions restart; the ablation's do not, and a look-up would clip them
         what = "the length of packs of `input_file`, with ablation=no_position_reset,"
         check_at_most(model_config, "max_position_embeddings", what, length, model)
     if data.vocabulary:
@@ -339,7 +339,7 @@ def _check_comparable(train, unpacked):
             "Received: none."
         )
     if sum(m["num_sequences"] for m in unpacked.manifests) not in (
-        # No manifest beside the unpacked records: their number is unknown
+        # The number of unpacked records is unknown, as no manifest is beside them
         0,
         sum(m["num_sequences"] for m in train.manifests),
     ):

@@ -149,7 +149,7 @@ class CallSettings:
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig(
-    # Flags have the order of these from right to left
+    # Flags have the order of these groups, from right to left
     CallSettings,
     LogSettings,
     DeviceSettings,

@@ -45,7 +45,7 @@ OWN_FILES = (
 )
 SKIPPED_FILE = re.compile(r"skipped_steps\.\d+\.jsonl")
 EVENTS_FOLDER = "tensorboard"
-# Defaults of flags that are gone. `autotune` is not among them: it chose for each machine
+# Flags that are gone had these defaults. `autotune` is not among them: it chose for each machine
 REMOVED_FLAGS = {"recipe": "", "summa": "gather", "peak_flops": 0.0}
 EXPORT = re.compile(r"export-\d+(\.replaced)?")  # of `exports.py`
 
@@ -147,7 +147,7 @@ def check_own(output_dir, result_files=()):
 
 @contextlib.contextmanager
 def naming_last_checkpoint(folder):
-    """Where the body's training diverges, name the last good checkpoint in the `InputError`."""
+    """Name the last good checkpoint in the `InputError` of a body whose training diverges."""
     try:
         yield
     except NotFiniteError as error:
@@ -198,7 +198,7 @@ def find_checkpoint(folder, config, facts):
 def find_whole_checkpoint(folder, report):
     """The newest checkpoint of a run that is as it was written; newer, damaged ones are set aside.
 
-    `report` is called with a line for people about each of these. Of several processes the first calls this,
+    `report` is called with a line for people about each of these. The first of several processes calls this,
     before the others list the checkpoints.
 
     Raises:
@@ -258,7 +258,7 @@ def as_begun(config, processes=ALONE):
         continues = not config.overwrite and folder.is_dir() and list_checkpoints(folder)
         run = read_run(folder) if continues and (folder / RUN_FILE).exists() else {"flags": {}}
         flags = run["flags"]
-        # It might not divide another batch
+        # The micro-batch might not divide another batch
         is_same = flags.get("train_batch_size") == config.train_batch_size
         micro_batch_size = flags.get("micro_batch_size", 0) if is_same else 0
         return flags.get("dtype", devices_here().dtype), micro_batch_size
@@ -290,7 +290,7 @@ def start_run(folder, config, facts):
             path.unlink()
     results = {"result_files": list(config.result_files)} if config.result_files else {}
     write_json(folder / RUN_FILE, {"flags": dataclasses.asdict(config), **facts, **results})
-    # Only for people: continuing compares with `run.json`
+    # The flagfile is only for people: continuing compares with `run.json`
     write_text(str(folder / FLAGFILE), to_flagfile(config))
 
 

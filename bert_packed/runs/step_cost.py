@@ -11,8 +11,8 @@ from bert_packed.training.backend import compiled
 
 MATMUL_SIZE, LARGEST_MATMUL = 1024, 8192
 LEAST_SECONDS = 2e-3
-# Measured against real steps of bert-tiny to bert-base: element-wise work, softmax and the update come on
-# top of the matrix products
+# Real steps of bert-tiny to bert-base took this much more than their matrix products: element-wise work,
+# softmax and the update come on top
 OVERHEAD = 1.5
 
 
@@ -24,7 +24,7 @@ def step_flops(model_flops, spec, batch_size):
     num_tokens = batch_size * spec.max_seq_length
     sums = {
         "num_tokens": num_tokens,
-        # Attention's two S x S products in full: the mask does not save them
+        # Attention computes its two S x S products in full: the mask does not save them
         "num_pairs": num_tokens * spec.max_seq_length,
         "num_predictions": batch_size * (spec.max_predictions_per_pack or spec.max_seq_length),
         "num_sequences": 0,
@@ -34,8 +34,8 @@ def step_flops(model_flops, spec, batch_size):
 
 def measured_flops_per_second(repeats=10, dtype="float32"):
     """This machine's rate at a compiled matrix product of "float32" or "bfloat16": the best of `repeats`."""
-    # The best, not the median: other programs slow some of these milliseconds down, but not a whole run. Side
-    # 1024, or twice that, and so on: on a small product an accelerator would spend less than on being called
+    # The best counts, as other programs slow some of these milliseconds down, but not a whole run. The side
+    # grows from 1024 by doubling: on a small product an accelerator would spend less than on being called
     product = compiled(lambda a: ops.matmul(a, a))
     size = MATMUL_SIZE
     while True:
@@ -54,7 +54,7 @@ def measured_flops_per_second(repeats=10, dtype="float32"):
 
 def _wait(matrix):
     """Wait until a device has computed a matrix, of which one element is fetched."""
-    # Not `convert_to_numpy`, which fails on a bfloat16 of TensorFlow
+    # `convert_to_numpy` fails on a bfloat16 of TensorFlow
     return float(matrix[0, 0])
 
 

@@ -40,7 +40,7 @@ class RecordsVocabulary:
 
 
 def names_for(model_config):
-    """Those of `NAMES` that the vocabulary of a model's family may have: list."""
+    """The names, of `NAMES`, that the vocabulary of a model's family may have: list."""
     able = family_of(model_config).load_names().vocabularies
     return [name for name in NAMES if name in able]
 
@@ -48,7 +48,7 @@ def names_for(model_config):
 def find_vocab(init_checkpoint, vocab_file, model_config):
     """The vocabulary that is given, else the one of a checkpoint, of a form for its model: `Path`.
 
-    Of two files of other sizes in a folder it is that of the model's size. Raises `InputError` where there is
+    If a folder holds two vocabularies, the one of the model's size wins. Raises `InputError` where there is
     none.
     """
     if vocab_file:
@@ -111,7 +111,7 @@ def check_start(init_checkpoint, model_config, records):
 
 
 def _have_equal_tokens(path, other_path, other_content):
-    """Whether a checkpoint's vocabulary has the tokens of another of the same kind."""
+    """True if a checkpoint's vocabulary has the tokens of another of the same kind."""
     if path.name == VOCAB_FILE:
         # Tokens hold no ASCII white space: line ends may differ
         return path.read_bytes().split() == other_content.split()
@@ -120,7 +120,7 @@ def _have_equal_tokens(path, other_path, other_content):
 
 
 def _ids_of_texts(tokenizer):
-    """What decides the ids of texts; programs write the rest of an equal tokenizer in other words."""
+    """The parts that decide the ids of texts; programs may write the rest of an equal tokenizer otherwise."""
     content = json.loads(tokenizer.to_str())
     parts = content["model"].get("merges"), content["normalizer"], content["pre_tokenizer"]
     return tokenizer.get_vocab(), *parts

@@ -65,7 +65,7 @@ def predict(forward, sequences, packs, spec, batch_size):
         forward: Compiled function from a batch to a dict of outputs: `[B, S]` or `[B, S, C]` for tokens,
             `[B, K, C]` for sequences.
         sequences: n `Sequences` without predictions.
-        packs, spec: From `update_packs.pack_all`.
+        packs, spec: Result of `update_packs.pack_all`.
         batch_size: B; the last batch is filled with empty packs.
 
     Returns a dict from output name to a list of n arrays, `[tokens]`, `[tokens, C]` or `[C]`.

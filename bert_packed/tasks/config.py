@@ -126,7 +126,7 @@ class ScoredConfig(FinetuneConfig):
 
 @dataclasses.dataclass(frozen=True)
 class FinetuningResult:
-    """What a call of `finetune` ended with."""
+    """Result of a call of `finetune`."""
 
     output_dir: str
     scores: dict  # from name to float; {} where there is nothing to score against
@@ -134,7 +134,7 @@ class FinetuningResult:
 
     @property
     def exit_status(self):
-        """That of a command, as shells report a process that a signal ended: int."""
+        """Exit status of a command, as shells report a process that a signal ended: int."""
         return 128 + self.stopped_by if self.stopped_by else 0
 
 

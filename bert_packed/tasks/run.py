@@ -145,7 +145,7 @@ def run_task(config, text, objective, read_training, predict=None, evaluation=No
                 return FinetuningResult(config.output_dir, {}, stopped_by)
         else:
             model = _load_model(config, text.config, objective)
-            # Not over those of a training that is in the folder
+            # The flagfile of a training that is in the folder stays
             if not (folder / run_directory.RUN_FILE).exists():
                 write_text(str(folder / run_directory.FLAGFILE), to_flagfile(config))
         scores = predict(model, folder) if predict else None
@@ -175,8 +175,8 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation):
     size = count_of(config.train_batch_size, config.batch_unit)
     print(f"plan       {count_of(steps.num_train_steps, 'step')} of {size}")
     updates = _plan_updates(config, data, steps.num_train_steps)
-    # One static shape for all steps, as wide as the fullest pack and as long as the longest step: XLA
-    # compiles once
+    # All steps have one static shape, as wide as the fullest pack and as long as the longest step, so that
+    # XLA compiles once
     updates = fit_predictions(updates, data.sequences["num_predictions"])
     at_once = config.micro_batch_size or updates.num_packs
     num_packs = -(-updates.num_packs // at_once) * at_once
@@ -208,7 +208,7 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation):
         if config.init_checkpoint:
             run_directory.check_outside(config.init_checkpoint, folder)
             _load_weights(config, model_config, engine.model)
-        # Removes an earlier run, so only now: weights that cannot be loaded have raised above
+        # This removes an earlier run, so it comes last: weights that cannot be loaded have raised above
         run_directory.start_run(folder, config, {**facts, "packing_factor": updates.packing_factor})
         write_text(str(folder / file_name(text.vocab_path)), vocab_text)
         if data.classes:
@@ -224,7 +224,7 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation):
         evaluated = _EvaluationLog(evaluation, folder, engine.model, scored)
 
     def save(step, state):
-        # First the rows: a run that continues from this checkpoint needs every row up to its step
+        # Rows come first: a run that continues from this checkpoint needs every row up to its step
         for one in (log, evaluated):
             if one:
                 one.flush_to_disk()
@@ -295,7 +295,7 @@ def has_results(config, text, inputs, results, evaluated):
     config, folder = run_directory.as_begun(config), Path(config.output_dir)
     if not folder.is_dir() or not run_directory.find_checkpoint(folder, config, _facts(text, inputs)):
         return False
-    # A run that starts removes them, so those that are there are of this run, once it is over
+    # A run that starts removes its results, so those that are there once it is over are its own
     found = [folder / name for name in results]
     newest = max((Path(path).stat().st_mtime_ns for path in evaluated), default=0)
     return bool(found) and all(path.is_file() and path.stat().st_mtime_ns > newest for path in found)

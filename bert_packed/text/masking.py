@@ -6,7 +6,7 @@ import numpy as np
 
 from bert_packed.core.settings import InputError
 
-# These shares of the predicted tokens are replaced, the rest stay. Hugging Face's collator has the same names
+# Predicted tokens are replaced in these shares, the rest stay. Hugging Face's collator has the same names
 MASK_REPLACE_PROB = 0.8
 RANDOM_REPLACE_PROB = 0.1
 
@@ -58,7 +58,7 @@ def mask_tokens(token_ids, vocabulary, num_predictions, limit, rules, rng):
 
     Args:
         token_ids: int32 `[L]` with [CLS] and [SEP].
-        num_predictions: Wanted; fewer if the sequence is shorter, or no whole word fits the rest.
+        num_predictions: Number wanted; fewer if the sequence is shorter, or no whole word fits the rest.
         limit: Most predictions where no whole word fits `num_predictions`: the shortest is cut there.
 
     Returns:

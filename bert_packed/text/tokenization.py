@@ -66,7 +66,7 @@ class Vocabulary:
 def load_vocab(path):
     """`Vocabulary` of a file with one WordPiece a line, whose id is the line's number from 0."""
     text = storage.read_text(path)
-    # Not `splitlines`, which takes WordPieces such as U+2028 for line ends
+    # `splitlines` would take WordPieces such as U+2028 for line ends
     line_end = "\n" if "\n" in text else "\r"
     tokens = tuple(line.strip("\r\n\t ") for line in text.rstrip("\r\n").split(line_end))
     missing = [token for token in SPECIAL_TOKENS if token not in tokens]

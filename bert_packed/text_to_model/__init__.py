@@ -1,1 +1,1 @@
-"""From text to a trained, audited model in the form of Hugging Face: `bert-packed train`."""
+"""`bert-packed train`: the way from text to a trained, audited model in the form of Hugging Face."""

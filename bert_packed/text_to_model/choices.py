@@ -49,7 +49,7 @@ def choose_training(config, manifest, folder, platform):
 
     Args:
         config: `TrainConfig`.
-        manifest: Of the training packs.
+        manifest: Manifest of the training packs.
         folder: `OutputFolder`.
         platform: "cpu", "gpu" or "tpu".
 
@@ -61,7 +61,7 @@ def choose_training(config, manifest, folder, platform):
     width = load_model_config(model.value).hidden_size
     rate = next((rate for most, rate in RATES if width <= most), LEAST_RATE)
     rate = config.learning_rate or (STARTED_RATE if config.init_checkpoint else rate)
-    # This is a first guess where hours are given, for a step to time
+    # The steps are a first guess where hours are given, so that a step can be timed
     sequences = manifest["num_sequences"] * (config.num_train_epochs or DEFAULT_EPOCHS)
     packs = config.train_batch_size or packs_of_a_step(sequences, manifest["packing_factor"])
     most = (CPU_TOKENS_AT_ONCE if on_cpus else ACCELERATOR_TOKENS_AT_ONCE) // config.max_seq_length

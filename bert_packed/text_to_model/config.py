@@ -141,7 +141,7 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingResult:
-    """What a call of `train` ended with."""
+    """Result of a call of `train`."""
 
     output_dir: str
     model_dir: str  # in the form of Hugging Face; "" where there is none yet
@@ -150,5 +150,5 @@ class TrainingResult:
 
     @property
     def exit_status(self):
-        """That of a command: 0, 1 for failures, and as shells report a process that a signal ended."""
+        """Exit status of a command: 0, 1 for failures, and as shells report a process ended by a signal."""
         return 128 + self.stopped_by if self.stopped_by else int(bool(self.failures))

@@ -48,7 +48,7 @@ class OutputFolder:
 
     @property
     def vocab_file(self):
-        """That of the instances, of either kind."""
+        """Vocabulary of the instances, of either kind."""
         of_bytes = self.path("instances", "tokenizer.json")
         return of_bytes if exists(of_bytes) else self.path("instances", "vocab.txt")
 
@@ -118,7 +118,7 @@ def begin(config, folder, text):
         return
     before = read_json(path)
     if config.overwrite or before.get("is_emptied") == call:
-        # Said before anything goes: a call after a kill must not take the rest for whole
+        # This is written before anything goes: a call after a kill must not take the rest for whole
         write_json(path, {"is_emptied": call})
         folder.remove(*RESULTS)
         write_json(path, call)
@@ -163,7 +163,7 @@ def _has_same_content(folder, before, now):
 
 
 def _changes(before, now):
-    """What differs between settings, as text."""
+    """Differences between settings, as text."""
     before = before if isinstance(before, dict) else {}
     names = [name for name, value in now.items() if before.get(name) != value]
     return ", ".join(f"{name} {before.get(name)!r} -> {now[name]!r}" for name in names)

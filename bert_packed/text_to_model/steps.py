@@ -36,8 +36,8 @@ from data_gen.text.create_config import BYTE_BPE, WORDPIECE, CreateConfig
 from data_gen.text.sources import find_text_sources
 
 NUM_STEPS = 6
-# The audit compares with unpacked sequences. What leaks changes a neighbour, for which 0 alone passes;
-# this is rounding, which grows with depth: a fault in positions or losses is larger by far
+# The audit compares with unpacked sequences. A leak changes a neighbour, for which only 0 passes; this is for
+# rounding, which grows with depth: a fault in positions or losses is larger by far
 AUDIT_TOLERANCE = 1e-4
 
 
@@ -80,7 +80,7 @@ def train(config):
 def check(config, num_bytes):
     """Refuse now what a later step would refuse, after hours of earlier ones; raises `InputError`."""
     choose_backend()
-    # Keras: not before the backend is chosen
+    # These import Keras, which must wait until the backend is chosen
     from bert_packed.checkpoints.export_formats import check_vocabulary
     from bert_packed.runs.vocabulary import known_case
     from bert_packed.training.backend import TRAINING_COPIES, check_memory
@@ -216,7 +216,7 @@ def _prove_packs(config, folder):
         {split: find_files(files_of(split), "input_file") for split in config.splits}
         for files_of in (folder.instance_files, folder.packed_files)
     )
-    # Files that are gone or others since need another proof
+    # Files that are gone or have changed since need another proof
     files = sorted(path for found in (inputs, packs) for paths in found.values() for path in paths)
     stamps = [[os.path.relpath(one, folder.top), size, time] for one, size, time in stamp_files(files)]
     is_done = exists(path) and read_json(path).get("files") == stamps
@@ -258,7 +258,7 @@ def _train_model(config, folder):
 def _choose(config, folder):
     """`PretrainingConfig` and the list of what was chosen; steps are compiled, and with hours timed."""
     choose_backend()
-    # Keras: not before the backend is chosen
+    # This imports Keras, which must wait until the backend is chosen
     from bert_packed.parallel.targets import devices_here
     from bert_packed.runs.compile_only import compile_largest_program
     from bert_packed.training.backend import device_memory_bytes
@@ -328,7 +328,7 @@ def _is_due(number, name, is_done):
 def _write_flags(folder, name, command, config):
     """Write the settings of a step as a flagfile of its command."""
     path = folder.path("flags", f"{name}.flags")
-    # Not with those above it: where they are gone, the next call would refuse what it finds
+    # The folders above are not made: where they are gone, the next call would refuse what it finds
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder.path("flags"))
     write_text(path, f"# bert-packed {command} --flagfile={path}\n{to_flagfile(config)}")

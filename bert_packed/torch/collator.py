@@ -68,7 +68,7 @@ class PackingCollator:
         """Prepare.
 
         Args:
-            tokenizer: Of transformers: its padding, mask and special tokens are used.
+            tokenizer: Tokenizer of transformers, whose padding, mask and special tokens are used.
             max_seq_length, max_sequences_per_pack: S and K, as in `bert_packed.plan`.
             mlm_probability: Share of tokens to predict, special ones apart: 80 % become the mask token, 10 %
                 a random one. None or 0 is for causal models: labels are the tokens, or a column `labels`; the
@@ -78,9 +78,9 @@ class PackingCollator:
                 such as ModernBERT. Its `attention_mask` is a dict of two masks; with a single one all layers
                 would see whole sequences. "varlen" needs no `sliding_window`.
             first_position: Position of a sequence's first token; `pad_token_id + 1` for RoBERTa.
-            per_sequence: Return `labels` as `per_sequence_loss` takes them, `[B, K, S]`.
-            dtype: Of the mask; the model's.
-            seed: None draws masks from torch's global generator, new ones each time. A whole number gives a
+            per_sequence: True for `labels` as `per_sequence_loss` takes them, `[B, K, S]`.
+            dtype: Dtype of the mask: the model's.
+            seed: Seed of masks. None draws new ones each time, from torch's generator. A number gives a
                 sequence the same masks always, whatever its batch, pack, worker or rank: for evaluation.
 
         Raises:
@@ -195,8 +195,8 @@ def pack_dataset(dataset, max_seq_length, max_sequences_per_pack="max", *, seed=
     """Pack a whole `datasets.Dataset` by one plan, in memory: another `Dataset`, with a row a pack.
 
     Args:
-        dataset: With `input_ids`, as `PackingCollator` takes them, and further columns of numbers.
-        max_seq_length, max_sequences_per_pack, seed: As in `bert_packed.pack`.
+        dataset: `Dataset` with `input_ids`, as `PackingCollator` takes them, and further columns of numbers.
+        max_seq_length, max_sequences_per_pack, seed: Arguments of `bert_packed.pack`.
 
     Returns:
         Rows for `PackingCollator`: the columns of `bert_packed.pack`, padding 0, in labels -100.
@@ -239,7 +239,7 @@ def per_sequence_loss(outputs, labels, num_items_in_batch=None):
     Acceleration".
 
     Args:
-        outputs: Of the model, with `logits` `[B, S, V]`, of a micro-batch.
+        outputs: Outputs of the model, with `logits` `[B, S, V]`, of a micro-batch.
         labels: int64 `[B, K, S]` of `PackingCollator(per_sequence=True)`.
         num_items_in_batch: Labels of the step that are not -100; None where the micro-batch is the step.
 

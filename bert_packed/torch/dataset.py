@@ -24,7 +24,7 @@ from bert_packed.records.inputs import (
 from bert_packed.records.provenance import read_manifest
 from bert_packed.records.record_rules import read_pack_spec
 
-# The names of transformers, where they are others than those of records
+# transformers has other names than records for these
 ITEM_NAMES = {
     schema.SEGMENT_IDS: "token_type_ids",
     schema.INPUT_MASK: "sequence_ids",
@@ -66,9 +66,9 @@ class PackedDataset(torch.utils.data.IterableDataset):
         input_file: Packed TFRecords: comma-separated paths or globs.
         seed: Seed of the order, which changes with each epoch.
         shuffle_buffer_size: Packs held in memory and shuffled together; 1 for the order on disk.
-        rank, world_size: Default to those of `torch.distributed`, or to 0 and 1 without it.
+        rank, world_size: Process and their number; by default those of `torch.distributed`, else 0 and 1.
         mask_dtype: Dtype of `attention_mask`, by far the largest tensor; None to make it on the device.
-        index_file: Keeps the positions of packs, so that only the first start reads all files.
+        index_file: File that keeps the positions of packs, so that only the first start reads all files.
 
     Attributes:
         spec: `PackSpec`: S, K and P.
@@ -116,14 +116,14 @@ class PackedDataset(torch.utils.data.IterableDataset):
         self.num_packs = self._index.num_packs
         self._seed, self._shuffle_buffer_size = seed, shuffle_buffer_size
         self._rank, self._world_size, self._mask_dtype = rank, world_size, mask_dtype
-        # Shared memory: persistent workers would never see a change of a copied number
+        # The epoch is in shared memory: persistent workers would never see a change of a copied number
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         self._state = None  # where the next iteration continues
         self._num_read, self._read_epoch = 0, 0  # of the iteration that began last
 
     def set_epoch(self, epoch):
         """Choose the epoch of later iterations; without this call all epochs have the same order."""
-        # Another epoch than that of a loaded state begins at its first pack
+        # An epoch other than that of a loaded state begins at its first pack
         if self._state and self._state["epoch"] != epoch:
             self._state = None
         self._epoch.fill_(epoch)
@@ -142,7 +142,7 @@ class PackedDataset(torch.utils.data.IterableDataset):
         self._state = dict(state)
 
     def __iter__(self):
-        # Not in the generator, which starts with the first pack: until then `state_dict` would be wrong
+        # The generator starts only with the first pack: until then `state_dict` would be wrong
         state, self._state = self._state, None
         self._num_read, self._read_epoch = 0, int(self._epoch)
         if state:
@@ -164,7 +164,7 @@ class PackedDataset(torch.utils.data.IterableDataset):
             for features in self._read_packs(packs[is_own]):
                 self._num_read += 1
                 yield self._to_item(features)
-        # Empty packs, until this rank has as many as the first
+        # Empty packs follow until this rank has as many as the first
         most_per_rank = -(-self.num_packs // self._world_size)
         for _ in range(self._num_read, len(range(worker, most_per_rank, num_workers))):
             self._num_read += 1

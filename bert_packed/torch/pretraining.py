@@ -87,7 +87,7 @@ def pretraining_loss(logits, batch, mlm_loss="per_sequence", counts=None):
         weights_BP = weights_BP / made.gather(1, sequences_BP).clamp(min=1)
     mlm = (_nll(logits["mlm_logits"], batch["masked_lm_ids"]) * weights_BP).sum()
     nsp = (_nll(logits["nsp_logits"], batch["next_sentence_labels"]) * batch["next_sentence_weights"]).sum()
-    # Clamped, so that a step of empty packs has a loss of 0
+    # Divisors are clamped, so that a step of empty packs has a loss of 0
     num_sequences, num_predictions = (
         torch.as_tensor(counts[name]).clamp(min=1) for name in ("num_sequences", "num_predictions")
     )

@@ -29,7 +29,7 @@ def products_in(dtype, platform):
     else:
         import tensorflow as tf
 
-        # This holds for the process, and for good: it is read when the traced program is compiled
+        # The setting holds for the process, and for good: it is read when the traced program is compiled
         tf.config.experimental.enable_tensor_float_32_execution(not is_exact)
         yield
 
@@ -49,7 +49,7 @@ def compiled(function, model=None):
         return _compiled_by_jax(traced, model)
     import tensorflow as tf
 
-    # A program for each function and shape is what is wanted
+    # Each function and shape is meant to have its own program
     tf.get_logger().addFilter(_is_told)
     return tf.function(traced, jit_compile=True, reduce_retracing=False, autograph=False)
 
@@ -62,11 +62,11 @@ def _is_told(record):
 def _compiled_by_jax(function, model):
     import jax
 
-    # Arguments of the program: JAX would fold variables that it closes over as constants, and never read
-    # them again
+    # Variables are arguments of the program: JAX would fold those that it closes over as constants, and never
+    # read them again
     variables = model.variables if model is not None else []
 
-    # The options of training steps, without which a GPU compiles for minutes
+    # Training steps have the same options, without which a GPU compiles for minutes
     @functools.partial(jax.jit, compiler_options=devices_here().compiler_options)
     def program(values, *inputs):
         with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
@@ -143,7 +143,7 @@ def device_memory_bytes():
 def check_memory(model_config, num_copies=1):
     """Raise `MemoryError` where a model does not fit a device, before any of its weights is made.
 
-    Else the backend fails in the middle, or the system kills the process. `num_copies` of the weights must be
+    The backend would fail in the middle, or the system kill the process. `num_copies` of the weights must be
     held at once; activations are not counted.
     """
     needed, memory_bytes = num_copies * model_config.weight_bytes, device_memory_bytes()
@@ -184,7 +184,7 @@ class Profile:
                     ...
 
     Args:
-        folder: Receives the trace as `plugins/profile/TIME/HOST.xplane.pb`.
+        folder: Folder that receives the trace, as `plugins/profile/TIME/HOST.xplane.pb`.
         steps: Range of steps; empty for none.
     """
 

@@ -21,17 +21,17 @@ class Hooks:
     Attributes:
         batches: Function from the number of steps taken to an endless iterable of the next batches. One that
             reads ahead has `close`, which is called at the end.
-        log: Takes a row of training figures.
-        show: Takes a line for people about that row.
-        evaluate: Takes a step, returns True to end the run; None for no evaluation.
-        save: Takes a step and the loop's own state, plain JSON.
-        prune: Removes older checkpoints; called once the last one saved has given finite sums.
+        log: Function of a row of training figures.
+        show: Function of a line for people about that row.
+        evaluate: Function of a step that returns True to end the run; None for no evaluation.
+        save: Function of a step and the loop's own state, plain JSON.
+        prune: Function that removes older checkpoints, called once the last one has given finite sums.
         learning_rate: Function from a step's index, from 0, to its rate.
         means: Function from sums over steps to the figures of a row.
-        tell_skipped: Takes a skipped step and its figures that are not finite, as text.
-        shows_progress: Show a progress bar where stderr is a terminal.
+        tell_skipped: Function of a skipped step and its figures that are not finite, as text.
+        shows_progress: True for a progress bar where stderr is a terminal.
         num_processes: Number of processes of the run, which stop together.
-        export: Takes a step; None for no export.
+        export: Function of a step; None for no export.
     """
 
     batches: Callable[[int], Iterable]
@@ -56,7 +56,7 @@ def train(engine, config, hooks, first_step=0, state=None):
     In the first step, which compiles, SIGTERM ends the process of a run that has no other one.
 
     Args:
-        engine: Has `train_step(batch, wants_stop)`; with several processes its sums hold
+        engine: Object with `train_step(batch, wants_stop)`; with several processes its sums hold
             `num_stop_requests`.
         config: `PretrainingConfig`, or another object with its numbers of steps.
         hooks: `Hooks`.
@@ -105,7 +105,7 @@ def train(engine, config, hooks, first_step=0, state=None):
             if is_first:
                 is_first, first_end = False, time.perf_counter()
             if is_unproven and not why:
-                # Only now: weights that were finite when saved may still give NaN in their first step
+                # Older checkpoints go only now: weights that were finite when saved may still give NaN
                 hooks.prune()
                 is_unproven = False
             bar.update()
@@ -124,8 +124,8 @@ def train(engine, config, hooks, first_step=0, state=None):
                 # An export comes before the checkpoint: a kill in between repeats the step with its export
                 hooks.export(step)
             due = bool(hooks.evaluate) and is_due(step, config.eval_steps, config)
-            # Saved before it is evaluated: neither bad held-out data nor a signal during a long evaluation
-            # costs a step. A run that continues here begins with the evaluation that is due
+            # A checkpoint comes before its evaluation: neither bad held-out data nor a signal during a long
+            # one costs a step. A run that continues here begins with the evaluation that is due
             if stopped_by or is_due(step, config.save_checkpoints_steps, config):
                 hooks.save(step, {**interval.state(), "evaluation_due": due})
                 is_unproven = True
@@ -142,7 +142,7 @@ def evaluate(engine, batches, max_batches=0):
     """Sums over evaluation batches: dict of floats.
 
     Args:
-        engine: Has `eval_step(batch)`.
+        engine: Object with `eval_step(batch)`.
         batches: Iterable of batches.
         max_batches: Upper limit of batches taken; 0 takes all.
 
@@ -170,6 +170,6 @@ def _progress_bar(config, hooks, first_step):
         total=config.num_train_steps,
         initial=first_step,
         disable=None if hooks.shows_progress else True,
-        # Within 100 columns, with the line of the last row
+        # The bar and the line of the last row fit 100 columns
         bar_format="{l_bar}{bar:10}| {n_fmt}/{total_fmt}{postfix}",
     )

@@ -8,7 +8,7 @@ import socket
 import time
 from pathlib import Path
 
-# The messages alone: TensorBoard's writer imports TensorFlow, under JAX too
+# Only the messages are imported: TensorBoard's writer imports TensorFlow, under JAX too
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_SCALAR, Summary, SummaryMetadata
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
@@ -258,9 +258,9 @@ def rows_to_keep(path, last_step, due_steps, accepts_lost=False):
 
     Args:
         path: The CSV file.
-        last_step: Rows past this step are left out, since their steps are taken again.
+        last_step: Step past which rows are left out, since their steps are taken again.
         due_steps: Steps up to `last_step` of which the run has written a row.
-        accepts_lost: Replace missing rows by rows without figures.
+        accepts_lost: True to replace missing rows by rows without figures.
 
     Raises:
         InputError: a row is missing, or the file is no log.

@@ -42,7 +42,7 @@ class MomentOptimizer(keras.optimizers.Optimizer):
             return
         super().build(variables)
         self._momentums, self._velocities = self.add_optimizer_variables(variables, ["momentum", "velocity"])
-        # A list by index: under TensorFlow `update_step` receives the backend's variable, without attributes
+        # The list is by index: under TensorFlow `update_step` gets the backend's variable, without attributes
         self._are_decayed = [
             getattr(variable, "is_decayed", len(variable.shape) > 1) for variable in variables
         ]
@@ -59,15 +59,15 @@ class MomentOptimizer(keras.optimizers.Optimizer):
 
     def update_step(self, gradient, variable, learning_rate):
         dtype = variable.dtype
-        # As in Keras's own optimizers. Nothing public finds the index of a backend's variable
+        # Keras's own optimizers call this too: nothing public finds the index of a backend's variable
         index = self._get_variable_index(variable)
         momentum, velocity = self._momentums[index], self._velocities[index]
         gradient = ops.cast(gradient, dtype)
         step = ops.cast(self.iterations + 1, dtype)
         beta_1, beta_2 = ops.cast(self.beta_1, dtype), ops.cast(self.beta_2, dtype)
 
-        # Element by element, which XLA fuses with the rest: a single flag would need a pass over the
-        # gradient first
+        # XLA fuses a test of each element with the rest: a single flag would need a pass over the gradient
+        # first
         counts = ops.isfinite(gradient)
         old_momentum, old_velocity = ops.convert_to_tensor(momentum), ops.convert_to_tensor(velocity)
         new_momentum = old_momentum * beta_1 + gradient * (1 - beta_1)
@@ -112,7 +112,7 @@ class Lamb(MomentOptimizer):
             return 1.0
         weight_norm, update_norm = _norm(variable), _norm(update)
         is_usable = ops.logical_and(weight_norm > 0, update_norm > 0)
-        # A safe divisor inside: `where` would still evaluate 0 / 0
+        # The divisor inside is safe: `where` would still evaluate 0 / 0
         ratio = ops.where(is_usable, weight_norm / ops.where(is_usable, update_norm, 1.0), 1.0)
         self._last.ratios[index] = ratio
         return ratio
@@ -167,9 +167,9 @@ class StableAdamW(MomentOptimizer):
         super().__init__(learning_rate, name=name, **kwargs)
 
     def ratio(self, index, variable, update, gradient, root):
-        # Squared after the division: the square of a small epsilon would be 0 in float32
+        # The quotient is squared: the square of a small epsilon would be 0 in float32
         squares = ops.square(gradient / ops.maximum(root, self.epsilon))
-        # Not `mean`, which would count the padding of a layout
+        # `mean` would count the padding of a layout
         return 1.0 / ops.maximum(ops.sqrt(ops.sum(squares) / self.sizes[index]), 1.0)
 
 
@@ -228,7 +228,7 @@ class WarmupStableDecay(keras.optimizers.schedules.LearningRateSchedule):
         return {name: getattr(self, name) for name in (*names, "first_step", "decay_type")}
 
 
-# By the names of `--optimizer`
+# The keys are the values of `--optimizer`
 OPTIMIZERS = {"lamb": Lamb, "adam": AdamWeightDecay, "stable_adamw": StableAdamW}
 
 
@@ -260,7 +260,7 @@ def build_optimizer(config, packing_factor=1.0, steps_before=0):
 
     Args:
         config: `PretrainingConfig`.
-        packing_factor: Used with `--packing_correction=betas`.
+        packing_factor: Factor for `--packing_correction=betas`.
         steps_before: Number of steps of the earlier runs whose moments the optimizer will get; the schedule
             begins there.
     """
@@ -291,7 +291,7 @@ def _norm(tensor):
 
 
 def _median(values_N):
-    # Ranks, no sorting: TensorFlow sorts by `top_k`, whose result has a dynamic dimension
+    # Ranks are counted: TensorFlow sorts by `top_k`, whose result has a dynamic dimension
     number = values_N.shape[0]
     places_N = ops.arange(number)
     is_equal_NN = ops.equal(values_N[None, :], values_N[:, None])

@@ -278,9 +278,9 @@ def trip_count(module, loop):
     known = re.search(r'"?known_trip_count"?:\s*\{\s*"n":\s*"?(\d+)', loop.attributes)
     if known:
         return int(known[1])
-    # Or a counter goes from 0 in steps of one while it is below a constant, or below each of several limits,
-    # as in `tf.while_loop` with `maximum_iterations`. Where one of these is not constant, the result is an
-    # upper bound
+    # A counter may go from 0 in steps of one while it is below a constant, or below each of several limits,
+    # as in `tf.while_loop` with `maximum_iterations`. If one of these is not constant, the result is an upper
+    # bound
     counter = re.search(r'"known_induction_variable":\{"tuple_index":"(\d+)"', loop.attributes)
     condition = loop.attribute("condition")
     if condition not in module.computations:
@@ -329,7 +329,7 @@ def _starts_at_zero(loop, index):
 
 def _limits(module, instruction, arguments):
     """Constant upper limits in a conjunction of comparisons: list of int."""
-    # `arguments`: the caller's constants, or None, by number of the parameter
+    # `arguments` has the caller's constants, or None, by number of the parameter
     operands = instruction.operands
     if instruction.opcode == "and":
         return [limit for one in operands for limit in _limits(module, one, arguments)]

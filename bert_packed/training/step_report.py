@@ -135,7 +135,7 @@ def _without_sentinels(seconds, text):
 
 def tensorflow_program(function, *arguments):
     """Compile a `tf.function(..., jit_compile=True)`: `StepProgram`, with unknown FLOPs and bytes."""
-    # Compiled twice: text and memory need two calls
+    # The step is compiled twice: text and memory need two calls
     compiler_ir = function.experimental_get_compiler_ir(*arguments)
     start = time.perf_counter()
     text = compiler_ir(stage="optimized_hlo")
@@ -248,7 +248,7 @@ def summarise(collectives):
 
 def find_dynamic(module):
     """Lines of instructions with a dimension that is known only when the program runs: list of str."""
-    # Not `dynamic-slice` and `dynamic-update-slice`, whose positions are dynamic, but not their sizes
+    # `dynamic-slice` and `dynamic-update-slice` have dynamic positions, but no dynamic sizes
     return [
         one.line
         for one in module.instructions

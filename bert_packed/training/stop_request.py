@@ -97,7 +97,7 @@ def _is_ignored(number):
 
 
 def _end(number, text):
-    # Safe at any time: a run writes each file whole or not at all, and the system frees its locks
+    # An end is safe at any time: a run writes each file whole or not at all, and the system frees its locks
     _say(text)
     os._exit(128 + number)
 

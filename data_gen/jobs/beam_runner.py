@@ -60,7 +60,7 @@ def _make_pipeline(runner):
             unknown = options.get_all_options(retain_unknown_options=True).keys() - known
             if unknown:  # Beam would drop it with a warning
                 raise ValueError(f"--{min(unknown)} is none")
-            # for a missing option that the runner requires, this raises ValueError too
+            # this raises ValueError, too, for a missing option that the runner requires
             return beam.Pipeline(options=PipelineOptions(words[:end] + words[end + 1 :], runner=runner))
     except (ValueError, TypeError, SystemExit) as error:
         reason = _last_line(complaint.getvalue()).partition("error: ")[2] or _last_line(error)

@@ -29,7 +29,7 @@ class OutputDir:
     """The folder in which a command collects its files until all are complete."""
 
     folder: str
-    # Where an earlier run was complete and was killed while its files were renamed: nothing is left to do
+    # The manifest is not None where an earlier, complete run was killed as it renamed files: no work is left
     manifest: dict | None = None
 
     def path(self, name):
@@ -74,13 +74,13 @@ def open_output_dir(path, overwrite, identity):
     storage.make_folder(final)
     with storage.lock(final, f"`output_dir` is being written by another run. Received: {final}."):
         folder = os.path.join(final, INCOMPLETE_NAME)
-        # left by a killed run, since a live one would hold the lock
+        # a killed run has left it, since a live one would hold the lock
         is_same = _read_identity(folder) == identity
         is_publishing = is_same and _is_publishing(folder)
         names = storage.list_names(final)
         in_use = [name for name in names if name != INCOMPLETE_NAME and not is_of_scans(name)]
         if in_use and not overwrite and not is_publishing:
-            # before anything is removed: the rest of a half-published run may be in `.incomplete`
+            # nothing is removed before this: the rest of a half-published run may be in `.incomplete`
             raise InputError(
                 f"`output_dir` must be empty unless --overwrite. Received: {final}, which holds {in_use[0]}."
             )
@@ -198,7 +198,7 @@ def _publish(folder, final):
 
 
 def _discard(folder):
-    # Its identity first, so that no run continues with what a kill may leave
+    # Its identity goes first, so that no run continues with what a kill may leave
     identity = os.path.join(folder, WORK_NAME, IDENTITY_NAME)
     if storage.exists(identity):
         storage.remove(identity)

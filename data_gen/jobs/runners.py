@@ -13,7 +13,7 @@ from bert_packed.core.settings import InputError
 
 LOCAL = "local"
 RUNNERS = (LOCAL, "DirectRunner", "FlinkRunner", "SparkRunner", "DataflowRunner")
-# Up to here one process is as fast, because others take time to start
+# One process is as fast up to here, because others take time to start
 BYTES_THAT_PAY = 2**26  # of records to pack
 TEXT_BYTES_THAT_PAY = 2**24  # of text to make records of
 STATUS_ORPHANED = 1
@@ -67,7 +67,7 @@ def start_workers(number, prepare=None, *arguments, freed_memory=LARGE_ARRAYS):
     Each worker calls `prepare(*arguments)` first. `freed_memory` are settings of `keep_freed_memory`; None
     leaves the C library unchanged.
     """
-    # Spawned, not forked: TensorFlow's and the tokenizer's threads do not survive a fork
+    # Workers are spawned: TensorFlow's and the tokenizer's threads do not survive a fork
     context = multiprocessing.get_context("spawn")
     return futures.ProcessPoolExecutor(number, context, _begin, (freed_memory, prepare, *arguments))
 
@@ -91,7 +91,7 @@ def _begin(freed_memory, prepare, *arguments):
 
 
 def _end_with_parent():
-    # Else the workers of a killed run would write alongside those of the next
+    # The workers of a killed run would otherwise write alongside those of the next
     with contextlib.suppress(OSError):
         multiprocessing.parent_process().join()
     os._exit(STATUS_ORPHANED)

@@ -60,8 +60,8 @@ class Job:
         if self._pool is None:
             return
         if kind is not None:
-            # Else workers would finish their steps, perhaps in the folder of the next run. Python 3.14 has
-            # `kill_workers` for it; `active_children` would have the caller's own processes, too
+            # Workers would otherwise finish their steps, perhaps in the folder of the next run. Python 3.14
+            # has `kill_workers` for it; `active_children` would have the caller's own processes, too
             for process in list((self._pool._processes or {}).values()):
                 process.kill()
         self._pool.shutdown(wait=True, cancel_futures=True)

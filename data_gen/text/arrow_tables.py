@@ -94,7 +94,7 @@ def _documents(batch):
 
 
 def _text_columns(path, schema):
-    """Those of `text` and `paragraphs` that are text columns of a table; raises `InputError` for none."""
+    """The names, of `text` and `paragraphs`, of a table's text columns; raises `InputError` for none."""
     rules = {"text": _is_text, "paragraphs": _is_list_of_text}
     names = [field.name for field in schema if field.name in rules and rules[field.name](field.type)]
     if not names or any(schema.names.count(name) > 1 for name in names):

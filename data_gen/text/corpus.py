@@ -172,9 +172,9 @@ def read_lines(path, is_verbatim=False):
             storage.open_file(path) as raw,
             gzip.GzipFile(fileobj=raw, mode="rb") if is_gzip else raw as file,
         ):
-            # Decoded line by line, not by the file object, so that errors can name the line
+            # Lines are decoded here rather than by the file object, so that errors can name the line
             for number, line in enumerate(_split_lines(_read_pieces(file, raw)), 1):
-                # utf-8-sig: Windows editors open a file with a byte order mark
+                # Windows editors open a file with a byte order mark, which utf-8-sig drops
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 yield number, text if is_verbatim else text.strip()
     except UnicodeDecodeError as error:
@@ -197,7 +197,7 @@ def _split_lines(pieces):
 
     b"a\rb\r", b"\nc"   ->   b"a" b"b" b"c"
     """
-    # Not by a binary file object, which knows only LF: a file with CR alone would be one line
+    # A binary file object knows only LF: a file with CR alone would be one line
     held, after_cr = [], False  # pieces of the line that has not ended
     for piece in pieces:
         if after_cr and piece.startswith(b"\n"):
@@ -292,7 +292,7 @@ def _find_text(content, place):
 
 
 NAME = "embedded sample corpus"
-# Changed or left out by some distributions of Python
+# Some distributions of Python change these or leave them out
 SKIPPED = {"site", "tkinter", "turtledemo", "idlelib", "lib2to3", "distutils", "ensurepip"}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 MIN_PARAGRAPH_WORDS = 5

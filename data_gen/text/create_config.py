@@ -177,7 +177,7 @@ class CreateConfig:
     @property
     def num_prediction_slots(self):
         """P: `max_predictions_per_seq`, or where that is 0 `masked_lm_prob` of a full sequence."""
-        # Not the published 56 at length 384 and 76 at 512, which are too few for 15 % and for larger shares
+        # The published 56 at length 384 and 76 at 512 are too few for 15 % and for larger shares
         default = math.ceil(round(self.max_seq_length * self.masked_lm_prob, 6))  # 0.07 * 100 is a bit over 7
         return self.max_predictions_per_seq or min(default, self.max_seq_length - 3)
 

@@ -24,7 +24,7 @@ SHUFFLE_TOKENS = 2**21  # tokens of sequences that are shuffled together: some t
 PAIRS_AT_ONCE = 256  # drawn together; among these, in the order of passes
 SEQUENCES_PER_RELEASE = 256  # touched pages of the corpus count as memory until they are released
 
-# Fifth number of a random key, as in `sources.py`. Keys of documents have four, so none collide
+# This is the fifth number of a random key, as in `sources.py`. Keys of documents have four, so none collide
 SHUFFLE_SHARD = 1
 
 
@@ -91,7 +91,7 @@ def tokenize(work):
     with unchanged(text.stamps):
         pieces = work.records.encode(text.documents, work.vocab_path)
         num_documents = write_corpus(pieces, work.records.layout, work.folder, work.file_index)
-        # of the content read, since the file is unchanged
+        # the checksum is of the content read, since the file is unchanged
         checksum = text.sha256 or storage.file_sha256(text.name)
     return {"sha256": checksum, "num_documents": num_documents}
 

@@ -31,7 +31,7 @@ class InstanceRules:
 
 def document_generator(seed, split_index, duplicate, document):
     """The random generator of one pass over one document."""
-    # Always four numbers: NumPy pads shorter keys with zeros, so that two keys could be equal
+    # Keys always have four numbers: NumPy pads shorter keys with zeros, so that two keys could be equal
     return np.random.default_rng((seed, split_index, duplicate, document))
 
 
@@ -138,7 +138,7 @@ def cut_document(corpus, document, max_seq_length):
     offsets, room = corpus.sentence_offsets, max_seq_length - NUM_SPECIAL_ALONE
     begin, stop = int(offsets[first]), int(offsets[last])
     while begin < stop:
-        # The last sentence that ends within the sequence; if none does, the first is cut
+        # `fits` is the last sentence that ends within the sequence; if none does, the first is cut
         fits = int(np.searchsorted(offsets[first : last + 1], begin + room, side="right")) - 1 + first
         end = int(offsets[fits])
         if end <= begin:
@@ -153,7 +153,7 @@ def count_own_tokens(sequences, num_special=NUM_SPECIAL):
     [CLS] A A [SEP] B [SEP]   actual next: 3, random next: 2
     """
     is_random = sequences["next_sentence_labels"] == 1
-    # with its [SEP]
+    # a random next is borrowed with its [SEP]
     borrowed = np.repeat(is_random, sequences["lengths"]) & (sequences["token_type_ids"] == 1)
     num_special = num_special * len(sequences) - np.count_nonzero(is_random)
     return len(sequences["tokens"]) - np.count_nonzero(borrowed) - num_special
@@ -170,7 +170,7 @@ def truncate_pair(span_a, span_b, max_num_tokens, rng):
     excess = length_a + length_b - max_num_tokens
     if excess <= 0:
         return span_a, span_b
-    # All at once: the losses are fixed, and those at the front are binomial
+    # All losses are drawn at once: their number is fixed, and those at the front are binomial
     to_equal = min(excess, abs(length_a - length_b))
     rest = excess - to_equal  # alternating, B first
     loss_a = rest // 2 + (to_equal if length_a > length_b else 0)

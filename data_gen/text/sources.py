@@ -137,7 +137,7 @@ def _check_readers(paths):
         )
 
 
-# Fifth numbers of random keys, as in `create_steps.py`
+# These are the fifth numbers of random keys, as in `create_steps.py`
 SHUFFLE_PAIRS, CHOOSE_EVAL, CHOOSE_READINGS = 2, 3, 4
 
 

@@ -38,7 +38,7 @@ from data_gen.text.instances import (
 )
 from data_gen.text.token_corpus import SENTENCES, STREAMS
 
-# Share of the text's tokens; for prose with a sentence per line, it is 0.03 at length 512, 0.11 at 128
+# A larger share of tokens cut is reported; prose with a sentence per line has 0.03 at length 512, 0.11 at 128
 MOST_CUT = 0.25
 MIN_LABELS = 20  # sequences of a split whose labels are checked
 FORMAT_RULE = (
@@ -56,12 +56,12 @@ class BertRecords:
     num_passes: int  # over the training documents, each with other segments and masks
 
     layout = SENTENCES  # of the corpus
-    # Numbers that shards add up for the manifest; documents' tokens count once per pass
+    # Shards add these numbers up for the manifest; documents' tokens count once per pass
     counted = ("num_random_nexts", "num_tokens_read", "num_tokens_used")
 
     @property
     def is_verbatim(self):
-        """Whether text is read with its spaces and line ends, not sentences."""
+        """True if text is read with its spaces and line ends, rather than as sentences."""
         return isinstance(self.vocabulary, ByteBpe)
 
     @property
@@ -166,7 +166,7 @@ class CausalRecords:
                         corpus.token_ids[predicted],
                         corpus.token_bytes[predicted],
                     )
-                    # copies, since the corpus may be released meanwhile
+                    # arrays are copied, since the corpus may be released meanwhile
                     yield (duplicate, document), tuple(array.copy() for array in arrays)
 
     def collect(self, drawn, counts):

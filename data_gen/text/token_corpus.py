@@ -32,7 +32,7 @@ from bert_packed.core import storage
 
 DTYPES = {"token_ids": np.int32, "token_bytes": np.int32, "document_files": np.int32}  # others: int64
 ORIGINS = ("document_files", "document_numbers")
-# Columns, and for offsets the column that they index
+# Values are, for offsets, the column that they index
 SENTENCES = {"token_ids": "", "sentence_offsets": "token_ids", "document_offsets": "sentence_offsets"}
 STREAMS = {"token_ids": "", "token_bytes": "", "document_offsets": "token_ids"}
 HELD_TOKENS = 2**18  # until they are written
@@ -150,7 +150,7 @@ MOST_FETCHED = 8  # files from URLs that a process keeps: the columns of one cor
 def map_array(path, dtype):
     """Map a file: array `[n]` of a NumPy type. A URL is copied, once per process."""
     if storage.is_remote(path):
-        # keyed by size and time too: a restarted run writes another file under that name
+        # the key has size and time too: a restarted run writes another file under that name
         return _fetch(path, dtype, storage.size_and_time(path))
     with open(path, "rb") as file:
         return _map(file, dtype)
@@ -170,7 +170,7 @@ def release(arrays):
 
 
 def _map(file, dtype):
-    # Not `np.memmap`, whose indexing is slow and which hides its mapping
+    # `np.memmap` is slow to index and hides its mapping
     is_empty = not os.fstat(file.fileno()).st_size  # which cannot be mapped
     content = b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     return np.frombuffer(content, np.dtype(dtype))

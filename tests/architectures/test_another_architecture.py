@@ -84,11 +84,11 @@ def test_it_is_trained_audited_exported_opened_and_gives_vectors(files, capsys):
     start = named_weights(build_model(MASKED_LM, its_config, 12345))
     assert trained.keys() == start.keys()
     assert all(np.any(trained[name] != weight.numpy()) for name, weight in start.items())
-    # It goes on, and packed is unpacked
+    # The run goes on, and packing is invisible
     assert pretrain(files, num_train_steps=2) == 0
     data = {"input_file": f"{files}/*.tfrecord", "init_checkpoint": files / "run"}
     assert run(cli.audit, AuditConfig, **data, num_packs=4) == 0
-    # Out and in again
+    # The model is exported and read again
     exported = {"init_checkpoint": files / "run", "output_dir": files / "hf"}
     assert run_export(**exported, vocab_file=files / "vocab.txt") == 0
     assert json.loads((files / "hf" / "config.json").read_text())["architectures"] == ["GateForMaskedLM"]
@@ -161,7 +161,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("refused", "message"), REFUSED)
-def test_what_it_cannot_is_refused(refused, message):
+def test_unsupported_options_are_refused(refused, message):
     with pytest.raises(InputError) as caught:
         refused()
     assert message in str(caught.value)

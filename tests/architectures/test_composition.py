@@ -128,7 +128,7 @@ def test_what_a_block_cannot_honour_is_refused():
     ("options", "num_masks"), [({}, 1), ({"attend": plain_attend}, 0), ({"remat": True}, 2)]
 )
 def test_the_mask_is_made_once_where_somebody_asks(monkeypatch, options, num_masks):
-    """By two blocks; each block that is computed again has its own, which lives no longer than it."""
+    """Two blocks ask for it; each block that is computed again has its own, which lives no longer than it."""
     made = []
     attention_mask = context.attention_mask
     monkeypatch.setattr(context, "attention_mask", lambda ids: made.append(ids) or attention_mask(ids))
@@ -174,7 +174,7 @@ def test_the_context_is_as_an_ablation_has_it():
     ],
 )
 def test_all_linear_layers_come_from_the_layout(head, layers):
-    """And the options of a model arrive at every head's."""
+    """The options of a model arrive at every head's as well."""
     made = []
 
     class Witness(Layout):

@@ -103,7 +103,7 @@ def test_padding_may_stand_anywhere_in_a_mamba(name):
 
 @pytest.mark.parametrize("name", MAMBAS)
 def test_a_pack_that_is_not_finite_hands_on_zeros(name):
-    """In its own row: the step is skipped, and those after it go on."""
+    """Only its own row is affected: the step is skipped, and those after it go on."""
     whole = batch_of(random_packs([[12], [12]]), 12, 1)
     whole["token_ids"][:] = np.where(whole["token_ids"] == 30, 29, whole["token_ids"])
     first, second = cut(whole, slice(6)), cut(whole, slice(6, 12))
@@ -142,7 +142,7 @@ class Counted(float):
 
 
 def mamba_state():
-    """Of one state for one token, in a plain scan forward and back; sums go on from what was there before."""
+    """Operations of one state for one token, in a plain scan forward and back; sums go on from before."""
     size, a, x, b, c, state, y, dy, later, dx, dsize, da, db, dc = map(Counted, range(14))
     decay = (size * a).exp()
     kept = decay * state
@@ -156,7 +156,7 @@ def mamba_state():
 
 
 def mamba2_state():
-    """As of a Mamba; but all states of a head share the decay."""
+    """Operations like those of a Mamba; but all states of a head share the decay."""
     decay, x, b, c, state, y, dy, later, dx, ddecay, db, dc = map(Counted, range(12))
     before, state = state, decay * state + x * b
     y += c * state

@@ -55,7 +55,7 @@ def attend_by_mask(heads, ids_BS, window):
 
 
 @uncompiled
-# Packs shorter and longer than the window, that whole tiles fill or not
+# Packs are shorter and longer than the window, and whole tiles fill them or do not
 @pytest.mark.parametrize(
     ("length", "window"), [(24, 5), (24, 6), (25, 24), (7, 10), (9, 1), (9, 0), (200, 64)]
 )
@@ -69,7 +69,7 @@ def test_bands_have_the_gradients_for_cpus():
 
 
 def assert_bands_are_dense(length, window, conditions=()):
-    """In values and gradients; the `conditions` hold where the bands are traced."""
+    """Assert equal values and gradients; the `conditions` hold where the bands are traced."""
     heads, ids_BS = draw(length)
     weights = ops.convert_to_tensor(np.random.default_rng(1).normal(size=heads[0].shape).astype(np.float32))
 
@@ -107,7 +107,7 @@ def test_a_part_of_a_batch_drops_the_units_of_the_whole():
 
 
 def temporary_bytes(is_global, length):
-    """Of the compiled forward and backward pass of an attention layer, of one pack."""
+    """Temporaries of the compiled forward and backward pass of an attention layer, of one pack."""
     config = dataclasses.replace(CONFIG, local_attention=128)
     layer = RotaryAttention(config, is_global)
     layer.build((None, None, config.hidden_size))
@@ -130,7 +130,7 @@ def temporary_bytes(is_global, length):
 
 
 def test_memory_of_local_attention_grows_with_the_length():
-    """And of global attention with its square."""
+    """Memory of global attention grows with its square."""
     short, long = (temporary_bytes(False, length) for length in (2048, 8192))
     assert 3.9 < long / short < 4.1
     one, other = (temporary_bytes(True, length) for length in (1024, 2048))
@@ -138,7 +138,7 @@ def test_memory_of_local_attention_grows_with_the_length():
 
 
 def test_initial_weights_are_finite_at_any_cutoff():
-    """In float32 the share of the normal that is kept must be below 1."""
+    """The share of the normal that is kept must be below 1 in float32."""
     config = dataclasses.replace(CONFIG, initializer_cutoff_factor=5.0)
     values = np.asarray(CutoffNormal(config)((2000, 1000)))
     assert 4.5 < np.abs(values).max() / 0.02 < 5.01
@@ -162,7 +162,7 @@ def test_global_blocks_alone_take_a_fused_kernel():
 
 
 def test_operations_are_counted_by_hand():
-    """Of the published base model: weights without tables 6 times per token, scores by pairs that attend."""
+    """The published base model takes weights without tables 6 times per token, and pairs that attend."""
     config = MODEL_SIZES["modernbert-base"]
     sums = {"num_tokens": 1000.0, "num_pairs": 1e6, "num_predictions": 300.0}
     weights = 22 * (4 * 768**2 + 3 * 768 * 1152) * 1000 + (768**2 + 768 * 50368) * 300

@@ -36,7 +36,7 @@ BY_OBJECTIVE = [
     for name, objectives in OBJECTIVES.items()
     for number in range(len(objectives))
 ]
-# Both for the simplest, and each for some of the others
+# The simplest has both precisions, and each of the others one
 each_precision = pytest.mark.parametrize(
     ("name", "dtype"),
     [
@@ -105,7 +105,7 @@ def encoded(model, batch):
 
 @pytest.mark.both_backends
 def test_the_gradient_across_sequences_is_exactly_zero(architecture):
-    """Of one sequence's outputs by its neighbours' embeddings: 0, not small."""
+    """The gradient of one sequence's outputs by its neighbours' embeddings is 0, not small."""
     packed, _ = batches_of(architecture)
     model, ids = architecture.model(), packed["sequence_ids"]
     embedded = model.embed(packed)
@@ -115,7 +115,7 @@ def test_the_gradient_across_sequences_is_exactly_zero(architecture):
 
         def target(hidden, mine=mine):
             hidden = model.encode_embedded(hidden, packed)
-            # Weighted, since layer norm makes a plain sum of outputs constant
+            # The sum is weighted, since layer norm makes a plain sum of outputs constant
             weights = np.linspace(-1, 1, hidden.shape[-1], dtype=np.float32)
             return ops.sum(hidden * weights * mine[..., None])
 
@@ -140,7 +140,7 @@ def test_micro_batches_equal_one(number, micro_batch_size):
 @pytest.mark.both_backends
 @each_precision
 def test_empty_packs_change_nothing(name, dtype):
-    """Nor is there a NaN, in packs that end in padding or are nothing else."""
+    """There is no NaN in packs that end in padding or are nothing else, either."""
     packed, _ = batches_of(ARCHITECTURES[name])
     engine = ARCHITECTURES[name].engine({"dtype": dtype})
     filled = {name: np.concatenate([values, np.zeros_like(values)]) for name, values in packed.items()}

@@ -123,13 +123,13 @@ STATE_SPACE = {
     "conv1d_kernel": uniform(4**-0.5),
     "out_proj/kernel": uniform((INNER * DEPTH) ** -0.5),  # residuals of the blocks add up
 }
-# The check of each part of a name of a weight
+# Each part of a name of a weight has its check
 INITIAL = {
     "bert": {
         **{"LayerNorm/gamma": constant(1), "LayerNorm/beta": constant(0), "bias": constant(0)},
         **dict.fromkeys(("kernel", "embeddings"), cut_off(0.3)),
     },
-    # Those of `state-spaces/mamba`: PyTorch's linear layers, and Section 3.6 of the paper
+    # `state-spaces/mamba` has these: PyTorch's linear layers, and Section 3.6 of the paper
     "mamba": {
         **STATE_SPACE,
         "x_proj/kernel": uniform(INNER**-0.5),
@@ -145,7 +145,7 @@ INITIAL = {
         "A_log": lambda name, values: assert_uniform(name, np.exp(values) - 8.5, 7.5),  # from 1 to 16
         "dt_bias": assert_steps,
     },
-    # Those of transformers
+    # transformers has these
     "modernbert": {
         **{"LayerNorm/gamma": constant(1), "LayerNorm/beta": constant(0), "bias": constant(0)},
         **dict.fromkeys(("token_embeddings", "qkv/kernel", "intermediate/kernel"), cut_off(0.02)),
@@ -191,7 +191,7 @@ def test_no_initial_step_of_a_mamba_is_below_the_floor():
 
 @pytest.mark.parametrize(("config", "head"), [MODELS[0], *MODELS[4:7]], ids=name_of)
 def test_weights_are_counted_before_they_are_made(config, head):
-    """By the memory that they need: never too many, and few are left out."""
+    """Their memory is never overestimated, and few are left out."""
     found = 4 * sum(values.size for values in values_of(head, config).values())
     assert 0.8 * found <= config.weight_bytes <= found
 

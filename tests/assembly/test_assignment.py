@@ -51,7 +51,7 @@ def test_a_shuffle_can_be_asked_in_any_pieces():
     some = np.array([999, 5, 5, 0])
     assert shuffle_places(some, 1000, (3, 4)).tolist() == whole[some].tolist()
     assert not np.array_equal(whole, shuffle_places(np.arange(1000), 1000, (4, 3)))
-    # items of two shuffles in one call
+    # one call shuffles items of two shuffles
     sizes, keys = np.array([10, 7, 10]), np.array([1, 2, 1])
     both = shuffle_places(np.array([3, 3, 4]), sizes, (keys,))
     assert both[0] == shuffle_places(np.array([3]), 10, (1,))[0]
@@ -142,7 +142,7 @@ def test_the_seed_chooses_packs_and_sequences():
     slots = [choose_slots(np.full(50, 3), np.zeros(4, int), totals, seed) for seed in (1, 1, 2)]
     assert np.array_equal(slots[0], slots[1]) and not np.array_equal(slots[0], slots[2])
     assert sorted(slots[0]) == sorted(slots[2]) == list(range(50))
-    # each length has a key of its own: equally many sequences of 4 come in another order
+    # each length has its own key: equally many sequences of 4 come in another order
     other_slots = choose_slots(np.full(50, 4), np.zeros(5, int), np.append(totals, 50), 1)
     assert not np.array_equal(slots[0], other_slots)
 
@@ -229,7 +229,7 @@ def join_rows(packs, num_rows):
 @pytest.mark.parametrize(("num_rows", "size"), [(1, 8), (3, 16), (4, 7), (12, 16), (43, 16)])
 def test_rows_hold_every_sequence_once_without_padding_between(tmp_path, monkeypatch, num_rows, size):
     monkeypatch.setattr(assignments, "PLACES_AT_ONCE", 3)
-    # several runs, none of which has all places
+    # there are several runs, none of which has all places
     monkeypatch.setattr(tfrecords, "READ_BATCH", 8)
     monkeypatch.setattr(pack_steps, "RUN_BYTES", 1)
     sequences = make_sequences([*np.random.default_rng(3).integers(1, 20, 40).tolist(), 100, size, 2 * size])
@@ -247,7 +247,7 @@ def test_rows_hold_every_sequence_once_without_padding_between(tmp_path, monkeyp
     num_tokens = sum(len(sequence[schema.INPUT_IDS]) for sequence in sequences)
     depths = [max(packed[schema.INPUT_MASK]) for packed in packs]
     assert len(packs) % num_rows == 0 and manifest["num_packs"] == len(packs)
-    # as few steps as the longest sequence leaves, which is laid whole
+    # there are as few steps as the longest sequence leaves, which is laid whole
     most = -(-num_tokens // num_rows) + max(len(s[schema.INPUT_IDS]) for s in sequences)
     assert len(packs) // num_rows <= -(-most // size)
     assert manifest["split_sequences"] is True and manifest["num_rows"] == num_rows

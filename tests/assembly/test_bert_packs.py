@@ -78,7 +78,7 @@ def test_assembled_arrays_are_the_record_of_the_schema(tmp_path):
 
 
 def test_packs_over_the_spec_are_refused(tmp_path):
-    """By one token, one sequence or one prediction."""
+    """One token, one sequence or one prediction is too many."""
     _, sequences, _, packs = make_case(tmp_path)
     pairs = list(itertools.pairwise(packs.offsets.tolist()))
     needed = [
@@ -139,7 +139,7 @@ def test_dropping_and_refusing(overlong):
     assert counts == {"truncated": 0, "dropped": 1} and kept["record_numbers"].tolist() == [1, 3]
     for choice in ("error", "truncate", "drop"):
         assert BertKind(6, choice).fit(overlong) == (overlong, {"truncated": 0, "dropped": 0})
-    # of several the first, not the longest
+    # the first that is too long is named, even if it is not the longest
     for length, record, received in ((5, 2, 6), (2, 1, 3)):
         with pytest.raises(
             InputError, match=rf"record {record}: .*max_seq_length={length} .*Received: {received} tokens"

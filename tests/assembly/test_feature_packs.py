@@ -130,7 +130,7 @@ def test_long_lengths_are_distinguished_in_steps(tmp_path):
     manifest = pack_into(tmp_path / "out", path, "audio:float*2:3000,text:int:400")
     packs = list(read_packs(tmp_path / "out", ["audio", "text"], [("audio", 2), ("text", 1)]))
     check_lossless(packs, sequences)
-    # as the manifest says: the packs of the plan, in lengths, are those that were written
+    # the manifest is right: the packs of the plan, in lengths, are those that were written
     histogram = manifest["histogram"]
     assert (histogram["features"], histogram["grains"]) == (["audio", "text"], [24, 4])
 
@@ -195,7 +195,7 @@ def test_figures_of_a_plan():
     assert planned["efficiency"] == pytest.approx((22 / 30 + 6 / 18) / 2)
     alone = plan(SHORT, 1, a=[4] * 3, b=[3] * 3)
     assert (alone["num_packs"], alone["depth"], alone["lower_bound"]) == (3, 1, 3)
-    # 30 of 10 positions, but no two together
+    # 30 positions fill 3 packs of 10, but no two sequences fit together
     wide = plan(SHORT, "max", a=[6] * 5, b=[1] * 5)
     assert (wide["num_packs"], wide["lower_bound"], wide["gap"]) == (5, 3, pytest.approx(2 / 3))
 
@@ -239,7 +239,7 @@ def test_any_number_of_capacities(num):
         (SHORT, {"a": [], "b": [1]}, "a must have 1 values at each position, and one position or more"),
         (SHORT, {"a": [1], "b": [3, -1]}, "b must not be negative. Received: -1"),
         (SHORT, {"a": [-1], "b": [3]}, "a must not be negative"),
-        # more than two positions of three, and fewer than three
+        # "places" has more than two positions of three, and fewer
         (TRIPLES, {"a": [1, 2], "places": [1] * 5}, "places must be as long as a. .*5 values"),
         (TRIPLES, {"a": [1, 2], "places": [1] * 7}, "places must be as long as a. .*7 values"),
     ],

@@ -114,7 +114,7 @@ def test_a_stream_is_packed_with_few_in_memory(depth, buffer):
         assert [int(one) for one in again["kind"]] == index.tolist()
         assert depth == "max" or packs["sequence_index"].shape[1] == 4
         found += index.tolist()
-        # At most the buffer waits, and the part of the stream that was read at once
+        # The buffer waits at most, and the part of the stream that was read at once
         assert next(taken) - len(found) <= 2 * buffer + len(parts)
     assert sorted(found) == list(range(2500))
     assert len(parts) > 1 or buffer == 10_000
@@ -125,7 +125,7 @@ def test_packs_of_others_are_verified():
     rng = np.random.default_rng(0)
     lengths = rng.choice(np.arange(1, 513), 300, p=histogram / histogram.sum())
     plan = bert_packed.plan(lengths, 512)
-    # First-fit decreasing by a plain loop, as lists of indices
+    # A plain loop packs first-fit decreasing, as lists of indices
     packs, rooms = [], []
     for index in np.argsort(-lengths, kind="stable").tolist():
         for number, room in enumerate(rooms):
@@ -138,7 +138,7 @@ def test_packs_of_others_are_verified():
             rooms.append(512 - lengths[index])
     found = bert_packed.verify_plan([set(packs[0]), *packs[1:]], lengths, 512)
     assert found.num_packs == len(packs) and found.efficiency == lengths.sum() / (512 * len(packs))
-    # The bound is the best that is known, not that of the plan that is verified
+    # The bound is the best that is known, rather than that of the plan that is verified
     assert found.certificate.lower_bound == plan.certificate.lower_bound
     assert found.certificate.gap >= plan.certificate.gap
     made = bert_packed.pack([[1] * length for length in lengths], 512)
@@ -173,7 +173,7 @@ def test_columns_keep_their_types(dtype):
         assert packs["y"].dtype == np.int16 and packs["y"][0, -1] == -300
 
 
-def test_the_face_of_the_library_costs_no_backend():
+def test_the_api_imports_no_backend():
     program = """
 import sys
 import bert_packed
@@ -352,6 +352,6 @@ WRONG = {
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 def test_what_is_no_array_of_numbers(read, wrong):
-    """No masked values are taken for others."""
+    """Masked values are not taken for others."""
     with pytest.raises(ValueError, match=r"^[^\n]* Received[^\n]*\.$"):
         read(wrong)

@@ -48,7 +48,7 @@ def test_split_by_predictions():
     assert sizes.tolist() == [2, 1, 1]
     assert split_by_predictions(np.array([5, 4, 3, 2]), np.array([3, 1]), 12).tolist() == [3, 1]
     assert split_by_predictions(np.array([0, 9, 0, 9]), np.array([4]), 9).tolist() == [3, 1]
-    # by its own predictions, also where packs of several go before it
+    # a pack is split by its own predictions, also where packs of several go before it
     sizes = split_by_predictions(np.array([4, 4, 9, 1, 1, 2]), np.array([2, 3, 1]), 9)
     assert sizes.tolist() == [2, 1, 2, 1]
 
@@ -79,7 +79,7 @@ def test_a_resumed_packer_needs_what_waits_in_it(records):
     ],
 )
 def test_a_sequence_over_the_pack_is_named(records, spec, column, what):
-    """The first of several, by what it has too much of."""
+    """The first of several is named, by what it has too much of."""
     path, _ = records
     sequences, limit = load(path), int(what.split("=")[1].split()[0])
     sequences = take(sequences, np.argsort(sequences[column]))

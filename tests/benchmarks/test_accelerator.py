@@ -134,8 +134,8 @@ def test_rows_of_steps_follow_from_seconds_and_the_corpus(corpus):
     }
 
 
-def test_peers_are_timed_in_turns_beside_ours(corpus, monkeypatch):
-    """Without torch: which batches each peer gets, and that the failure of one costs no other figure."""
+def test_steps_of_peers_are_interleaved_with_ours(corpus, monkeypatch):
+    """No torch is needed: each peer gets its batches, and the failure of one costs no other figure."""
     model, limit, called, kinds = model_of(corpus, "gpu", repeats=2), TimeLimit(1000), [], []
 
     @contextlib.contextmanager

@@ -41,7 +41,7 @@ def test_the_best_rate_and_the_largest_memory_count():
 
 
 def test_the_straightforward_way_is_measured_above_its_imports():
-    """In the same process TensorFlow would hide what the workers of packing take."""
+    """TensorFlow in the same process would hide what the workers of packing take."""
     program = "import sys, benchmarks.data_throughput as d; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2]).returncode == 0
 

@@ -51,7 +51,7 @@ def test_scores_and_speed(runs):
     assert [f1[name] for name in ("unpacked", "unpacked, least", "unpacked, most")] == [64, 61, 68]
     (speed,) = tables["speed"]
     assert speed["seeds"] == 3 and speed["packing factor"] == pytest.approx((1.625 + 2 + 2.625) / 3)
-    # Medians of all rows
+    # Speeds are medians of all rows
     assert (speed["packed, sequences/s"], speed["unpacked, sequences/s"]) == (8, 4)
     assert speed["time of a step, packed / unpacked"] == 0.5
 

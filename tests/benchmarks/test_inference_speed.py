@@ -27,7 +27,7 @@ def test_speeds_are_of_texts_and_ratios_of_neighbors():
 
 @pytest.mark.slow  # imports torch and transformers
 def test_the_command_with_transformers(tmp_path):
-    """Nothing replaced; the vectors of transformers agree."""
+    """Nothing is replaced; the vectors of transformers agree."""
     import_reference()
     folder = tmp_path / "model"
     folder.mkdir()

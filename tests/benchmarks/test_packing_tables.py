@@ -40,7 +40,7 @@ WNLI = Printed("a table", "glue_wnli", 128, "spfhp", "max", {"packs": "193", "de
         (Known("older", "195", within=2), "packs: 192 DIFFERS from the paper's 193 and from ours, 195"),
     ],
 )
-def test_a_known_difference_excuses_only_the_figure_that_it_explains(monkeypatch, known, verdict):
+def test_a_known_difference_explains_one_figure_only(monkeypatch, known, verdict):
     differences = {"packs": known} if known else {}
     monkeypatch.setitem(KNOWN_DIFFERENCES, ("a table", "spfhp", "max", ()), differences)
     ((row,),) = compare_with_papers([WNLI])[0].values()
@@ -85,7 +85,7 @@ def test_the_published_formulation_places_every_sequence():
     assert packing_speed.articles().sum() == 10**9
 
 
-def test_one_figure_that_is_missed_fails_the_benchmark(monkeypatch, tmp_path):
+def test_a_missed_figure_fails_the_benchmark(monkeypatch, tmp_path):
     """Each figure is met up to the most that is wanted."""
     met, missed = packing_speed._row("a", "s", 2.0, 2.0), packing_speed._row("b", "s", 2.1, 2.0)
     assert (met["met"], missed["met"]) == (True, False)

@@ -68,7 +68,7 @@ def test_padding_is_that_of_plain_loops():
     assert rates[:3] == pytest.approx([68.352, 16.497, 0.479], abs=0.001) and rates[3] < 0.3
 
 
-def test_chosen_sequences_fill_the_packs_and_have_the_spread_of_all():
+def test_chosen_sequences_fill_packs_with_the_spread_of_all():
     assert choose_packs([1, 1, 2, 2, 2, 2, 3, 5], 5, 2) == [(1, 2, 2), (5,)]
     lengths = packmamba_lengths(5000, seed=0)
     packs = choose_packs(lengths, 4096, 4)
@@ -117,7 +117,7 @@ def test_gains_are_by_token_and_over_the_other_way():
 @pytest.mark.slow
 @pytest.mark.both_backends
 def test_a_measurement_against_a_mamba2(tmp_path):
-    """Nothing replaced: engines, programs and clock."""
+    """Nothing is replaced: engines, programs and clock are real."""
     paths = {"bert_config_file": tmp_path / "mamba.json", "against": tmp_path / "mamba2.json"}
     for path, config in zip(paths.values(), (CONFIG, MAMBA2), strict=True):
         write_json(path, config_json(dataclasses.replace(config, num_hidden_layers=1)))

@@ -24,14 +24,14 @@ WEAK_64_MEGATRON = EncoderShape(30, 512, 8192, 128, 1)
         # 8 and 4 * 63/64; 3/8 of 21 and 36, or 14 and 24, times the same
         ("backward, whole block again", 990_904_320, 13_589_544_960),
         ("backward, all kept", 495_452_160, 9_059_696_640),
-        # without a last product of 4 bsh + 4 h^2, which is 2,516,582,400
+        # 4 bsh + 4 h^2, the last product, is left out: 2,516,582,400
         ("backward, --remat", 743_178_240, 11_072_962_560),
     ],
 )
 def test_table_1_at_the_last_row_of_table_2(name, megatron, optimus):
     assert formula(name, "megatron1d", "", 8, WEAK_64_MEGATRON) == megatron
     assert formula(name, "optimus2d", "tree", 8, WEAK_64) == optimus
-    # 7 blocks of each of 8 devices, where the tree sends 8 * 3
+    # each of 8 devices sends 7 blocks, where the tree sends 8 * 3
     assert formula(name, "optimus2d", "gather", 8, WEAK_64) == Fraction(optimus * 7, 24)
     twice = dataclasses.replace(WEAK_64, num_layers=2)
     assert formula(name, "optimus2d", "tree", 8, twice) == 2 * optimus
@@ -62,7 +62,7 @@ ENTRY %main (a: f32[4,8], b: f32[16]) -> f32[16] {
 """
 
 
-def test_what_is_sent_by_hand():
+def test_sent_scalars_by_hand():
     """A loop of six rounds; rings of four and of two."""
     sent = count_sent(PROGRAM, ("collective-permute",))
     assert sent.products == 6 * 10

@@ -41,7 +41,7 @@ def check_counts(layout, transport, side, shape):
     return found
 
 
-dear = pytest.mark.slow
+slow = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ dear = pytest.mark.slow
     [
         (*TREE, 2),
         ("megatron1d", "", 2),
-        pytest.param("optimus2d", "gather", 2, marks=dear),
-        *[pytest.param(*key, side, marks=dear) for side in (4, 8) for key in OF_PRODUCTS],
+        pytest.param("optimus2d", "gather", 2, marks=slow),
+        *[pytest.param(*key, side, marks=slow) for side in (4, 8) for key in OF_PRODUCTS],
     ],
 )
 def test_what_is_sent_is_table_1_exactly(layout, transport, side):
@@ -77,17 +77,17 @@ def test_one_broadcast_left_out_is_seen(monkeypatch):
     monkeypatch.setattr(summa, "broadcast", without_last)
     shape = small_shape(2)
     (sent,) = count_passes(*TREE, 2, shape, names=("forward",)).values()
-    # of the hidden states before each of the four products one of two blocks: h, h, h and 4 h wide
+    # one of two blocks of the hidden states is missing before each of the four products: h, h, h and 4 h wide
     assert formula("forward", *TREE, 2, shape) - sent.products == 7 * shape.bsh / 4
 
 
 def test_what_the_forward_pass_sent_is_not_kept(monkeypatch):
-    """Else XLA takes what the gradient sends for what has been sent: the count is below Table 1."""
+    """XLA would take what the gradient sends for what has been sent: the count is below Table 1."""
     monkeypatch.setattr(layouts, "_sent_here", lambda *blocks: blocks)
     shape = small_shape(2)
     name = "backward, all kept"
     sent = count_passes(*TREE, 2, shape, names=(name,))[name].products
-    # the sums of its products are left: of 14 bsh + 24 h^2 half
+    # only the sums of its products are left: half of 14 bsh + 24 h^2
     assert sent == formula(name, *TREE, 2, shape) / 2
 
 

@@ -36,7 +36,7 @@ def test_an_object_stays_in_another_process_until_the_block_ends():
         os.kill(process, 0)
 
 
-def test_what_goes_wrong_there_is_raised_here():
+def test_errors_of_the_process_are_raised_here():
     with pytest.raises(InputError, match="`name` must be another"), PeerProcess(Peer, "refused"):
         pass
     with pytest.raises(OSError, match="ended without a word"), PeerProcess(Peer, "peer") as peer:
@@ -56,7 +56,7 @@ if __name__ == "__main__":
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 def test_memory_is_kept_where_asked_and_no_keras_is_there(tmp_path):
-    """Processes begun as a user's are, from a program that is none of pytest's."""
+    """Processes begin as a user's do, from a program outside of pytest."""
     program, tuned = tmp_path / "program.py", ("GLIBC_TUNABLES", "MALLOC_")
     program.write_text(PROGRAM)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(tuned)}
@@ -160,7 +160,7 @@ def test_a_bert_without_padding_computes_our_loss_and_trains(attention, is_mixed
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's, of FlexAttention that is not compiled
 def test_flex_attention_is_inside_each_sequence(monkeypatch):
-    """For GPUs, whose kernel this is not: one that is not compiled, forward alone, as CPUs have it."""
+    """The kernel is for GPUs; here it is not compiled and runs forward alone, as CPUs have it."""
     torch, _ = import_reference()
     from torch.nn.attention.flex_attention import flex_attention
 

@@ -49,14 +49,14 @@ def test_points_are_the_logs_over_sequences_and_hours(tmp_path):
     points = one.points["training"]
     found = [(point["step"], point["sequences"], point["mlm_loss"]) for point in points]
     assert found == [(1, 10, 8.0), (2, 20, 7.0), (4, 40, 6.0)]
-    # what was not timed went at the median of 5 and 20: 0.8 s, 2 s, 1 s
+    # steps that were not timed count at the median of 5 and 20: 0.8 s, 2 s, 1 s
     assert [3600 * p["hours"] for p in points] == pytest.approx([0.8, 2.8, 3.8])
     held_out, between = one.points["held out"]
     assert 3600 * held_out["hours"] == pytest.approx(2.8) and held_out["mlm_accuracy"] == 0.15
     assert 3600 * between["hours"] == pytest.approx(3.3)
 
 
-def test_where_the_batch_grows_or_no_manifest_says_sequences_are_not_known(tmp_path):
+def test_sequences_are_unknown_if_batches_grow_or_no_manifest_is(tmp_path):
     rows = [(3, 8.0, 0.1, 5)]
     for name, flags in (("a", {"batch_warmup_steps": 2}), ("b", {"factor": None})):
         one = read_run(write_run(tmp_path / name, rows, **flags), ["mlm_loss"])

@@ -124,7 +124,7 @@ def test_the_first_is_divided_by_the_second():
     assert row == {"added, %": pytest.approx(20.0), "from": None, "to": None}
 
 
-# Ranks of tables of the sign test: 2 (1/2)^n times the binomials below the first rank is at most 0.05
+# The sign test's tables have these ranks: 2 (1/2)^n times the binomials below the first rank is at most 0.05
 @pytest.mark.parametrize(("count", "low", "high"), [(5, None, None), (6, 1, 6), (9, 2, 8), (40, 14, 27)])
 def test_an_interval_goes_by_ranks(count, low, high):
     values = np.random.default_rng(0).permutation(np.arange(1, count + 1)).tolist()

@@ -105,7 +105,7 @@ def accelerator_without_time(folder, monkeypatch):
 
 
 slow = pytest.mark.slow
-# Benchmark, its flags at the smallest sizes, its tables
+# A case has the benchmark, its flags at the smallest sizes, and its tables
 CASES = [
     ("training_speed", training_speed, ["data", "steps", "speed-ups"]),
     ("inference_speed", inference_speed, ["texts"]),

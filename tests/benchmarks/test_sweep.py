@@ -150,7 +150,7 @@ def finish(run, folder):
 
 
 def test_learning_curves_in_tables_and_pictures(records, monkeypatch, tmp_path, capsys):
-    """Without training: logs as runs leave them."""
+    """Nothing is trained: logs are written as runs leave them."""
     taken = []
     monkeypatch.setattr(
         sweep, "take", lambda run, folder: taken.append(run.more_flags) or finish(run, folder)
@@ -190,7 +190,7 @@ def full_flags(folder):
 
 
 def test_full_pretraining_in_a_table(monkeypatch, tmp_path, capsys):
-    """Without training; a mistake in flags is seen before the first run."""
+    """Nothing is trained; a mistake in flags is seen before the first run."""
     monkeypatch.setattr(sweep, "take", finish)
     flags = full_flags(tmp_path)
     mistake = {"pretraining_flags": "--num_train_steps=1"}

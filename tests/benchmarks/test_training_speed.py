@@ -81,7 +81,7 @@ def test_ratios_are_of_neighbors_times_the_factor():
     assert share["print"] == pytest.approx(0.958, abs=1e-3)
     assert rows["speed-up over unpacked"]["median"] == pytest.approx(4.0)
     assert rows["speed-up over unpacked"]["print"] is None
-    # The same sequences as in the packs: no factor comes on top
+    # The sequences are the same as in the packs: no factor comes on top
     assert rows["speed-up over padding-free, memory kept"]["median"] == pytest.approx(1.5)
     assert "share of the packing factor, over padding-free, memory kept" not in rows
     by_length = rows["speed-up over transformers, sorted by length"]
@@ -100,7 +100,7 @@ def test_xla_s_counts_are_compared():
 @pytest.mark.slow
 @pytest.mark.both_backends
 def test_a_measurement(tmp_path):
-    """Nothing replaced: engines and clock."""
+    """Nothing is replaced: engines and clock are real."""
     lengths = tmp_path / "lengths.json"
     lengths.write_text(json.dumps({"lengths": [4, 9, 16], "counts": [600, 300, 100]}))
     config = write_config(tmp_path / "config.json")
@@ -111,7 +111,7 @@ def test_a_measurement(tmp_path):
 
 
 def test_peers_are_asked_for_their_rows(monkeypatch):
-    """Without torch: each process steps on its own batches."""
+    """No torch is needed: each process steps on its own batches."""
     called = []
 
     @contextlib.contextmanager

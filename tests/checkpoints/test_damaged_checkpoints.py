@@ -101,7 +101,7 @@ def test_a_damaged_list_of_checksums_is_refused(folder):
     shorter = [b"".join(lines[:place] + lines[place + 1 :]) for place in range(len(FILES))]
     other = f"{checkpoint.storage.file_sha256(folder / 'checkpoint-4' / checkpoint.STATE)}  ../checkpoint-4/"
     elsewhere = whole + other.encode() + checkpoint.STATE.encode() + b"\n"
-    # The eighth bit, which no byte of the list has: flipped, it is no UTF-8
+    # No byte of the list has the eighth bit: with one flipped, it is no UTF-8
     no_text = [bytes([*whole[:place], whole[place] ^ 128, *whole[place + 1 :]]) for place in (0, 40, 68)]
     assert len(lines) == len(FILES)
     for content in (*shorter, elsewhere, *no_text):
@@ -136,7 +136,7 @@ def test_a_start_reads_no_state_of_an_optimizer(folder, engine):
     assert found.path == folder / "checkpoint-6"
 
 
-def test_without_checksums_what_can_be_seen_is_seen(folder):
+def test_visible_damage_is_found_without_checksums(folder):
     path = folder / "checkpoint-6"
     (path / checkpoint.CHECKSUMS).unlink()
     check_checkpoint(path)
@@ -170,7 +170,7 @@ def test_without_checksums_what_can_be_seen_is_seen(folder):
     ],
 )
 def test_a_state_that_no_loop_saved_is_refused(folder, engine, damage, message):
-    """Without checksums, and where somebody made them fit, too; taken for a start it would cost the log."""
+    """It has no checksums, or somebody made them fit; taken for a start it would cost the log."""
     path = folder / "checkpoint-6" / checkpoint.STATE
     path.write_text(json.dumps(damage))
     (path.parent / checkpoint.CHECKSUMS).unlink()
@@ -205,7 +205,7 @@ def saved_run(folder):
     return folder
 
 
-def test_where_none_is_whole_nothing_changes(folder):
+def test_without_a_whole_checkpoint_nothing_changes(folder):
     for step in (2, 4, 6):
         empty(folder / f"checkpoint-{step}" / checkpoint.TRAINING)
     before, lines = content_of(folder), []

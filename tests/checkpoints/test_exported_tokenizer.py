@@ -51,7 +51,7 @@ def test_ids_of_odd_texts(tokenizers, text):
     want = tokenization.encode_sentences(ours, [text])[0]
     options = {"add_special_tokens": False, "verbose": False}
     assert theirs(text, split_special_tokens=True, **options)["input_ids"] == want
-    # And for who reads `tokenizer.json` alone: transformers takes the rules of case from the other file
+    # Others read `tokenizer.json` alone: transformers takes the rules of case from the other file
     alone = Tokenizer.from_file(str(folder / "hf" / "tokenizer.json"))
     alone.encode_special_tokens = True
     assert alone.encode(text, add_special_tokens=False).ids == want
@@ -59,7 +59,7 @@ def test_ids_of_odd_texts(tokenizers, text):
         assert theirs(text, **options)["input_ids"] == want
 
 
-def test_a_mask_in_a_text_is_one_for_those_who_fill_masks(tokenizers):
+def test_a_mask_token_in_a_text_becomes_one(tokenizers):
     _, theirs, _ = tokenizers
     the = theirs.convert_tokens_to_ids("the")
     assert theirs("the [MASK] the")["input_ids"] == [2, the, 4, the, 3]
@@ -77,7 +77,7 @@ def test_pairs_lengths_and_text_again(tokenizers):
     assert theirs.decode(theirs("cafes the xx")["input_ids"], skip_special_tokens=True) == "cafes the xx"
 
 
-def test_the_words_are_there_as_given(tokenizers):
+def test_the_given_vocabulary_is_copied(tokenizers):
     folder = tokenizers[2]
     assert (folder / "hf" / "vocab.txt").read_bytes() == (folder / "given.txt").read_bytes()
     written = sorted(path.name for path in (folder / "hf").iterdir())

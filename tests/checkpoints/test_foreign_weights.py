@@ -51,7 +51,7 @@ def assert_untouched(weights):
 
 
 def whole(kind, theirs):
-    """With copies of tied tensors, and with tensors of which no model has any."""
+    """Add copies of tied tensors, and tensors of which no model has any."""
     theirs[COPIES[kind]] = theirs[WORDS[kind]].copy()
     if kind == "bert":
         theirs["cls.predictions.decoder.bias"] = theirs["cls.predictions.bias"].copy()

@@ -32,7 +32,7 @@ from bert_packed.training.engines.engine import named_weights
 
 pytestmark = pytest.mark.both_backends
 WITH_POOLER = (PRETRAINING, CLASSIFICATION)
-# Parts of a .keras file, which Keras finds by the names of attributes and classes: those of earlier versions
+# Keras finds parts of a .keras file by the names of attributes and classes: those of earlier versions
 PARTS_IN_KERAS = {
     "bert": {"layers/masked_language_model_head", "layers/next_sentence_head"},
     "bert mlm": {"layers/masked_language_model_head"},
@@ -154,7 +154,7 @@ def test_a_saved_model_computes_the_same(made, tmp_path, case):
 
 
 @pytest.mark.parametrize(
-    # Outputs × inputs, as run_squad.py and run_classifier.py of google-research/bert declare them
+    # run_squad.py and run_classifier.py of google-research/bert declare outputs × inputs
     ("case", "name", "num_outputs"),
     [("bert answers", "cls/squad/output_weights", 2), ("bert classes", "output_weights", NUM_CLASSES)],
 )

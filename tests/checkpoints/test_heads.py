@@ -99,7 +99,7 @@ def test_a_head_without_a_class_counts_as_one_of_sequences(tmp_path, case):
 
 @pytest.mark.parametrize(("case", "prefix"), [("bert", "bert."), ("modernbert", "model.")])
 def test_a_bare_encoder_starts_a_model(tmp_path, case, prefix):
-    """Of Hugging Face's, whose names then have no prefix."""
+    """It is Hugging Face's, whose names then have no prefix."""
     path = write_model(tmp_path, make_model(case), "hf") / "model.safetensors"
     tensors = load_file(path)
     bare = {name.removeprefix(prefix): values for name, values in tensors.items() if name.startswith(prefix)}

@@ -79,7 +79,7 @@ def test_a_run_that_was_stopped_goes_on(phases):
     assert_continued(train(stopped, 2), whole)
 
 
-def test_without_it_the_moments_start_at_zero(phases):
+def test_moments_start_at_zero_by_default(phases):
     folder, whole = phases
     engine = make(seed=2)
     starting_weights.load(folder, engine.weights(), SMALL)
@@ -90,7 +90,7 @@ def test_without_it_the_moments_start_at_zero(phases):
 
 
 def test_steps_before_are_those_of_earlier_runs(phases, tmp_path):
-    """Of a run that continues, its own steps do not count; of a third phase, all do."""
+    """The own steps of a run that continues do not count; those before a third phase all do."""
     engine = begin(phases[0])
     engine.optimizer.iterations.assign(NUM_STEPS + 2)
     second = checkpoint.save_checkpoint(tmp_path, 2, engine, SMALL, {})

@@ -33,7 +33,7 @@ from bert_packed.schema import CAUSAL_LM
 from bert_packed.training.engines.engine import named_weights
 
 pytestmark = pytest.mark.usefixtures("uncompiled_file")
-# Values at which each setting can be seen: wide weights, steps within limits, two local blocks
+# Each setting can be seen at these values: wide weights, steps within limits, two local blocks
 BASES = {
     "bert": dataclasses.replace(BERT, num_hidden_layers=1),
     "mamba": dataclasses.replace(MAMBA, num_hidden_layers=1, time_step_floor=0.05),
@@ -51,7 +51,7 @@ BASES = {
         initializer_range=0.3,
     ),
 }
-# Values for fields whose effect twice the value, or another choice, would not show
+# Twice the value, or another choice, would show no effect of these fields
 CHANGES = {
     "global_attn_every_n_layers": 2,
     "layer_norm_eps": 0.5,
@@ -64,7 +64,7 @@ CHANGES = {
     "time_step_floor": 0.07,
     "n_groups": 4,
 }
-# What only others read: an objective, a check of lengths, the speed of a scan; seen in roundings at most
+# Only other code reads these: an objective, a check of lengths, the speed of a scan, seen in roundings
 UNSEEN = {"ablation_no_next_sentence", "chunk_size"}
 UNSEEN_OF = {"modernbert": {"max_position_embeddings"}}
 FIELDS = [(name, field) for name, base in BASES.items() for field in dataclasses.fields(base)]
@@ -147,7 +147,7 @@ def export(tmp_path_factory):
 
 @pytest.mark.parametrize(("name", "field"), FIELDS, ids=lambda one: getattr(one, "name", one))
 def test_a_checkpoint_of_another_value_is_another_model(export, name, field):
-    """Unless the setting is of training alone, where no shape shows it."""
+    """It is not if the setting is of training alone, where no shape shows it."""
     base = BASES[name]
     theirs, ours = base, changed(base, field)
     if field.name.startswith("ablation_"):

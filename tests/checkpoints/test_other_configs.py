@@ -12,7 +12,7 @@ from checkpoint_cases import GROUPS
 from bert_packed.architectures.registry import MODEL_SIZES, config_json, load_model_config
 from bert_packed.core.settings import InputError
 
-# The configs of the hub, less what only tokenizers read
+# The hub has these configs, less what only tokenizers read
 MODERN_BERT = {
     "architectures": ["ModernBertForMaskedLM"],
     "attention_bias": False,

@@ -60,7 +60,7 @@ def tolerance_of(case):
 
 def test_the_grid_has_every_head_of_every_architecture():
     heads = {(model_type(config), head) for config, head in CASES.values()}
-    # A model without a head's layers: tests/tasks/test_embed_references.py
+    # tests/tasks/test_embed_references.py has a model without a head's layers
     known = {(name, head) for name, family in FAMILIES.items() for head in family.heads}
     assert heads == {(name, head) for name, head in known if head != EMBEDDING}
 

@@ -45,7 +45,7 @@ def batch():
 
 @pytest.mark.parametrize(("mlm_loss", "config"), [("per_sequence", SHALLOW), ("per_token", WITH_DROPOUT)])
 def test_a_sound_model_passes(batch, mlm_loss, config):
-    """With dropout too: nothing here is training."""
+    """The model has dropout: nothing here is training."""
     assert failed(make_engine(mlm_loss, config, micro_batch_size=5), batch) == []
 
 
@@ -134,7 +134,7 @@ def an_ignored_input(monkeypatch, engine, batch):
     engine.model.bert.embeddings.norm.gamma.assign(np.zeros(16))
 
 
-# The fault, the checks that must fail, and those that must not
+# A fault has the checks that must fail, and those that must not
 FAULTS = [
     (no_mask, {CHANGE, GRADIENT, STATES, MLM_LOSS, NSP_LOSS, WEIGHTS}, set()),
     (one_layer_without_mask(0), {CHANGE, GRADIENT, STATES}, set()),
@@ -216,7 +216,7 @@ def test_a_fine_tuned_checkpoint_passes(on_disk, tmp_path, monkeypatch):
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("given", ["", "plain.json"])
 def test_a_checkpoint_of_an_ablation_fails(on_disk, tmp_path, given):
-    """Without next-sentence loss the weights alone look sound, and a plain config may be given for it."""
+    """Its weights alone look sound without next-sentence loss, and a plain config may be given for it."""
     (tmp_path / "plain.json").write_text(json.dumps(dataclasses.asdict(SHALLOW)))
     config = ablate(SHALLOW, "no_next_sentence")
     checkpoint.save_weights(tmp_path / "model", make_engine(config=config).weights(), config)

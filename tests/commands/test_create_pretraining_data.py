@@ -47,7 +47,7 @@ def test_a_document_a_line_is_told(text, tmp_path, between, label, cause):
 
 
 def test_urls_give_the_same_bytes(text, tmp_path):
-    """In and out, the vocabulary as well; `ram://` is TensorFlow's own file system in memory."""
+    """Input, output and vocabulary are URLs; `ram://` is TensorFlow's own file system in memory."""
     settings = {"provenance": True, "eval_fraction": 0.2}
     storage.make_folder("ram://create")
     contents = {"text.txt": text[0].read_bytes(), "words.txt": text[1].read_bytes(), "one.txt": b"doc0 doc1"}
@@ -145,7 +145,7 @@ def test_help_and_interrupt(tmp_path):
     program = [sys.executable, str(Path(create_job.__file__).parents[1] / "create_pretraining_data.py")]
     output = subprocess.run([*program, "--help"], capture_output=True, text=True, check=True).stdout
     assert "--do_whole_word_mask (default: false)" in output
-    # parsing the sample corpus takes seconds: time to interrupt
+    # parsing the sample corpus takes seconds, which is time to interrupt
     run_dir = tmp_path / "out"
     with interruptible():
         process = subprocess.Popen([*program, f"--output_dir={run_dir}"], stderr=subprocess.PIPE, text=True)

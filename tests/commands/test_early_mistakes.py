@@ -49,7 +49,7 @@ class JoinedError(Exception):
 
 
 @pytest.mark.parametrize("distribution", cluster.DISTRIBUTIONS)
-def test_the_others_of_a_cluster_are_met_first(tmp_path, monkeypatch, distribution):
+def test_a_cluster_meets_before_files_are_checked(tmp_path, monkeypatch, distribution):
     """The others would wait for a process that left before."""
 
     def start(*_):

@@ -99,7 +99,7 @@ def test_all_tasks(files, tmp_path):
     assert read_predictions(out / "MNLI" / "AX.tsv") == read_predictions(out / "MNLI" / "MNLI-m.tsv")
     assert len({*read_predictions(out / "STS-B" / "STS-B.tsv")}) > 3  # so that their order shows
 
-    # Killed in the third task: the second is not done again, the third continues, bit for bit
+    # A run killed in the third task does not do the second again, and continues the third, bit for bit
     before, third = snapshot(out), out / "MNLI"
     shutil.rmtree(third / "checkpoint-4")
     for path in (out / "eval_results.json", third / "eval_results.json", *third.glob("*.tsv")):

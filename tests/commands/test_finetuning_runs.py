@@ -83,7 +83,7 @@ GRID = [
 
 
 @pytest.mark.parametrize(("task", "architecture"), GRID)
-def test_a_run_and_what_becomes_of_it(task, architecture, files, tmp_path):
+def test_a_run_packed_unpacked_and_resumed(task, architecture, files, tmp_path):
     name, vocabulary = PREDICTIONS[task], VOCABULARIES[architecture]
     packed, unpacked, stopped = (tmp_path / folder for folder in ("packed", "unpacked", "stopped"))
     seen = finetune(task, files, packed, architecture, json=tmp_path / "scores.json")
@@ -105,7 +105,7 @@ def test_a_run_and_what_becomes_of_it(task, architecture, files, tmp_path):
     assert losses == pytest.approx(losses_of(unpacked), rel=1e-3)
     assert (packed / name).read_bytes() == (unpacked / name).read_bytes()
 
-    # The last checkpoint is as good as not there, and neither is the folder of the start
+    # A damaged last checkpoint counts as missing
     shutil.copytree(packed, stopped)
     last = newest_checkpoint(packed)
     damaged = stopped / last.name / "model.safetensors"

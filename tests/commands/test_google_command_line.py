@@ -95,7 +95,7 @@ def test_the_line_trains_and_evaluates(data, trained):
     assert results["step"] == 4 and results["loss"] == pytest.approx(float(row["loss"]))
     assert {"mlm_loss", "nsp_loss", "mlm_accuracy", "mlm_token_accuracy", "nsp_accuracy"} <= set(results)
     flags = json.loads((trained / "run.json").read_text())["flags"]
-    # The packs of training, of which google-research/bert takes 100 batches
+    # The packs of training are evaluated, of which google-research/bert takes 100 batches
     assert (flags["eval_input_file"], flags["max_eval_steps"]) == (flags["input_file"], 100)
     out = pretrain(**line(data, trained)).out
     assert "the run is complete" in out and "evaluates  the training packs" in out
@@ -119,7 +119,7 @@ def test_evaluation_alone_gives_the_figures_of_the_training(data, trained, tmp_p
     )
     assert json.loads(report.read_text())["metrics"] == [{"data": "eval", **results}]
     assert {path: path.read_bytes() for path in before} == before
-    # As in training, fewer batches by max_eval_steps; and the run goes on as if nothing had been asked
+    # max_eval_steps takes fewer batches, as in training; and the run goes on as if nothing had been asked
     few = {"do_train": "false", "max_eval_steps": 1, "eval_batch_size": 2}
     assert pretrain(**line(data, folder, **few)).status == 0
     assert json.loads((folder / "eval_results.json").read_text())["num_sequences"] < 40
@@ -156,13 +156,13 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("changes", "message"), MISTAKES)
-def test_what_cannot_be_honoured_is_one_line(data, tmp_path, changes, message):
+def test_unsupported_flags_are_refused_in_one_line(data, tmp_path, changes, message):
     changes = {name: str(value).format(data=data) for name, value in changes.items()}
     assert_refused(message, **line(data, tmp_path / "out", **changes))
     assert not (tmp_path / "out").exists()
 
 
-def test_without_manifests_the_first_records_speak(data, tmp_path):
+def test_predictions_are_read_from_records_without_manifests(data, tmp_path):
     packs = shutil.copytree(data / "packed", tmp_path / "packed")
     (packs / "manifest.json").unlink()
     most = max(int(batch["num_predictions"].max()) for batch in read_packed(sorted(packs.glob("*.tf*"))[0]))

@@ -58,12 +58,12 @@ def assert_close(one, other):
     for name, want in one["model"].items():
         assert other["model"][name].shape == want.shape
         if not name.endswith("key/bias"):
-            # 1.1e-5 in one weight of 256 on a processor with AMX, below 1e-5 elsewhere
+            # One weight of 256 differs by 1.1e-5 on a processor with AMX, none by 1e-5 elsewhere
             np.testing.assert_allclose(other["model"][name], want, atol=2e-5, rtol=0, err_msg=name)
     for name, want in one["training"].items():
         found = other["training"][name]
         if "momentum" in name and "key_bias" not in name:
-            # Of steps whose gradients nearly cancel, as a bias's, little is left beside rounding
+            # If a step's gradients nearly cancel, as a bias's, little is left beside rounding
             assert np.abs(found - want).max() <= 1e-4 * np.abs(want).max(), name
 
 
@@ -84,7 +84,7 @@ def test_checkpoints_are_those_of_one_device(whole):
     ids=["the same mesh", "another layout", "one device", "from one device"],
 )
 def test_any_mesh_continues(whole, data, tmp_path, begun, changes):
-    """On the same one bit for bit."""
+    """On the same mesh a run continues bit for bit."""
     folder = shutil.copytree(whole[begun], tmp_path / "run")
     shutil.rmtree(folder / f"checkpoint-{NUM_STEPS}")
     seen = pretrain(**flags_of(data, folder, **SETTINGS, **changes))
@@ -98,7 +98,7 @@ def test_any_mesh_continues(whole, data, tmp_path, begun, changes):
 
 
 def test_weights_of_others_start_a_run_on_a_mesh(whole, data, tmp_path):
-    """With a learning rate of 0 they are what is saved, without what the mesh adds."""
+    """At a learning rate of 0 the start's weights are saved, without what the mesh adds."""
     settings = {**SETTINGS, **OPTIMUS, "learning_rate": 0, "num_train_steps": 1, "save_checkpoints_steps": 1}
     assert pretrain(**flags_of(data, tmp_path / "run", **settings, init_checkpoint=whole["one"])).status == 0
     for name, want in read(whole["one"])["model"].items():

@@ -101,7 +101,7 @@ def test_a_run_continues_bit_for_bit(data, tmp_path, kind):
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_sequences_cut_across_packs_have_the_loss_of_whole_ones(data, tmp_path, kind):
-    """With weights that stay, the steps of an epoch add up to the sequences alone and uncut."""
+    """If weights stay, the steps of an epoch add up to the sequences alone and uncut."""
     folder, sequences = data
     manifest = json.loads((folder / "rows" / "manifest.json").read_text())
     assert manifest["num_rows"] == NUM_ROWS and manifest["num_packs"] % NUM_ROWS == 0

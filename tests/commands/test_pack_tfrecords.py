@@ -220,7 +220,7 @@ def test_files_become_visible_together_or_not_at_all(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[" * 99_999, "\udcff", "[1]"])
-def test_a_rest_that_names_no_run_is_nobodys(tmp_path, content):
+def test_leftovers_without_an_identity_are_removed(tmp_path, content):
     work = tmp_path / "out" / ".incomplete" / "work"
     work.mkdir(parents=True)
     (work / "identity.json").write_text(content, errors="surrogateescape")

@@ -77,7 +77,7 @@ def uninterrupted(whole):
 def test_a_run_leaves_what_it_says(uninterrupted):
     names = {path.name for path in uninterrupted.iterdir()}
     assert names >= {"metrics.csv", "eval_metrics.csv", "tensorboard", "resolved.flags", "run.json"}
-    # 3, 6 and 8, of which two are kept
+    # 3, 6 and 8 are saved, of which two are kept
     assert {name for name in names if name.startswith("checkpoint")} == {"checkpoint-6", "checkpoint-8"}
     rows = read_rows(uninterrupted / "metrics.csv")
     assert [int(row["step"]) for row in rows] == [3, 6, 8]
@@ -90,14 +90,14 @@ def test_a_second_phase_keeps_the_moments(whole):
     _, folder, out = whole("second phase")
     assert "its optimizer's moments, of 8 steps, are kept" in out
     assert load_file(folder / "checkpoint-4" / "training.safetensors")["lamb/iteration"] == 8 + 4
-    # The schedule is of this phase: warm-up of two steps, then down
+    # The schedule is of this phase: it warms up for two steps, then goes down
     rates = [float(row["learning_rate"]) for row in read_rows(folder / "metrics.csv")]
     assert rates == pytest.approx([0.005, 0.01, 0.01, 0.005])
 
 
 def test_steps_are_those_of_epochs(whole):
     flags = json.loads((whole("epochs")[1] / "run.json").read_text())["flags"]
-    # 15 packs, 4 in a step
+    # 15 packs make four steps of 4
     assert (flags["num_train_steps"], flags["num_train_epochs"]) == (4, 0)
 
 
@@ -161,7 +161,7 @@ def contents(folder):
 
 
 def test_a_mistake_costs_an_earlier_run_nothing(data, whole, tmp_path):
-    """With --overwrite the earlier run goes only when the new one is known to start."""
+    """The earlier run goes by --overwrite only when the new one is known to start."""
     flags, uninterrupted, _ = whole("plain")
     folder = shutil.copytree(uninterrupted, tmp_path / "run")
     content = json.loads((data / "bert_config.json").read_text())
@@ -223,7 +223,7 @@ def test_a_stopped_and_then_killed_run_continues(data, tmp_path):
     (saved,) = folder.glob("checkpoint-*")
     assert 5 <= int(saved.name[11:]) < 15
 
-    # A checkpoint every second step: there is one to continue from, wherever the kill hits
+    # Every second step has a checkpoint, to continue from wherever the kill hits
     command = arguments(data, folder, save_checkpoints_steps=2)
     process = start(*command)
     wait_for_step(folder, 15, process)
@@ -267,7 +267,7 @@ def test_packed_against_unpacked_is_reported(data, tmp_path, monkeypatch):
     expected = 2 * unpacked["seconds_per_step"] / packed["seconds_per_step"]
     assert packed["speed_up"] == pytest.approx(expected) and unpacked["speed_up"] == 1
 
-    # Whatever befalls the comparison, the finished run's report is out
+    # The finished run's report is out, even if the comparison fails
     unpacked_file.write_bytes(unpacked_file.read_bytes()[:-9])
     for error, status, message in (
         (None, 3, "unpacked.tfrecord, record 42: the record is truncated or corrupt"),
@@ -316,7 +316,7 @@ def test_weights_that_are_not_finite_are_never_saved(data, tmp_path, plant):
 
 
 def test_a_step_that_is_not_finite_is_left_out(data, tmp_path, plant):
-    """And its records are named."""
+    """Its records are named."""
     tokens = []
 
     def take(train_step, engine, batch, wants_stop):

@@ -98,7 +98,7 @@ def assert_lost(cluster, indices, seconds):
 
 
 @pytest.mark.parametrize(("backend", "num", "seed"), MOMENTS)
-def test_whatever_is_killed_the_same_commands_go_on(data, uninterrupted, tmp_path, backend, num, seed):
+def test_after_any_kill_the_same_commands_continue(data, uninterrupted, tmp_path, backend, num, seed):
     rng = random.Random(seed)
     victim = rng.randrange(num)
     number = rng.choice([signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
@@ -172,7 +172,7 @@ def test_a_mistake_is_one_line_in_every_process(data, tmp_path):
 
 @pytest.mark.parametrize("backend", ["jax", "tensorflow"])
 def test_a_file_that_one_process_alone_misses_ends_all(data, tmp_path, backend):
-    """As on a machine whose disk was not mounted: none waits for it."""
+    """A machine's disk may not be mounted: no process waits for it."""
     own = {1: [f"--input_file={tmp_path}/none.tfrecord"]}
     cluster = RunningCluster(tmp_path / "said", arguments(data, tmp_path / "run"), 2, backend, own)
     assert_lost(cluster, [0], 60)

@@ -76,7 +76,7 @@ def test_v2_thresholds():
     probs = {"1": 0.1, "3": 0.2, "2": 0.7, "4": 0.9}
     plain = score(questions, predictions, probs)
     assert plain["exact_match"] == 75.0
-    # Nothing answered: 2 right. Up to 0.1: 3. Up to 0.2: 4. Up to 0.7: "dog" is wrong.
+    # If nothing is answered, 2 are right; up to 0.1, 3; up to 0.2, 4; up to 0.7, "dog" is wrong.
     assert (plain["best_exact"], plain["best_exact_thresh"]) == (100.0, 0.2)
     assert (plain["best_f1"], plain["best_f1_thresh"]) == (100.0, 0.2)
     for threshold in (0.2, 0.5):  # at the threshold, an answer counts
@@ -88,12 +88,12 @@ def test_v2_thresholds():
 
 
 def test_v2_has_answer_by_the_list_of_answers():
-    """As in the official script, also where an answer is but an article, or is_impossible says otherwise."""
+    """The official script does so even if an answer is but an article, or is_impossible says otherwise."""
     article = question("1", "The")
     listed = Question("2", "?", 0, (("cat", 0),), True)
     scores = score([article, listed, question("3")], {"1": "", "2": "cat", "3": "dog"}, {"1": 5.0})
     assert (scores["HasAns_total"], scores["NoAns_total"]) == (2, 1)
-    # Above the threshold: taken to have no answer, which the list contradicts
+    # Questions above the threshold are taken to have no answer, which the list contradicts
     assert (scores["HasAns_exact_match"], scores["NoAns_exact_match"]) == (50.0, 0.0)
 
 
@@ -144,7 +144,7 @@ def test_the_command(tmp_path):
 
 
 def test_a_threshold_that_lets_wrong_answers_in_is_no_better():
-    """By ascending probability: rightly none, right, then an answer where there is none, then right again."""
+    """Answers by probability: rightly none, right, then an answer where there is none, then right again."""
     questions = [
         Question("a", "?", 0, (("one", 0),), False),
         Question("b", "?", 0, (), True),

@@ -103,7 +103,7 @@ def move_boundary(packed):
 
 
 def pad_between(packed):
-    """Whatever packing conserves is there, one place further from the second sequence on."""
+    """Keep all that packing conserves, one place further from the second sequence on."""
     masks = packed[schema.INPUT_MASK]
     row = int(np.argmax((masks.max(axis=1) > 1) & (masks[:, -1] == 0)))  # which has room for it
     for values in packed.values():
@@ -116,7 +116,7 @@ def pad_between(packed):
         packed[name][2] += packed[name][2] >= first
 
 
-# The damage, and how many sequences are missing; None where the pack itself is malformed
+# A damage has the number of sequences that are missing; None where the pack itself is malformed
 DAMAGES = {
     "token": (change(schema.INPUT_IDS), 1),
     "segment": (change(schema.SEGMENT_IDS), 1),

@@ -130,7 +130,7 @@ def test_help_fits_a_reader_and_ends_with_the_call(config_class):
 
 
 def test_help_whose_reader_has_stopped_is_no_mistake():
-    """Like `--help | head -1`."""
+    """`--help | head -1` is such a reader."""
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, pack_tfrecords.__file__, "--help"]

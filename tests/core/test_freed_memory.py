@@ -46,7 +46,7 @@ def test_a_program_gets_its_memory_from_the_system_once(backend):
     environment["KERAS_BACKEND"] = backend
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    # Not 0: other threads of the libraries allocate as well
+    # The number is not 0: other threads of the libraries allocate as well
     assert int(done.stdout) < NUM_BYTES / resource.getpagesize() / 20
 
 

@@ -13,7 +13,7 @@ S = 16
 
 
 class Bar:
-    """In the place of tqdm; remembers when it moved and by how much."""
+    """A replacement for tqdm that remembers when it moved and by how much."""
 
     def __init__(self, total=0, **_):
         self.total, self.moves = total, []
@@ -69,7 +69,7 @@ def test_without_a_terminal_there_is_no_bar(tmp_path, capsys):
 
 
 def test_a_step_counts_its_size_whatever_it_reports(monkeypatch):
-    """Unless it fails: then what it reported."""
+    """A step that fails counts what it reported."""
     monkeypatch.setattr(progress, "SECONDS_BETWEEN", 0)
     for reported in ([], [3, 4], [30, 4]):
         found = []
@@ -89,7 +89,7 @@ def test_a_step_counts_its_size_whatever_it_reports(monkeypatch):
 
 
 def test_reading_and_writing_move_the_bar_within_a_file(tmp_path, bars, monkeypatch):
-    # here, because workers that look for `work_slowly` import this file, and TensorFlow takes seconds
+    # workers that look for `work_slowly` import this file, and an import of TensorFlow takes seconds
     from unpacked_records import make_features, write_features
 
     from bert_packed.records import tfrecords

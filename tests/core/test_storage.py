@@ -44,7 +44,7 @@ def test_content_is_on_the_disk_before_its_name(tmp_path, calls):
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_of_a_failure_nothing_is_left(tmp_path, calls, error):
+def test_a_failed_write_leaves_nothing(tmp_path, calls, error):
     (tmp_path / "a").write_text("old")
     with pytest.raises(error), storage.write_whole(tmp_path / "a") as partial:
         Path(partial).write_text("half")
@@ -173,7 +173,7 @@ def test_a_disk_that_takes_no_more_names_what_was_to_be_written(tmp_path, write)
         raise OSError("bad disk")
 
 
-def test_what_a_path_is(tmp_path):
+def test_names_kinds_and_times_of_paths(tmp_path):
     for name in ("b", "a", "c"):
         (tmp_path / name).write_bytes(b"x" * 3)
     (tmp_path / "folder").mkdir()

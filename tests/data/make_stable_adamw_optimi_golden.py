@@ -23,7 +23,7 @@ SHAPES = {
     "encoder/LayerNorm/gamma": (4,),
 }
 NOT_DECAYED = ("bias", "LayerNorm")
-# Gradients that outgrow their second moments, fall behind them, and one of 0
+# Gradients outgrow their second moments, fall behind them, and one is 0
 SCALES = (1.0, 1.0, 30.0, 0.1, 0.0, 3.0, 0.001, 100.0)
 RATES = (0.01, 0.02, 0.02, 0.02, 0.02, 0.015, 0.01, 0.005)  # of each step
 PEAK = max(RATES)

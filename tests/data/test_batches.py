@@ -33,8 +33,8 @@ def test_the_example():
     assert BatchGrowth(2, 8, 2, 2).packs(np.arange(4)).tolist() == [2, 4, 8, 8]
 
 
-def test_the_warm_up_of_modernbert_has_as_many_steps_of_each_size():
-    """By its authors' rule, from 768 to 4,608 packs of 1,024 tokens, in shares of 50 billion tokens."""
+def test_modernberts_warm_up_has_equally_many_steps_of_each_size():
+    """Its authors' rule goes from 768 to 4,608 packs of 1,024 tokens, in shares of 50 billion tokens."""
     limits = 50e9 * np.cumsum([1, 2, 3, 4, 5]) / 15
     sizes, tokens = [], 0
     while tokens < limits[-1]:
@@ -159,7 +159,7 @@ def test_the_thread_ends_with_its_iterator(end, waits):
     numbered = Numbered()
     ahead = ReadAhead(numbered)
     assert next(ahead) == 0
-    # Prepared are no more: beside the one that was taken, one waits for room
+    # No more are prepared: beside the one that was taken, one waits for room
     while waits and numbered.num_taken < NUM_AHEAD + 2:
         time.sleep(0.001)
     if waits:

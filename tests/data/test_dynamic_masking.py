@@ -150,7 +150,7 @@ def test_rates_are_those_asked_for(batch):
     np.testing.assert_array_equal(tokens[is_used], labels[is_used])
     tokens, labels, _ = written(redraw(batch, mask_replace_prob=0.0, random_replace_prob=1.0))
     assert (tokens != labels)[is_used].mean() > 0.8 and tokens[is_used].min() > MASK
-    # each for itself: a pack's five or more are seldom twice the same
+    # each pack draws for itself: its five or more are seldom twice the same
     shares = [len(set(row[used])) / used.sum() for row, used in zip(tokens, is_used, strict=True)]
     assert np.mean(shares) > 0.7
     assert MaskingRules(mask_replace_prob=0.1, random_replace_prob=0.9).kept_from == pytest.approx(0.1)
@@ -222,11 +222,11 @@ def read(files, num_batches, first_step=0, shard=WHOLE, shuffle=5):
     return list(itertools.islice(masked, num_batches))
 
 
-def test_every_epoch_has_masks_of_its_own_and_every_order_the_same(files):
+def test_masks_depend_on_the_epoch_and_not_on_the_order(files):
     """Fifteen packs in batches of four: sixty packs are four epochs, across whose ends batches run."""
 
     def by_sequences(shuffle):
-        """From a pack's tokens to the masked tokens of each epoch, as they come."""
+        """Map a pack's tokens to the masked tokens of each epoch, as they come."""
         seen = collections.defaultdict(list)
         for batch in read(files, NUM_PACKS, shuffle=shuffle):
             for tokens, masked in zip(restored(batch)[0].tolist(), batch["token_ids"].tolist(), strict=True):
@@ -254,7 +254,7 @@ def test_a_vocabulary_that_is_too_small(batch):
     small = DynamicMasking(Vocabulary(VOCABULARY.tokens[:20]), MaskingRules(), 1)
     with pytest.raises(InputError, match=r"`vocab_file` must be .* the records. Received: one of 20 tok"):
         small.redraw(batch, np.zeros(NUM_PACKS), np.arange(NUM_PACKS))
-    # and where the labels alone have one that it lacks
+    # it is an error, too, if only the labels have a token that it lacks
     hidden = {**batch, "prediction_ids": np.where(batch["prediction_sequences"] > 0, 30, 0).astype(np.int32)}
     hidden["token_ids"] = np.minimum(batch["token_ids"], 19)
     with pytest.raises(InputError, match="for a token 30"):

@@ -55,7 +55,7 @@ def test_batches_hold_what_was_written(tmp_path, is_binary, after):
         np.testing.assert_array_equal(batch[name], values, err_msg=name)
 
 
-# Packs of 50 steps, as 0.1.0 read them by `tf.data`: a run that began then continues with the same batches
+# 0.1.0 read these packs of 50 steps by `tf.data`: a run that began then continues with the same batches
 PINNED = {
     (3, 5, 0, None): "9f8f3fb1d023572b",
     (4, 5, 0, None): "82586b28e0db9f5c",
@@ -104,7 +104,7 @@ def test_evaluation_drops_nothing_and_fills_up(files):
 def test_ids_without_a_row_name_file_and_record(feature, value, name, limit):
     batch = batch_of(random_packs(np.random.default_rng(1), 5, MAX_SEQ_LENGTH), MAX_SEQ_LENGTH, 4, 12)
     batch[feature][3, 0] = value
-    # Not from a file: ours are not written with negative numbers
+    # Batches are made here, as our files are not written with negative numbers
     read = [(batch, (np.zeros(5, np.int64), np.arange(1, 6)))]
     message = f"x, record 4: every value of {name} must be from 0 and below {limit}. Received: {value}"
     with pytest.raises(InputError, match=re.escape(message)):

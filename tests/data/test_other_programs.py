@@ -92,7 +92,7 @@ def test_its_mask_is_of_each_sequence_alone(packs):
     same = (sequences[:, :, None] == sequences[:, None, :]) * is_token[:, None, :]
     np.testing.assert_array_equal(theirs[sequences > 0], same[sequences > 0])
     assert sequences.max() > 1
-    # And positions that it counts by itself are those of the records
+    # Positions that it counts by itself are those of the records, too
     np.testing.assert_array_equal(
         (np.cumsum(theirs, axis=2).diagonal(axis1=1, axis2=2) - 1)[sequences > 0],
         batch["position_ids"][sequences > 0],
@@ -111,6 +111,6 @@ def test_our_own_readers_find_the_sequences_in_both(packs):
         np.testing.assert_array_equal(batches[0][name], values, err_msg=name)
 
 
-def test_there_are_two_kinds_of_weights():
+def test_an_unknown_kind_of_weights_is_refused():
     with pytest.raises(InputError, match=r"must be one of sequence, binary\. Received: 'both'\."):
         PackConfig("x", "y", masked_lm_weights="both")

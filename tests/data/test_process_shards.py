@@ -62,13 +62,13 @@ def order_of_one(num_packs, buffer, count):
     return list(itertools.islice(itertools.chain.from_iterable(read_order(num_packs, SEED, buffer)), count))
 
 
-# Buffers of one pack, of a few, of no multiple of a micro-batch, and of more than there are; steps run across
-# blocks and the ends of epochs
+# Buffers hold one pack, a few, no multiple of a micro-batch, and more than there are; steps run across blocks
+# and the ends of epochs
 @pytest.mark.parametrize("buffer", [1, 7, 33, 1000])
 @pytest.mark.parametrize("num_packs", [3, 50, 64])
 @pytest.mark.parametrize("first_step", [0, 3, 11])
 def test_shares_joined_are_the_order_of_one_process(buffer, num_packs, first_step):
-    """Wherever they begin, after any other number of processes."""
+    """They may begin anywhere, after any other number of processes."""
     first, count = first_step * STEP, 3 * num_packs // STEP + 2
     expected = order_of_one(num_packs, buffer, first + count * STEP)[first:]
     for micro, num_processes in ((16, 1), (4, 1), (16, 2), (8, 4), (4, 2), (4, 4)):
@@ -97,7 +97,7 @@ def test_batches_of_all_processes_are_one_process_steps(
     assert found == [[written[pack] for pack in order[n : n + STEP]] for n in range(0, 5 * STEP, STEP)]
 
 
-def test_who_reads_what_is_as_the_picture_says():
+def test_packs_of_a_process_are_those_of_the_docstring():
     places = np.arange(16)
     assert np.flatnonzero(ProcessShard(4, 1, 2).holds(places)).tolist() == [2, 3, 6, 7, 10, 11, 14, 15]
     assert WHOLE.holds(places).all() and WHOLE.batch_size(6) == 6
@@ -105,7 +105,7 @@ def test_who_reads_what_is_as_the_picture_says():
 
 @pytest.mark.parametrize("buffer", [1, 33])
 def test_a_process_reads_no_pack_but_its_own(tmp_path, files, written, buffer):
-    """With every pack of the other processes destroyed it goes on as before."""
+    """It goes on as before if every pack of the other processes is destroyed."""
     shard = ProcessShard(8, 2, 4)
     index = index_files(files)
     wanted = steps(files, shard, 2, buffer)
@@ -144,7 +144,7 @@ def test_four_processes_read_the_bytes_of_one(tmp_path):
         return bytes_read() - before
 
     size = Path(path).stat().st_size
-    # The blocks that are prepared ahead when the last batch is taken: two of 128 packs, of an epoch of 256
+    # Two blocks of 128 packs, of an epoch of 256, are prepared ahead when the last batch is taken
     assert num_read(WHOLE) < 2.2 * size
     for process in range(4):
         assert num_read(ProcessShard(8, process, 4)) < 2.2 * size / 4

@@ -18,7 +18,7 @@ def take(num_packs, buffer, count, seed=1, first=0):
     return np.array(list(itertools.islice(packs, count)))
 
 
-# Buffers below, at and above the packs; stretches of one pack and of several; with a short last stretch
+# Buffers are below, at and above the packs; stretches have one pack and several, or a short last one
 SIZES = [(1, 5), (7, 3), (12, 12), (50, 7), (1000, 130), (1001, 200), (100, 10**15), (2500, 1)]
 
 
@@ -43,7 +43,7 @@ def test_any_place_is_found_without_those_before(num_packs, buffer):
 
 
 def test_the_first_block_is_resumed_at_its_end_in_every_epoch():
-    """Of two blocks of stretches of two packs; in some epochs the short stretch begins the second block."""
+    """Two blocks hold stretches of two packs; in some epochs the short stretch begins the second block."""
     for epoch in range(100):
         first = epoch * 257
         found = [*take(257, 130, 129, first=first), *take(257, 130, 128, first=first + 129)]
@@ -55,7 +55,7 @@ def test_no_more_than_the_buffer_is_held(num_packs, buffer):
     most = IN_ORDER_PACKS if buffer == 1 else buffer
     blocks = list(itertools.islice(read_order(num_packs, 1, buffer), 20))
     assert all(map(len, blocks)) and max(map(len, blocks)) <= most
-    # and it is used: stretches of equal length leave a little of it empty
+    # the buffer is used: stretches of equal length leave a little of it empty
     assert max(map(len, blocks)) >= min(num_packs, most * 0.95)
 
 
@@ -90,7 +90,7 @@ def count_meetings(order, batch_size, num_packs):
 
 @pytest.mark.parametrize(("num_packs", "buffer", "batch"), [(48, 8, 4), (40, 10, 6)])
 def test_any_two_packs_meet_as_often_as_in_a_uniform_shuffle(num_packs, buffer, batch):
-    """With blocks that keep their packs, only one pair in six would meet at all."""
+    """If blocks kept their packs, only one pair in six would meet at all."""
     epochs = 120
     met = count_meetings(take(num_packs, buffer, epochs * num_packs), batch, num_packs)
     rng = np.random.default_rng(0)

@@ -51,15 +51,15 @@ def choice(length, packs, tokens_cut=0):
 @pytest.mark.parametrize(
     ("rows", "place"),
     [
-        # the cheaper length, not the one of fewer packs or less padding
+        # the cheaper length wins over fewer packs or less padding
         ([choice(8, 100), choice(16, 60)], 0),
         ([choice(8, 100), choice(16, 45)], 1),
         ([choice(512, 100), choice(1024, 50)], 0),  # as many tokens, of which attention takes more
-        # the smallest depth within half a percent of the best
+        # the smallest depth within half a percent of the best wins
         ([choice(8, 1006), choice(8, 1004), choice(8, 1000)], 1),
         ([choice(8, 1000), choice(8, 1000)], 0),
         ([choice(8, 1004), choice(16, 400), choice(16, 399)], 1),
-        # never one that cuts text
+        # a length that cuts text never wins
         ([choice(8, 100, 1), choice(16, 900), choice(32, 900)], 1),
         ([choice(8, 100, 1), choice(16, 90, 2)], None),
     ],
@@ -70,7 +70,7 @@ def test_the_recommendation_is_the_cheapest_without_loss(rows, place):
 
 
 def test_command_on_records(tmp_path, capsys):
-    """Lengths of the input file, not of the sample corpus."""
+    """Lengths are those of the input file, rather than of the sample corpus."""
     lengths = np.random.default_rng(5).integers(5, 25, 40)
     path, report = write_features(tmp_path / "records", make_features(lengths, 32)), tmp_path / "report.json"
     flags = ["--max_seq_length=16", "--max_sequences_per_pack=1", f"--json={report}"]

@@ -178,7 +178,7 @@ def test_mistakes_of_a_dry_run(tmp_path, monkeypatch, capsys, flags, message):
 
 
 def test_a_manifest_has_the_settings_that_its_records_depend_on():
-    """And none that are usual for BERT, so that older manifests are equal."""
+    """It has none that are usual for BERT, so that older manifests are equal."""
     common = {"input_file", "vocab_file", "max_seq_length", "random_seed", "eval_fraction", "num_shards"}
     common |= {"provenance"}
     pairs = CreateConfig(output_dir="x", vocab_file="v", max_seq_length=64).resolved()

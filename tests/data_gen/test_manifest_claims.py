@@ -110,7 +110,7 @@ def add(number):
     return lambda before: before + number
 
 
-def test_the_truth_is_accepted(packs, find, verify):
+def test_true_claims_are_accepted(packs, find, verify):
     manifest = json.loads((packs / "manifest.json").read_text())
     assert manifest["num_overlong"]["truncated"]
     assert manifest["plan"]["certificate"]["bounds"].keys() >= {"material", "depth", "L2"}
@@ -139,7 +139,7 @@ def one_fewer(strategies):
     return strategies
 
 
-# Where each number of a manifest is, and how it is called where it is one more or one less than it should be
+# Each number of a manifest has its place, and its name in the message where it is off by one
 NUMBERS = {
     ("files", 0, "num_records"): "num_records of packed-00000",
     ("num_packs",): "num_packs`",
@@ -163,7 +163,7 @@ SHARES = {
     ("gap",): "gap`",
     ("plan", "certificate", "gap"): "gap of the certificate",
 }
-LIES = [
+WRONG = [
     *((word, put(*keys, value=add(more))) for keys, word in NUMBERS.items() for more in (1, -1)),
     *((word, put(*keys, value=add(more))) for keys, word in SHARES.items() for more in (1e-6, -1e-6)),
     ("sha256 of packed-00001", put("files", 1, "sha256", value=lambda sha: "0" + sha[1:])),
@@ -183,8 +183,8 @@ LIES = [
 ]
 
 
-@pytest.mark.parametrize(("word", "edit"), LIES, ids=[f"{word}-{i}" for i, (word, _) in enumerate(LIES)])
-def test_every_lie_is_named(packs, find, word, edit):
+@pytest.mark.parametrize(("word", "edit"), WRONG, ids=[f"{word}-{i}" for i, (word, _) in enumerate(WRONG)])
+def test_every_false_claim_is_named(packs, find, word, edit):
     change(packs, edit)
     sentences = find()
     assert any(word in sentence and "Received: " in sentence for sentence in sentences), sentences
@@ -239,7 +239,7 @@ def test_a_bound_without_its_proof_is_false(tmp_path):
     without = dataclasses.replace(plan, dual_values=())
     (sentence,) = find_false_bounds(tmp_path, plan, without, 30)
     assert "`lower_bound` must be at most 25," in sentence
-    # Nor does it hold of more packs than there are, whatever the plan beside it says
+    # The bound does not hold of more packs than there are either, even if the plan beside it says so
     twice = dataclasses.replace(plan, strategies={key: 2 * count for key, count in plan.strategies.items()})
     assert "`lower_bound` must be at most 30, " in find_false_bounds(tmp_path, plan, twice, 60)[0]
 

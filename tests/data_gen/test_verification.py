@@ -131,14 +131,14 @@ def count_bytes_twice(packs):
 
 
 def change_a_token(packs):
-    """And the label before it, so that the pack is well formed."""
+    """Change a token and the label before it, so that the pack is well formed."""
     packed = next(p for p in packs if p[schema.LABEL_MASK][0] == 1 and p[schema.POSITION_IDS][0] == 0)
     packed[schema.INPUT_IDS][1] = packed[schema.LABEL_IDS][0] = 299 - packed[schema.INPUT_IDS][1]
     return packs
 
 
 def pad_between_sequences(packs):
-    """In the middle of a row, with all else as it was."""
+    """Pad in the middle of a row, with all else as it was."""
     packed = next(p for p in packs if has(p, 2) and p[schema.INPUT_MASK][-1] == 0)
     place = span(packed, 2)[0]
     for name in TOKENS:
@@ -212,7 +212,7 @@ ROW_FAULTS = [lose_a_part_at_a_cut, restart_a_part, swap_rows_of_a_step, lose_a_
 def test_good_packs_are_equal(made, damage, kind):
     result = compare_files([f"{made}/in.tfrecord"], files_of(made / kind), "error")
     assert result.is_good and result.num_input_sequences == result.num_packed_sequences == len(LENGTHS)
-    # and what is written here again is the same, byte for byte: below, nothing but the fault is found
+    # what is written here again is the same, byte for byte: below, nothing but the fault is found
     assert damage(kind, None).is_good
 
 
@@ -256,7 +256,7 @@ def add(name, number):
 
 NUMBERS = ("num_packs", "num_sequences", "num_parts", "num_tokens", "num_records", "depth")
 STEPS = dict.fromkeys(NUMBERS, 1) | {"efficiency": 1e-6, "packing_factor": 1e-6}
-LIES = [
+WRONG = [
     ("`vocab_size` must be above", lambda manifest: manifest.update(vocab_size=LARGEST)),
     ("`objective`", lambda manifest: manifest.update(objective="mlm_nsp")),
     ("`spec`", lambda manifest: manifest["spec"].update(max_sequences_per_pack=99)),
@@ -264,7 +264,7 @@ LIES = [
     ("`sha256 of packed-", lambda manifest: manifest["files"][0].update(sha256="0" * 64)),
     ("`num_records of ", lambda manifest: manifest["inputs"][0].update(num_records=1)),
 ]
-LIES_OF_ROWS = [
+WRONG_ROWS = [
     (f"`{name}` must be ", add(name, sign * step)) for name, step in STEPS.items() for sign in (1, -1)
 ]
 
@@ -275,7 +275,7 @@ def test_largest_label_is_within_the_vocabulary(find_false):
 
 @pytest.mark.parametrize(
     ("kind", "word", "lie"),
-    [("whole", *lie) for lie in LIES] + [("rows", *lie) for lie in LIES + LIES_OF_ROWS],
+    [("whole", *claim) for claim in WRONG] + [("rows", *claim) for claim in WRONG + WRONG_ROWS],
 )
 def test_false_claims_are_found(find_false, kind, word, lie):
     (sentence,) = find_false(kind, lie)

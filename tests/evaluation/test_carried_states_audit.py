@@ -16,7 +16,7 @@ from bert_packed.training.backend import compiled
 
 pytestmark = pytest.mark.both_backends
 LENGTH = 6
-# Of three rows in packs of 6: sequences over three packs, ends at a border, single tokens, padding at the end
+# Three rows in packs of 6 have sequences over three packs, ends at a border, single tokens, and padding
 ROWS = [[4, 9, 5], [14, 1, 2], [6, 3, 7]]
 LEAKS, WITHOUT, UNCUT = (
     f"carried states: {name}"

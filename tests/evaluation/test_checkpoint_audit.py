@@ -76,7 +76,7 @@ def test_leaks_that_the_first_packs_hide_are_found(files, leaks):
 
 
 def test_few_packs_show_all_that_the_files_have(files):
-    """By the plain union over all packs; few of many are chosen, and each by its number."""
+    """The reference is a plain union over all packs; few of many are chosen, and each by its number."""
     everything = read(eval_batches(files, SPEC, 100), files)
     all_shown = show_boundaries(everything["sequence_ids"], 4).any(axis=0)
     assert all_shown[:4].all() and all_shown[-5:].all()
@@ -96,7 +96,7 @@ def test_too_few_packs_are_the_best_and_say_so(files):
 
 
 def test_packs_that_show_nothing_new_are_spread(files):
-    """Of packs alike: those that show something, and others from all over the file; at most all that are."""
+    """Packs that show something are chosen, and others from all over the file; at most all that are."""
     alike = files[:1]
     assert choose(alike, 20)[1].tolist() == [*range(10)]
     _, numbers, missing = choose(alike, 5)

@@ -81,7 +81,7 @@ def given_alone(packs, output, giver):
     return given / np.abs(make_forward()(packs)[output][used]).max()
 
 
-# A check, the names of its figures, and the figure of a leak of all that a sequence gives. Tokens change by 1
+# A check has names of figures, and the figure of a leak of all that a sequence gives. Tokens change by 1
 READERS = {
     "changed": (changes, "neighbors: change of", lambda packs, output, giver: {1: 6, 2: 5, 3: 4}[giver]),
     "alone": (compare_alone, "unpacked:", given_alone),
@@ -109,14 +109,14 @@ def test_padding_must_not_move_and_unused_slots_may(packs):
             assert set(changes(make_forward([(output, giver, 0, 1.0)]), packs).values()) == {0.0}
 
 
-def test_not_a_number_is_no_pass(packs):
+def test_nan_does_not_pass(packs):
     found = changes(make_forward([("mlm_logits", 2, 1, np.nan)]), packs)
     assert np.isnan(found["neighbors: change of mlm_logits"])
     assert not contamination.Check("", np.nan, 0.0).passed and contamination.Check("", 0.0, 0.0).passed
     assert not contamination.Check("", 1.1e-5, 1e-5).passed
 
 
-# A full pack: the last place, prediction and slot are used
+# A full pack uses the last place, prediction and slot
 FULL = batch_of([[random_sequence(np.random.default_rng(1), n, n) for n in (3, 4)]], 7, 2, 7)
 SIZES = {"S": 7, "P": 7, "K": 2}
 CHECKS = {
@@ -186,7 +186,7 @@ def test_a_steps_figures_and_gradients_are_compared():
         return {one.name: one.largest for one in found if one.largest}
 
     assert check() == {"gradients of key biases, truly 0": 1e-7}
-    # of the largest gradient of the same variable
+    # figures are relative to the largest gradient of the same variable
     for changed, size in (((0.4, 0, 0), 0.05), ((0, -0.4, 0), 0.4)):
         assert check(changed=changed)["unpacked: gradients of all weights"] == pytest.approx(size)
     assert check(changed=(0, 0, 3e-6))["gradients of key biases, truly 0"] == pytest.approx(3.1e-6)
@@ -234,7 +234,7 @@ BLOCK = dataclasses.replace(next_tokens.CONFIG, num_hidden_layers=1)
 BLOCK2 = dataclasses.replace(next_tokens.MAMBA2, num_hidden_layers=1, chunk_size=2)
 FORWARD = {"neighbors: change of logits", "unpacked: logits", "unpacked: lm_loss"}
 BACKWARD = {"neighbors: gradient on their embeddings", "unpacked: gradients of all weights"}
-# The model, its part that is broken, and checks that fail
+# An operator has the model, its part that is broken, and checks that fail
 OPERATORS = {
     "sound": (BLOCK2, mamba2, "ssd_pack", mamba2.ssd_pack, set()),
     "scan": (BLOCK, mamba, "ssm_pack", unbroken(mamba.ssm_pack, 5), FORWARD | BACKWARD),

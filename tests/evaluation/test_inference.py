@@ -50,7 +50,7 @@ def test_loading_leaves_the_random_numbers_of_the_caller_alone(model_folder):
 
 @pytest.mark.parametrize("unknown", ["", "bert/layer_0/attention/query/scale"])
 def test_what_a_file_has_and_no_such_model_is_named(model_folder, tmp_path, caplog, unknown):
-    """As in training; heads are no news, since vectors need none."""
+    """Warnings are those of training; heads are not reported, since vectors need none."""
     path = shutil.copytree(model_folder, tmp_path / "model") / checkpoint.WEIGHTS
     tensors = checkpoint.read_tensors(path)
     assert "next_sentence/classifier/kernel" in tensors
@@ -79,7 +79,7 @@ def test_batches_are_small_on_a_cpu_and_two_at_once(model_folder, monkeypatch, d
 
 
 @pytest.mark.parametrize("pooling", inference.POOLINGS)
-def test_together_as_alone(encoder, pooling):
+def test_vectors_of_texts_encoded_together_and_alone(encoder, pooling):
     together = encoder.encode(TEXTS, pooling)
     assert len(together) == len(TEXTS)
     for text, got in zip(TEXTS, together, strict=True):
@@ -90,7 +90,7 @@ def test_together_as_alone(encoder, pooling):
 
 @pytest.mark.parametrize("pooling", inference.POOLINGS)
 def test_batches_at_once_give_what_one_at_a_time_gives(encoder, pooling):
-    """And they are at once: each but the first waits for another."""
+    """They are computed at once: each but the first waits for another."""
     meeting, calls = threading.Barrier(2, timeout=10), []
 
     def forward(batch):
@@ -299,13 +299,13 @@ def test_batches_are_static_and_their_rest_is_empty(known, seen):
 
 
 def test_the_packing_factor_is_texts_per_row(known):
-    # 5 + 7, 2 + 10, 3 + 4 + 2 and 12 tokens in rows of 12
+    # Rows of 12 hold 5 + 7, 2 + 10, 3 + 4 + 2 and 12 tokens
     assert known.packing_factor(SHORT) == 8 / 4
     assert known.packing_factor([]) == 1
 
 
 def test_a_model_with_dropout_gives_its_states_without(tmp_path):
-    """As the model itself has them out of training, one text a row."""
+    """They are those that the model itself has out of training, one text a row."""
     write_encoder(tmp_path)
     config = dataclasses.replace(CONFIG, hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.5)
     engine = make_engine(config=config, seed=4)

@@ -15,7 +15,7 @@ MOMENT = 0.1  # for what must not happen to happen
 
 
 @pytest.mark.parametrize("num_at_once", [2, 3])
-def test_as_many_as_asked_are_inside_at_once(num_at_once):
+def test_items_are_computed_at_once(num_at_once):
     """Each waits for the others of its round; alone it would wait in vain."""
     round_of = threading.Barrier(num_at_once, timeout=SECONDS)
     inside, most, lock = [0], [0], threading.Lock()
@@ -36,8 +36,8 @@ def test_as_many_as_asked_are_inside_at_once(num_at_once):
     assert most[0] == num_at_once
 
 
-def test_the_first_is_over_before_others_begin():
-    """As a function that is compiled at its first call must not be compiled by two threads."""
+def test_the_first_call_ends_before_others_begin():
+    """A function that is compiled at its first call must not be compiled by two threads."""
     events = []
 
     def function(item):
@@ -51,7 +51,7 @@ def test_the_first_is_over_before_others_begin():
     assert sorted(events[2:]) == [("begins", 1, False), ("begins", 2, False)]
 
 
-def test_one_at_a_time_is_the_callers_thread():
+def test_one_thread_is_the_callers():
     threads = {thread for _, thread in map_in_threads(lambda _: threading.current_thread(), range(3), 1)}
     assert threads == {threading.main_thread()}
 
@@ -120,7 +120,7 @@ def no_thread_is_left():
     return not [thread for thread in threading.enumerate() if thread.name.startswith("map-in-threads")]
 
 
-def test_who_takes_no_more_leaves_no_thread():
+def test_closing_early_leaves_no_thread():
     function = Held(0, 1)
     results = map_in_threads(function, range(20), 2)
     assert [next(results), next(results)] == [(0, 0), (1, 1)]
@@ -157,7 +157,7 @@ def test_a_mistake_of_the_items_is_raised():
     assert taken == [0]  # the third would have come after 1 and 2 had begun
 
 
-def test_what_failed_is_not_kept():
+def test_a_failed_item_is_not_kept():
     class Item:
         pass
 

@@ -38,7 +38,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning"),
 ]
 KERNELS = {"tpu": 'custom_call_target="tpu_custom_call"', "gpu": 'custom_call_target="__gpu$xla.gpu.triton"'}
-# Else registers overflow to memory
+# Registers would otherwise overflow to memory
 WITHOUT_SPILLS = {"xla_gpu_fail_ptx_compilation_on_register_spilling": True}
 
 
@@ -275,7 +275,7 @@ def test_what_does_not_fit_the_registers_is_refused(monkeypatch, kind):
 
 @pytest.mark.parametrize("kind", ["v5e", "h100"])
 def test_temporaries_of_attention_are_linear_in_the_length(kind):
-    """As many tokens in longer packs need no more; with all scores they need a hundred times as much."""
+    """Longer packs of as many tokens need no more; all scores need a hundred times as much."""
     cases = [attending(kind, length, 64, "bfloat16", 0.1) for length in (512, 2048, 8192)]
     least, short, long = (temporary_bytes(kind, case.operator, case.shapes) for case in cases)
     assert 0 < long < 1.1 * short

@@ -158,7 +158,7 @@ def test_kernels_have_the_tiles_that_the_audit_covers():
 @pytest.mark.both_backends
 @needs_jax
 def test_the_audit_passes_with_the_kernel(monkeypatch, tmp_path, capsys):
-    """From packs on disk to the table, compiled; and one that leaks fails."""
+    """It goes from packs on disk to the table, compiled; and a kernel that leaks fails."""
     interpret(monkeypatch)
     kernel = kernels.KERNELS["gpu"]["attend"]
     monkeypatch.setattr(targets, "devices_here", lambda: targets.Target("gpu"))

@@ -37,7 +37,7 @@ def small_tiles_in_the_interpreter(monkeypatch):
     monkeypatch.setattr(packed_attention, "TILES", (TILE,))
     monkeypatch.setattr(packed_attention, "GROUP", TILE * packed_attention.LANES)
     monkeypatch.setattr(gpu_attention, "TILES", dict.fromkeys(gpu_attention.TILES, TILE))
-    # Not the interpreter of `force_tpu_interpret_mode`, which cannot be rematerialised
+    # The interpreter of `force_tpu_interpret_mode` cannot be rematerialised
     monkeypatch.setattr(pallas, "pallas_call", functools.partial(pallas.pallas_call, interpret=True))
 
 
@@ -159,7 +159,7 @@ def test_a_neighbour_changes_no_bit_and_gets_no_gradient(kernel, ids_BS):
 
 
 def pairs_by_hand(ids_BS, tile):
-    """Whether some token of one tile and of another have the same id: bool `[B, n, n]`."""
+    """True where some token of one tile and of another have the same id: bool `[B, n, n]`."""
     tiles = np.split(ids_BS, ids_BS.shape[1] // tile, axis=1)
     meet = [
         [[bool(set(one[row]) & set(other[row])) for other in tiles] for one in tiles]
@@ -210,7 +210,7 @@ def one_pack_per_tile(kernel):
 
 
 def poisoned(values_BSNH):
-    """Not a number in the tile that has the number of the pack."""
+    """Values that are NaN in the tile that has the number of the pack."""
     tiles = jnp.arange(values_BSNH.shape[1]) // TILE == jnp.arange(len(values_BSNH))[:, None]
     return jnp.where(tiles[:, :, None, None], jnp.nan, values_BSNH)
 

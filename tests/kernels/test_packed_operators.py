@@ -89,7 +89,7 @@ class Operator:
     tolerance: float  # of outputs in bfloat16, relative to the largest
 
 
-# Single tokens, as padding is, and sequences over three chunks
+# There are single tokens, as padding is, and sequences over three chunks
 IN_CHUNKS_OF_4 = positions_of([[4, 5, 2], [3, 2, 4, 2], [1, 5, 3, 1, 1], [7, 1, 3]])
 IN_CHUNKS_OF_8 = positions_of([[8, 4, 10], [9, 4, 1, 8], [10, 4, 6, 1, 1], [11, 4, 2, 5]])
 CONVOLVED = {"x": "BSE", "kernel": "WE", "bias": "E"}
@@ -142,7 +142,7 @@ def tpu_duality(lanes, block):
 PLAIN_FORMS = [
     Form("convolution", "architectures.mamba.operators", 3, 2),
     Form("convolution", "architectures.mamba.operators", 3, 4),
-    # A chunk of one token, chunks that do not divide S, one longer than S
+    # Chunks have one token, do not divide S, or are longer than S
     Form("scan", "architectures.mamba.operators", 4, 4, 1),
     Form("scan", "architectures.mamba.operators", 3, 2, 4),
     Form("scan", "architectures.mamba.operators", 3, 2, 32),
@@ -150,7 +150,7 @@ PLAIN_FORMS = [
     Form("duality", "architectures.mamba2.state_space_duality", 8, 3, 64),
 ]
 KERNELS = [
-    # Widths: padded, some blocks of a vector after padding, some blocks of two vectors
+    # Widths are padded, some blocks a vector after padding, some two vectors
     Form("convolution", "kernels.tpu.convolution", 1, 7, 8, CONVOLVE),
     Form("convolution", "kernels.tpu.convolution", 5, 4, 8, CONVOLVE),
     Form("convolution", "kernels.tpu.convolution", 8, 2, 64, CONVOLVE),
@@ -160,8 +160,8 @@ KERNELS = [
     Form("scan", "kernels.gpu.selective_scan", 1, 3, 1, GPU_SCAN),
     Form("scan", "kernels.gpu.selective_scan", 5, 3, 4, GPU_SCAN),
     Form("scan", "kernels.gpu.selective_scan", 12, 3, 32, GPU_SCAN),
-    # Four heads of two channels: two heads in a vector; each in another block; two groups of one head in a
-    # block; a head of zeros; a channel of zeros
+    # Four heads have two channels: two heads share a vector; each has another block; two groups of one head
+    # share a block; a head is zeros; a channel is zeros
     *(tpu_duality(*sizes) for sizes in ((4, 4), (2, 2), (2, 4), (6, 6), (3, 4))),
 ]
 COMPILED = PLAIN_FORMS[5]
@@ -271,7 +271,7 @@ def all_close(got, want, tolerance=1e-5):
 
 @each([*PLAIN_FORMS, *KERNELS])
 def test_outputs_and_gradients_are_those_of_a_plain_loop(form):
-    """Also of sequences that began before, from what the pack before has handed on."""
+    """Sequences that began before go on from what the pack before has handed on."""
     inputs, weights, carried = draw(form)
     starts = form.definition.positions
     going_on = starts + form.states * (np.cumsum(starts == 0, axis=1) == 1)
@@ -282,7 +282,7 @@ def test_outputs_and_gradients_are_those_of_a_plain_loop(form):
 
 @each(OWN_PLACES)
 def test_without_positions_a_pack_is_one_sequence(monkeypatch, form):
-    """Where nothing is selected by a start, which is what the cost of starts is compared with."""
+    """Nothing is selected by a start then, which is what the cost of starts is compared with."""
     inputs, weights, carried = draw(form)
     if form.module == "architectures.mamba.operators":
         monkeypatch.setattr(ops, "where", None)
@@ -293,7 +293,7 @@ def test_without_positions_a_pack_is_one_sequence(monkeypatch, form):
 
 @each(OWN_PLACES)
 def test_nothing_passes_a_start(form):
-    """Wherever in a chunk a sequence begins: no bit of it or of its gradients changes with its neighbours."""
+    """Sequences begin anywhere in a chunk: no bit of them or of their gradients changes with neighbours."""
     (inputs, weights, carried), (others, _, _) = draw(form), draw(form, 3)
     positions, chunk = form.definition.positions, form.definition.chunk_length
     packs, length = positions.shape
@@ -358,7 +358,7 @@ def test_decays_beyond_the_range_of_exp_have_gradients(form):
 
 @pytest.mark.slow
 def test_a_token_that_forgets_all_rounds_nothing_after_it():
-    """In a long chunk the sum of log-decays would have few digits left behind such a token."""
+    """The sum of log-decays in a long chunk would have few digits left behind such a token."""
     form = dataclasses.replace(COMPILED, chunk_length=256)
     positions = positions_of([[130, 70]] * 2)
     inputs, weights, carried = draw(form, 0, positions)
@@ -371,7 +371,7 @@ def test_a_token_that_forgets_all_rounds_nothing_after_it():
 
 @each([KERNELS[1], KERNELS[4], KERNELS[7], KERNELS[9]])
 def test_a_model_learns_with_a_kernel_what_it_learns_without(monkeypatch, form):
-    """In packs of three chunks; with rows, the second call goes on from what the first has left."""
+    """Packs have three chunks; with rows, the second call goes on from what the first has left."""
     whole_vectors = {"kernels.gpu.selective_scan": ["WIDTH"], "kernels.tpu.selective_scan": ["LANES"]}.get(
         form.module, ["LANES", "BLOCK"]
     )
@@ -393,7 +393,7 @@ def test_a_model_learns_with_a_kernel_what_it_learns_without(monkeypatch, form):
 
 @each([PLAIN_FORMS[1], KERNELS[1]])
 @pytest.mark.parametrize("length", [1, 3])
-def test_what_a_short_pack_hands_on_is_partly_from_before_it(form, length):
+def test_a_short_pack_hands_on_inputs_from_before_it(form, length):
     inputs, weights, carried = draw(form)
     inputs["x"], positions = inputs["x"][:, :length], form.definition.positions[:, :length] + 2
     given = form, inputs, weights[:, :length], positions, carried

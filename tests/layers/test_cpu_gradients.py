@@ -40,7 +40,7 @@ def as_float64(values):
 
 
 def assert_gradients(loss, inputs, expected, tolerance, is_compiled=True):
-    """Those of a loss by its inputs, of their dtype; returns the shapes that barriers were put around."""
+    """Check gradients of a loss by its inputs, of their dtype; returns the shapes inside of barriers."""
     shapes, barrier = [], cpu_gradients._barrier
 
     def note(values):
@@ -144,7 +144,7 @@ def compiled_products(engine, batch, num_axes):
     ("devices", "num_within"), [(["cpu:0", "cpu:1"], {"tensorflow": 0, "jax": 1}), (["cpu:0", "gpu:0"], None)]
 )
 def test_a_step_for_cpus_transposes_heads_first(monkeypatch, devices, num_within, micro_batch_size):
-    """Of six products those for keys and values, on CPUs; under JAX those for keys."""
+    """Of six products, those for keys and values are transposed on CPUs; under JAX those for keys."""
     monkeypatch.setattr(keras.distribution, "list_devices", lambda *of: devices)
     batch = packed_and_unpacked()[0]
     batch = {name: np.concatenate([values, values]) for name, values in batch.items()}
@@ -171,7 +171,7 @@ def mamba_step():
     ],
 )
 def test_a_step_for_cpus_transposes_narrow_factors_first(monkeypatch, make_step, num_linear):
-    """Of every linear layer; the table of tokens, which is none, stays."""
+    """Every linear layer does; the table of tokens, which is none, stays."""
     for devices, expected in ((["cpu:0", "gpu:0"], num_linear + 1), (["cpu:0", "cpu:1"], 1)):
         monkeypatch.setattr(keras.distribution, "list_devices", lambda *of, found=devices: found)
         assert compiled_products(*make_step(), 2).count(0) == expected

@@ -39,7 +39,7 @@ def test_the_mask_is_the_formula_element_by_element():
 
 
 def test_rows_past_32_bits_are_numbered_again():
-    """Of packs of 2 rows of 1,000 units, those around the place where 32-bit numbers wrap."""
+    """Packs have 2 rows of 1,000 units; those around the place where 32-bit numbers wrap are drawn."""
     seed, counter, rate, width = 11, 3, 0.5, 1000
     rows_per_wrap = 2**32 // width
     first_pack = rows_per_wrap // 2
@@ -80,7 +80,7 @@ def test_words_of_rows_give_the_mask_of_any_part(num_packs):
 def test_share_dropped(rate):
     num_units = 512 * 2048
     dropped = num_units - mask_of((512, 2048), rate).sum()
-    # five standard deviations
+    # the limit is five standard deviations
     assert abs(dropped - rate * num_units) < 5 * np.sqrt(rate * (1 - rate) * num_units)
 
 
@@ -95,7 +95,7 @@ def test_masks_of_other_steps_layers_and_places_are_unrelated():
     first = masks[0].ravel()
     distances += [agreement(first[:-shift], first[shift:]) for shift in (1, 2, 3, 8, 64, 511, 512, 513, 1024)]
     assert max(distances) < 5
-    # a quarter of a million coins, 75 comparisons: one of them is above 1 for sure
+    # one of 75 comparisons of a quarter of a million coins is above 1 for sure
     assert max(distances) > 1
 
 

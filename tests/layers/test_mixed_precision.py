@@ -148,7 +148,7 @@ def test_softmax_and_layer_norm_compute_in_float32(batches):
 
 
 def test_logits_are_never_rounded(batches):
-    """Neither by the product that makes them nor by the bias."""
+    """Neither the product that makes them nor the bias rounds them."""
     packed, _ = batches
     model = build_model(PRETRAINING, CONFIG, 1, dtype=DTYPE)
     results = [result for _, _, outputs in operations_of(model, packed) for result in outputs]
@@ -180,7 +180,7 @@ def test_the_output_table_and_bias_are_not_rounded(name):
 
 
 def test_gradients_of_queries_stay_precise(batches):
-    """As in trained models: what is rounded alike in a whole row of scores' gradients is multiplied by it."""
+    """Biases of keys are large, as in trained models: they multiply what is rounded alike in a row."""
     found = []
     for dtype in (DTYPE, "float32"):
         engine = make_mixed_engine(dtype)
@@ -196,7 +196,7 @@ def test_gradients_of_queries_stay_precise(batches):
 
 
 def test_the_gradient_of_a_table_is_summed_in_float32(batches):
-    """Of 64 times the same packs: sums of a thousand tokens in bfloat16 would be off by many roundings."""
+    """The packs repeat 64 times: sums of a thousand tokens in bfloat16 would be off by many roundings."""
     many = {name: np.concatenate([values] * 64) for name, values in batches[0].items()}
     found = []
     for dtype in (DTYPE, "float32"):

@@ -13,8 +13,8 @@ from bert_packed.layers.context import PackContext
 from bert_packed.layers.rematerialisation import run_rematerialised
 from bert_packed.training.optimization import Lamb
 
-# Queries, keys, values, scores, context, its output, and the first layer of the feed-forward network; the
-# second is not needed again
+# These are queries, keys, values, scores, context, its output, and the first layer of the feed-forward
+# network; the second is not needed again
 PRODUCTS_PER_BLOCK = 7
 BERT = ARCHITECTURES["bert"].with_dropout(0.2)
 slow = pytest.mark.slow
@@ -61,7 +61,7 @@ def test_gradients_are_the_same(request, name, rate, micro_batch_size):
 
 @pytest.mark.both_backends
 def test_evaluation_draws_no_seeds():
-    """Or a run that evaluates in between would train on with other dropout than one that does not."""
+    """Otherwise a run that evaluates in between would train on with other dropout than one that does not."""
     packed, _ = BERT.batches()
     model = BERT.model(remat=True)
     states = [seeds_of(model)]
@@ -96,7 +96,7 @@ def test_compiled_steps_are_the_same():
         engine.train_step(packed)
         assert engine.num_train_traces == 1
     for one, other in zip(*(engine.model.weights for engine in engines), strict=True):
-        # Key biases: of a gradient that is 0 but for rounding, LAMB makes a step of any direction
+        # Key biases have a gradient that is 0 but for rounding, of which LAMB makes a step of any direction
         if not one.path.endswith("key/bias"):
             np.testing.assert_allclose(one.numpy(), other.numpy(), atol=1e-4, err_msg=one.path)
 
@@ -112,7 +112,7 @@ def optimised_program(engine, batch):
 @pytest.mark.both_backends
 @pytest.mark.parametrize("micro_batch_size", [None, 1])
 def test_compiled_steps_compute_each_block_again(micro_batch_size):
-    """In the optimised program: XLA can merge what is computed again with the first time, for nothing."""
+    """The optimised program counts: XLA can merge what is computed again with the first time."""
     packed, _ = BERT.batches()
     counts = []
     for remat in (False, True):

@@ -43,7 +43,7 @@ CASES = [
     ("modern_bert", "tags"),
     ("modern_bert_of_means", "classes"),
 ]
-# What adds the same to every logit of a sequence moves no softmax: their true gradient is 0, as a key bias's
+# These add the same to every logit of a sequence, which moves no softmax: their true gradient is 0
 SHIFTS = (
     "key/bias",
     "question_answering/output/bias",
@@ -78,7 +78,7 @@ def batches_of(kind, seed=0):
 
 
 def gradients_of(engine, batch):
-    """As one program: under JAX many small ones would compile for longer."""
+    """Compute all gradients as one program: under JAX many small ones would compile for longer."""
     return compiled(functools.partial(engine.gradients, training=True), engine.model)(batch)
 
 
@@ -94,7 +94,7 @@ def test_sums_and_all_gradients(kind, model):
 @pytest.mark.parametrize(
     ("model", "ablation"), [("bert", "no_position_reset"), ("modern_bert", "no_attention_mask")]
 )
-def test_company_that_is_seen_changes_gradients(model, ablation):
+def test_neighbours_that_are_seen_change_gradients(model, ablation):
     """Planted faults, which the comparison finds. Rotary positions that go on leave no trace in gradients."""
     engine = make_engine("tags", ablate(MODELS[model], ablation))
     got, want = (gradients_of(engine, batch)[0] for batch in batches_of("tags"))
@@ -134,7 +134,7 @@ def test_large_logits_stay_finite():
 
 
 def test_neighbours_have_no_gradient_in_a_loss():
-    """Exactly 0, not small."""
+    """It is exactly 0, not small."""
     packed, _ = batches_of("answers")
     rng, size = np.random.default_rng(0), packed["token_ids"].shape
     values = {

@@ -30,7 +30,7 @@ from bert_packed.training.backend import gradient
 pytestmark = pytest.mark.both_backends
 IS_MLM = {"mlm alone": "per_sequence", "mlm alone, per_token": "per_token"}
 IS_PRETRAINING = ("per_sequence", "per_token", *IS_MLM)
-# Loops of `plain_losses`, objectives, and the shapes of logits for eight packs
+# Names have loops of `plain_losses`, objectives, and the shapes of logits for eight packs
 OTHERS = {
     "answers": (plain_losses.answers, answers_objective(), {"start_logits": (24,), "end_logits": (24,)}),
     "classes": (plain_losses.classes, classes_objective(3), {"logits": (4, 3)}),
@@ -132,7 +132,7 @@ def engine_of(kind, logits, **more):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_by_the_logits(kind):
-    """Of the whole step's loss: the denominators are those of all micro-batches."""
+    """They are of the whole step's loss: the denominators are those of all micro-batches."""
     batch = batch_of(kind)
     logits = logits_of(kind, batch)
     engine = engine_of(kind, logits, micro_batch_size=2)

@@ -126,7 +126,7 @@ def train(folder, files, num_steps, checkpoint_to_restore=None):
 
     means = engine.objective.means
     hooks = loop.Hooks(batches, log.write, None, save, lambda: None, lambda _: 0.01, means, print)
-    # A row every three steps: at the checkpoint of step 2 it is unfinished
+    # A row is due every three steps: at the checkpoint of step 2 it is unfinished
     config = SimpleNamespace(num_train_steps=num_steps, log_steps=3, eval_steps=0)
     config.save_checkpoints_steps, config.max_skipped_steps = 2, 1
     loop.train(engine, config, hooks, first_step, state)

@@ -50,7 +50,7 @@ def test_coarse_classes_give_real_packs(monkeypatch):
 
 
 @pytest.mark.parametrize("factor", [0, 1e9])
-def test_no_clock_decides(monkeypatch, factor):
+def test_plans_do_not_depend_on_a_clock(monkeypatch, factor):
     """A machine whose clock does not move, or runs a year in a moment, makes the same plans."""
     tiny = [0, 16, 5, 7, 15, 0, 0, 0, 0, 0]
     histogram = np.random.default_rng(3).integers(0, 9, 64)
@@ -202,7 +202,7 @@ def test_plans_do_not_depend_on_other_models_of_the_process():
     assert done.returncode == 0, done.stderr
 
 
-def test_an_end_that_nobody_expects_is_an_error(monkeypatch):
+def test_an_unexpected_status_of_the_solver_is_an_error(monkeypatch):
     for least, expected in ((2.0, Status.kInfeasible), (1.0, Status.kOptimal)):
         model = integer_programs.make_model()
         model.addVar(0.0, 1.0)

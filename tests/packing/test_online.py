@@ -55,9 +55,9 @@ def test_each_sequence_leaves_once_and_in_time(policy, lengths, depth, buffer_si
         # the 1 fits beside the 6 and beside the 4 and 3: the policy chooses
         ([6, 4, 3, 1], {"leaving_share": 1.0, "policy": "best_fit"}, [[0], [1, 2, 3]]),
         ([6, 4, 3, 1], {"leaving_share": 1.0, "policy": "first_fit"}, [[0, 3], [1, 2]]),
-        # at depth 3 packs of three, where LPFHP makes one pack more
+        # depth 3 has packs of three, where LPFHP makes one pack more
         ([4, 4, 3, 2, 2, 1], {"leaving_share": 1.0, "max_sequences_per_pack": 3}, [[0, 3, 4], [1, 2, 5]]),
-        # the share that leaves, and of equal packs no more
+        # only the share leaves, and of equal packs no more
         ([4, 4, 4, 4], {"leaving_share": 0.75}, [[0, 1], [2, 3]]),
         ([4, 4, 4, 4], {"leaving_share": 0.5}, [[0, 1]]),
         # all are too old, those of a pack that has left already among them
@@ -68,7 +68,7 @@ def test_each_sequence_leaves_once_and_in_time(policy, lengths, depth, buffer_si
         ([2, 5, 8, 8, 7], {"leaving_share": 0.2, "max_age": 9}, [[0, 1], [2]]),
     ],
 )
-def test_who_leaves_by_hand(lengths, settings, expected):
+def test_packs_that_leave_the_buffer_by_hand(lengths, settings, expected):
     settings = {"max_sequences_per_pack": "max", "buffer_size": len(lengths)} | settings
     assert packs_of(OnlinePacker(8, **settings).add(lengths)) == expected
 

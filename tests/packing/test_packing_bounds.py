@@ -33,8 +33,8 @@ def test_certificate_names_the_simplest_tight_bound():
 
 
 def test_float_error_cannot_lift_a_bound():
-    # One sequence a pack: as many packs as sequences. In floats the product rounds up by more than half a
-    # pack, the quotient does as well, and the "bound" is one above the truth.
+    # At one sequence a pack there are as many packs as sequences. In floats the product rounds up by more
+    # than half a pack, the quotient does as well, and the "bound" is one above the truth.
     num_sequences, value = 2**53 - 3, 13
     assert math.ceil(float(num_sequences) * value / value) == num_sequences + 1
     assert bounds.dual_bound([num_sequences], 1, 1, [value]) == num_sequences
@@ -53,7 +53,7 @@ def test_values_are_summed_to_the_depth_that_lengths_allow():
     histogram[2047] = 4
     values = np.where(histogram, 2**50, 0)
     assert bounds.dual_bound(histogram, 4096, "max", values) == 2
-    # and to as many as there are: sixteen of this value would overflow
+    # the other limit is all that there are: sixteen of this value would overflow
     assert bounds.dual_bound([3, *[0] * 15], 16, "max", [2**57, *[0] * 15]) == 1
 
 
@@ -88,6 +88,6 @@ def test_knapsack_of_long_packs_needs_no_square_of_their_length():
         assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
     finally:
         tracemalloc.stop()
-    # joined in three steps: a value somewhere is what two slots and three slots give together
+    # joined in three steps, a value somewhere is what two slots and three slots give together
     two, three = best_packs(values, 2).best, best_packs(values, 3).best
     assert table.best[1000] == max(two[given] + three[1000 - given] for given in range(1001))

@@ -88,7 +88,7 @@ def join(threads):
         thread.join(60)
 
 
-def test_processes_meet_at_the_first_whoever_comes_before(addresses):
+def test_processes_meet_in_any_order_of_arrival(addresses):
     late, found = meet_all(addresses, (2,), 30)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", int(addresses[0][10:])), 1)
@@ -101,7 +101,7 @@ def test_processes_meet_at_the_first_whoever_comes_before(addresses):
     assert {**found, **of_first, **of_last} == {0: None, 1: None, 2: None}
 
 
-def test_who_is_missing_or_has_gone_is_named(addresses):
+def test_missing_and_lost_workers_are_named(addresses):
     port = int(addresses[0][10:])
     threads, found = meet_all(addresses, (0,), 3)
     for said in (b"1\n", b"GET /\n", b""):
@@ -111,7 +111,7 @@ def test_who_is_missing_or_has_gone_is_named(addresses):
                     other.sendall(said)
                 break
             time.sleep(0.01)
-    # Not before: for a moment all would be there
+    # The last one comes only now: before, all would be there for a moment
     last, of_last = meet_all(addresses, (2,), 3)
     join([*threads, *last])
     rule = f"all 3 workers of the cluster, the first at {addresses[0]}, must come up within 3 seconds."
@@ -186,7 +186,7 @@ def test_a_loopback_name_among_several_machines(debian, hosts, index, name, rece
     assert str(caught.value) == f"{rule} /etc/hosts. Received: {received}."
 
 
-def test_the_first_worker_meets_nobody_at_a_loopback_name(debian):
+def test_the_first_worker_must_not_have_a_loopback_name(debian):
     with pytest.raises(InputError, match=r"^host-a, the first worker of TF_CONFIG, must have an address"):
         meet(Cluster(("host-a:1", "host-b:2"), 0), 60)
 

@@ -36,7 +36,7 @@ jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 jnp = jax.numpy
 pytestmark = needs_jax
 NUM_STEPS = 3
-# Four heads for four devices; every kind of weight; initial weights as small as the published model's
+# Four heads suit four devices; every kind of weight occurs; initial weights are as small as published
 MODERN = dataclasses.replace(
     modern_bert_models.CONFIG,
     hidden_size=32,
@@ -52,7 +52,7 @@ MODELS = {
     "bert": {"config": WITH_DROPOUT},
     "modernbert": {
         "config": MODERN,
-        # A batch that grows: the last micro-batch of early steps is empty and skipped
+        # The batch grows: the last micro-batch of early steps is empty and skipped
         "objective": dataclasses.replace(masked_lm_objective("per_token"), skips_empty=True),
         "optimizer": StableAdamW,
     },
@@ -171,16 +171,16 @@ def test_steps_are_those_of_one_device(trained, case):
 
 
 def test_rows_hold_different_numbers_of_predictions():
-    """Or a loss divided by the count of its row would pass for right."""
+    """Otherwise a loss divided by the count of its row would pass for right."""
     used = (batch_at(0)["prediction_sequences"] > 0).sum(axis=1)
     for rows in (2, 4):
-        # Each row's packs of both micro-batches
+        # A row has the packs of both micro-batches
         by_row = used.reshape(2, rows, -1).sum(axis=(0, 2))
         assert len(set(by_row.tolist())) == rows, by_row
 
 
 def device_shares(engine, batch):
-    """From weight to the part of it that one device holds, by the shardings of the compiled program."""
+    """The part of each weight that one device holds, by the shardings of the compiled program: dict."""
     compiled = engine.compiled_train_step.lower(*engine.step_arguments(batch)).compile()
     (arguments, _) = compiled.input_shardings
     outputs = compiled.output_shardings[0]
@@ -194,7 +194,7 @@ def device_shares(engine, batch):
     return shares
 
 
-# What a Megatron splits, by the end of the name; moments are as their weights
+# Megatron splits these, by the end of the name; moments are as their weights
 SPLIT = {
     "bert": r"word_embeddings|(query|key|value|intermediate).(kernel|bias)|layer.*output.kernel",
     "modernbert": r"token_embeddings|(qkv|intermediate).(kernel|bias)|layer.*output.kernel",
@@ -203,7 +203,7 @@ SPLIT = {
 
 @each(CASES, SLOW)
 def test_each_device_holds_its_part_of_every_matrix(trained, case):
-    """And of its moments. Optimus spreads all, Megatron the matrices of blocks and the vocabulary."""
+    """It does of moments, too. Optimus spreads all, Megatron the matrices of blocks and the vocabulary."""
     parts = case.shape[1] * case.shape[2]
     split = re.compile(f"({SPLIT[case.model]}|predictions.output_bias)(_momentum|_velocity)?$")
     for path, share in device_shares(trained(case).engine, batches_of(case.model)[0]).items():
@@ -263,7 +263,7 @@ def test_what_is_computed_again_leaves_out_the_last_product(trained, case):
         counts[remat] = kinds.count("all-gather" if case.layout == "optimus2d" else "all-reduce")
     figures, want = to_floats(engine.train_step(batch)), trained(Case(case.model)).figures[0]
     assert {name: figures[name] for name in want} == pytest.approx(want, rel=1e-6)
-    # A block gathers inputs and kernels of three products again, of four; or adds up once, of two times
+    # A block gathers inputs and kernels of three of four products again; or adds up once more, of two times
     again = WITH_DROPOUT.num_hidden_layers * (6 if case.layout == "optimus2d" else 1)
     assert case.model != "bert" or counts[True] - counts[False] == again
 
@@ -327,7 +327,7 @@ def test_a_fused_kernel_gets_the_heads_of_its_device(case, config):
 
 @each(MODERN_CASES)
 def test_attention_exchanges_nothing_but_parts_of_kernels(trained, case):
-    """In bands and in whole sequences: a device has all that its heads of its packs need."""
+    """A device has all that its heads of its packs need, in bands and in whole sequences."""
     (program,) = trained(case).engine.step_programs(batches_of(case.model)[0])
     largest = 0
     for instruction in read_module(program.text).instructions:

@@ -45,7 +45,7 @@ class Service:
 
 
 class Ended(BaseException):
-    """In the place of the end of the process, by a status."""
+    """A replacement for the end of the process, with its status."""
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,7 @@ def run_all(body, num=2):
     return found, services
 
 
-def test_who_is_first_and_what_it_decides():
+def test_the_first_process_decides():
     asked = []
 
     def body(some):
@@ -129,7 +129,7 @@ def test_a_long_decision_keeps_no_exchange_waiting(monkeypatch):
     assert services[0].num_shared == services[1].num_shared >= 4 + 2 + 1
 
 
-def test_one_process_asks_nobody():
+def test_a_single_process_decides_alone():
     asked = []
     with ALONE as some:
         assert (some.is_first, some.index, some.num, some.strategy) == (True, 0, 1, None)
@@ -155,7 +155,7 @@ def test_a_lost_process_ends_this_one_with_a_line(monkeypatch, capsys):
     [(InputError("my own"), 2), (OSError("disk"), 2), (KeyboardInterrupt(), 130), (KeyError("a bug"), 1)],
 )
 @pytest.mark.parametrize("index", [0, 1])
-def test_who_ends_by_an_error_of_its_own_waits_for_nobody(monkeypatch, error, status, index):
+def test_a_process_that_fails_does_not_wait(monkeypatch, error, status, index):
     """Its own words come first; of those that end so the first process is the last."""
     at_exit, service, slept = [], Service({}, index == 0), []
     monkeypatch.setattr(atexit, "register", lambda *call: at_exit.append(call))

@@ -92,7 +92,7 @@ def values_of(variables):
 
 @pytest.fixture(scope="module")
 def trained(devices):
-    """By the number of devices what it trained; attention has its gradients for CPUs in each trace."""
+    """Results of training by number of devices; attention has its gradients for CPUs in each trace."""
 
     @functools.cache
     def train(num_devices):
@@ -112,8 +112,8 @@ def trained(devices):
 
 
 # TensorFlow compiles a program for each device
-dear = [pytest.mark.slow] if keras.backend.backend() == "tensorflow" else []
-several = pytest.mark.parametrize("num_devices", [2, pytest.param(4, marks=dear)])
+tf_slow = [pytest.mark.slow] if keras.backend.backend() == "tensorflow" else []
+several = pytest.mark.parametrize("num_devices", [2, pytest.param(4, marks=tf_slow)])
 
 
 @several
@@ -176,7 +176,7 @@ def test_a_step_that_is_not_finite_changes_nothing(trained, num_devices):
     assert engine.num_train_traces == 1
 
 
-def test_one_that_asks_to_stop_is_heard(trained):
+def test_stop_requests_are_counted(trained):
     engine = trained(2).engine
     assert float(engine.train_step(batch_at(0), wants_stop=True)["num_stop_requests"]) == 1
     assert float(engine.train_step(batch_at(0))["num_stop_requests"]) == 0
@@ -238,10 +238,10 @@ OTHERS = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("modernbert", marks=dear), pytest.param("mamba", marks=pytest.mark.slow)]
+    "name", [pytest.param("modernbert", marks=tf_slow), pytest.param("mamba", marks=pytest.mark.slow)]
 )
 def test_other_architectures_are_those_of_one_device(name):
-    """With dropout in the bands of a ModernBERT."""
+    """The bands of a ModernBERT have dropout."""
     config, objective, batch_of_step = OTHERS[name]
     figures, weights = [], []
     for number in (1, NUM_DEVICES):

@@ -8,7 +8,7 @@ import re
 import keras
 import numpy as np
 import pytest
-from test_replicas import MICRO_BATCH_SIZE, batch_at, dear, devices, make_engine  # noqa: F401  a fixture
+from test_replicas import MICRO_BATCH_SIZE, batch_at, devices, make_engine, tf_slow  # noqa: F401  a fixture
 from tiny import CONFIG, to_floats
 
 from bert_packed.training.step_report import describe_step, is_static
@@ -16,9 +16,9 @@ from bert_packed.training.step_report import describe_step, is_static
 pytestmark = pytest.mark.both_backends
 
 
-@pytest.mark.parametrize("num_devices", [pytest.param(1, marks=dear), pytest.param(2, marks=dear)])
+@pytest.mark.parametrize("num_devices", [pytest.param(1, marks=tf_slow), pytest.param(2, marks=tf_slow)])
 def test_a_step_that_ends_in_empty_packs_is_one_without_them(num_devices):
-    """As the first steps of a growing batch do: what is skipped changes no weight and no dropout."""
+    """The first steps of a growing batch end so: what is skipped changes no weight and no dropout."""
     part = {name: values[:MICRO_BATCH_SIZE] for name, values in batch_at(0).items()}
     small = {name: np.concatenate([values, np.zeros_like(values)]) for name, values in part.items()}
     skipping, plain = make_engine(num_devices, skips_empty=True), make_engine(1)
@@ -45,7 +45,7 @@ def test_the_program_has_its_share_and_sends_the_gradient_once():
     engine = make_engine(2)
     report = describe_step(engine.step_programs(batch))
     assert is_static(report) and report["devices"] == 2
-    # of 8 packs a device has 4, in two rounds of 2
+    # a device has 4 of 8 packs, in two rounds of 2
     length, width, wide = batch["token_ids"].shape[1], CONFIG.hidden_size, CONFIG.intermediate_size
     block = 4 * length * width**2 + 2 * length**2 * width + 2 * length * width * wide
     heads = batch["prediction_ids"].shape[1] * width * (width + CONFIG.vocab_size)

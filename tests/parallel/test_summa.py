@@ -82,7 +82,7 @@ def test_rows_of_a_table_and_their_gradient(name, side):
         ("tree", {"collective-permute": 2 * 4 * 2}),  # A and B, four roots, two rounds each
     ],
 )
-def test_what_a_product_sends(name, kinds):
+def test_collectives_of_a_product(name, kinds):
     from bert_packed.parallel.summa import TRANSPORTS
 
     a, b = np.zeros((8, 12), np.float32), np.zeros((12, 20), np.float32)
@@ -103,7 +103,7 @@ def layouts_of(side):
 
 @pytest.mark.parametrize("name", [*NAMES, "megatron"])
 def test_gradients_of_layers(name):
-    """Against the same sums of whole arrays: several kernels at once, logits, and rows of a table."""
+    """Sums of whole arrays are the reference: several kernels at once, logits, and rows of a table."""
     layout, rng = layouts_of(2)[name], np.random.default_rng(0)
     hidden, ids = numbers(rng, 4, 3, 8), rng.integers(0, 12, (4, 3)).astype(np.int32)
     kernels, table = [numbers(rng, 8, width) for width in (4, 12, 8)], numbers(rng, 12, 8)

@@ -35,7 +35,7 @@ def test_a_target_of_another_form_is_refused(text):
     assert f"Received: {text!r}" in str(caught.value)
 
 
-def test_the_flag_needs_others():
+def test_compile_for_needs_other_flags():
     given = {"input_file": "x", "output_dir": "z"}
     with pytest.raises(InputError, match="`compile_for` must be given with --compile_only only"):
         PretrainingConfig(**given, compile_for="v5e:1")

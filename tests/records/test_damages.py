@@ -134,7 +134,7 @@ READERS = {
 
 
 def contents(parts):
-    """What each record holds: dict from its number to a list, one of its sequences after the other."""
+    """Content of each record: dict from its number to a list, one of its sequences after the other."""
     found = {}
     for sequences in parts:
         for row, number in enumerate(sequences["record_numbers"].tolist()):
@@ -164,7 +164,7 @@ class Original:
         return changed
 
     def whole_records(self, content):
-        """What a file of whole records of the original holds, in order; None for any other file."""
+        """Content of a file of whole records of the original, in order; None for any other file."""
         found, place = [], 0
         while place < len(content):
             for frame, values in zip(self.frames, self.contents, strict=True):
@@ -197,7 +197,7 @@ def of_damages(damages):
 @of_damages(DAMAGES + RECORD_DAMAGES)
 @of_readers(*READERS)
 def test_damaged_bytes_end_in_an_error(original, damage, num_trials):
-    """Or in exactly the sequences of the records that are whole, each as often and at its place.
+    """Otherwise they give exactly the sequences of the whole records, each as often and in its place.
 
     Without a manifest nobody can tell a file of fewer whole records from a file that never had more.
     """
@@ -239,7 +239,7 @@ def test_damage_under_right_checksums_stays_in_its_record(original, damage, num_
 @of_damages(DAMAGES + RECORD_DAMAGES)
 @of_readers("BERT", "features", "causal")
 def test_packing_what_a_manifest_does_not_know(tmp_path, original, damage, num_trials):
-    """Where a manifest says what the file was, any other is an error, and nothing is written."""
+    """If a manifest says what the file was, any other is an error, and nothing is written."""
     entry = {"name": "in.tfrecord", "num_records": NUM_RECORDS, "sha256": storage.file_sha256(original.path)}
     (tmp_path / "manifest.json").write_text(json.dumps({"files": [entry]}))
     settings = {"input_file": original.path, "num_workers": 1, "num_shards": 1}

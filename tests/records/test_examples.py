@@ -153,7 +153,7 @@ OTHERS = {
     "has one feature more": to_example(weights=[1.5], words=[1], zero=[0]),
     "is empty": b"",
     "is followed by something": GOOD + b"\x12\x00",
-    # a list of numbers one by one, as the format allows
+    # the format allows a list of numbers one by one
     "is not packed": bytes([10, 15, 10, 13, 10, 5, *b"words", 18, 4, 26, 2, 8, 7]),
     "has another order": to_entries(WORDS, WEIGHTS),
     "has a feature twice": to_entries(WEIGHTS, WORDS, WORDS),
@@ -186,7 +186,7 @@ def test_other_forms_are_read_record_by_record(other, place):
 
 @pytest.mark.parametrize(("wrong", "message"), WRONG.values(), ids=WRONG.keys())
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_what_nobody_reads_is_named(wrong, message, place):
+def test_records_that_cannot_be_read_are_named(wrong, message, place):
     serialized = [GOOD, GOOD]
     serialized.insert(place, wrong)
     for records, number in ((serialized, 11 + place), ([wrong, wrong], 11)):

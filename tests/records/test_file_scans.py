@@ -34,7 +34,7 @@ def store(tmp_path, files):
     return path
 
 
-def test_what_is_kept_is_what_reading_finds(store, files):
+def test_kept_scans_equal_new_ones(store, files):
     kept = read_scans(store, [files[2], files[0]])
     assert list(kept) == [files[2], files[0]]
     for path, (scan, stamp) in kept.items():
@@ -47,14 +47,14 @@ def test_what_is_kept_is_what_reading_finds(store, files):
 
 
 def flip(path):
-    """Another byte in the place of one, and as many."""
+    """Change one byte to another."""
     content = bytearray(Path(path).read_bytes())
     content[len(content) // 2] ^= 1
     Path(path).write_bytes(content)
 
 
 def change_back(path, of=None):
-    """As `cp -p` and `touch -r` do: the time of the last change is that of before."""
+    """Set the time of the last change back, as `cp -p` and `touch -r` do."""
     before = os.stat(of or path)
     flip(path)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -62,7 +62,7 @@ def change_back(path, of=None):
 
 
 def replace(path):
-    """By another file, which was there before, of the same size."""
+    """Replace a file by another one of the same size, which was there before."""
     other = shutil.copy2(path, f"{path}.other")
     change_back(other, of=path)
     os.replace(other, path)
@@ -150,7 +150,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(files, monkeypatch):
         scan_unchanged(files[0])
 
 
-def test_a_place_that_tells_no_time_has_no_stamps(tmp_path, files, monkeypatch):
+def test_files_without_a_time_have_no_stamps(tmp_path, files, monkeypatch):
     """Some stores behind URLs tell none: a change would not be seen, so nothing is kept."""
     monkeypatch.setattr(storage, "size_and_time", lambda path: (os.path.getsize(path), 0))
     store = str(tmp_path / "store")

@@ -35,7 +35,7 @@ def write_manifest(directory, **content):
 
 
 def test_what_manifests_beside_files_promise(tmp_path):
-    """Those of packs, of splits, and none; two vocabularies are one too many."""
+    """Manifests are of packs, of splits, and missing; two vocabularies are one too many."""
     entry = {"name": "in.tfrecord", "num_records": 81, "sha256": "abc"}
     known = {"vocab_size": 300, "objective": "mlm"}
     write_manifest(tmp_path / "a", files=[entry], **known)

@@ -46,7 +46,7 @@ def test_every_sequence_of_a_pack_is_found_in_its_source(tmp_path):
                 assert next(found) == inputs[source][record - 1]
                 seen.add((source, record))
         assert next(found, None) is None
-        # compact: a few bytes a sequence
+        # the index is compact: a few bytes a sequence
         assert Path(provenance_path(path)).stat().st_size < 1000
     assert len(seen) == 100
     with pytest.raises(InputError, match=r"must have the record\. Received: 0 of"):
@@ -54,7 +54,7 @@ def test_every_sequence_of_a_pack_is_found_in_its_source(tmp_path):
 
 
 def test_a_link_keeps_its_own_name(tmp_path, monkeypatch):
-    """As in a cache whose files are links to their content: the index lies beside the link."""
+    """A cache has files that are links to their content: the index lies beside the link."""
     (tmp_path / "blobs").mkdir()
     (tmp_path / "snap").mkdir()
     (tmp_path / "blobs/4711").write_bytes(b"records")
@@ -146,7 +146,7 @@ def copy_index(shard):
 
 
 def age_index(shard):
-    """As before there were checksums, and of five packs: the number is all that there is to tell by."""
+    """Make an index as before there were checksums, and of five packs: only their number tells it apart."""
     with np.load(provenance_path(shard)) as index:
         arrays = {name: index[name] for name in index.files if name != "shard_sha256"}
     np.savez(provenance_path(shard), **{**arrays, "pack_offsets": np.append(arrays["pack_offsets"], 7)})
@@ -162,7 +162,7 @@ FOREIGN = {"inputs": ["a", "b"], "splits": [], "files": {}}
     ("damage", "flag", "message"),
     [
         (change_index(lambda content: content[:200]), "", NO_INDEX),
-        # behind a header
+        # the damage is behind a header
         (change_index(lambda content: content[:80] + b"\xff" + content[81:]), "", NO_INDEX),
         (lambda shard: np.savez(provenance_path(shard), other=np.zeros(3)), "", NO_INDEX),
         (lambda shard: (shard.parent / "manifest.json").unlink(), "", NO_MANIFEST + "none that lists it"),

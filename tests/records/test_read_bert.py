@@ -100,7 +100,7 @@ def test_values_after_an_empty_first_record_are_not_lost(tmp_path):
         (schema.MASKED_LM_WEIGHTS, [1, 0.5], r"masked_lm_weights must be 0 or 1\. Received: 0\.5"),
     ],
 )
-def test_nonsense_is_named_by_record(tmp_path, feature, values, message):
+def test_invalid_values_are_named_by_record(tmp_path, feature, values, message):
     features = make_features([3, 3, 3], 4, max_predictions=2)
     features[schema.MASKED_LM_POSITIONS][:] = [1, 2]
     features[schema.MASKED_LM_WEIGHTS][:] = 1
@@ -154,7 +154,7 @@ RULES = [
     ({schema.INPUT_MASK: [1, 1, 1, 1, 3, 3, 3, 0]}, "and end in padding 0. Received: 3 at index 4"),
     ({schema.INPUT_MASK: [1, 1, 1, 1, 2, 2, 1, 0]}, "and end in padding 0. Received: 1 at index 6"),
     ({schema.INPUT_MASK: [1, 2, 3, 4, 4, 4, 4, 0]}, "input_mask must be at most K=3. Received: 4 at index 3"),
-    # padding in the middle, which nothing else betrays
+    # padding is in the middle, which nothing else betrays
     (
         {
             schema.INPUT_IDS: [2, 7, 4, 0, 2, 9, 3, 0],
@@ -209,7 +209,7 @@ RULES = [
 
 @pytest.mark.parametrize(("changed", "message"), RULES)
 def test_the_rule_that_is_broken_is_named(tmp_path, changed, message):
-    """In the second of two packs."""
+    """The second of two packs breaks it."""
     features = {name: np.array([values, changed.get(name, values)]) for name, values in PACK.items()}
     path = write_features(tmp_path / "p.tfrecord", features)
     with pytest.raises(LayoutError, match=rf"p\.tfrecord, record 2: .*{re.escape(message)}"):

@@ -82,7 +82,7 @@ def change(name, index, value):
     return {name: changed[name]}
 
 
-# Padding between two sequences, and a sequence too many, which nothing else betrays
+# Padding is between two sequences, and there is a sequence too many, which nothing else betrays
 PADDED_WITHIN = {
     schema.INPUT_IDS: [0, 7, 4, 0, 0, 5, 0, 0],
     schema.INPUT_MASK: [1, 1, 1, 0, 2, 2, 2, 0],
@@ -287,7 +287,7 @@ def pad_the_end_of_a_pack(packs):
         (lambda packs: packs.pop(), "`num_rows` must divide the number of packs. Received: 3, "),
     ],
 )
-def test_what_is_no_row_is_named(tmp_path, monkeypatch, batch, change, message):
+def test_invalid_rows_are_named(tmp_path, monkeypatch, batch, change, message):
     monkeypatch.setattr(tfrecords, "READ_BATCH", batch)
     with pytest.raises(LayoutError) as found:
         list_joined(write_rows(tmp_path / "a", 1, change))

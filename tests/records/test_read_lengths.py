@@ -22,7 +22,7 @@ def test_lengths_of_all_files_and_batches_add_up(tmp_path, monkeypatch):
     assert found.tolist() == np.bincount([*itertools.chain(*lengths.values())])[1:].tolist()
 
 
-def test_a_file_goes_before_a_known_name(tmp_path, monkeypatch):
+def test_a_file_precedes_a_known_histogram(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     known = read_histogram("glue_cola", "")
     assert known.tolist() == load_known_histogram("glue_cola").tolist()

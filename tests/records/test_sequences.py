@@ -80,7 +80,7 @@ def test_digests_are_of_the_content_alone():
         values[-1] += 1
         other = content_digests(make_bert(**{name: values}), BERT_LAYOUT)
         assert np.array_equal(other[0], digests[0]) and not np.array_equal(other[1], digests[1]), name
-    # the same entries, divided otherwise
+    # the same entries are divided otherwise
     assert not np.array_equal(content_digests(make_bert(num_predictions=[2, 1]), BERT_LAYOUT)[0], digests[0])
     # a packed sequence has a column more than one that was not packed
     part = make_sequences(CAUSAL_LAYOUT | FIRST_POSITIONS, "a", lengths=[1], tokens=[5], record_numbers=[1])
@@ -101,7 +101,7 @@ CAUSAL = {"lengths": [2, 3], "tokens": [1, 2, 3, 4, 5], "labels": [2, 0, 4, 299,
     ids=["tokens", "prediction_ids", "labels"],
 )
 def test_ids_outside_the_vocabulary_are_named(sequences):
-    """By the record of the sequence whose token or label they are."""
+    """The message has the record of the sequence whose token or label they are."""
     for vocab_size in (300, None):
         check_vocabulary(sequences, vocab_size)
     with pytest.raises(InputError, match=r"a, record 2: .* the vocab_size=299 .* Received: 299\."):

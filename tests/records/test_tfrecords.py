@@ -14,7 +14,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.records import tfrecords
 from bert_packed.records.tfrecords import FRAME_BYTES, masked_checksums, read_batches, scan_file
 
-# Empty, around the four bytes of a checksum, around a KiB, and of several
+# Sizes are 0, around the four bytes of a checksum, around a KiB, and of several
 SIZES = [0, 1, 2, 3, 4, 5, 100, 1023, 1024, 1025, 1026, 1028, 2048, 5000]
 
 
@@ -99,7 +99,7 @@ def test_batches_follow_one_another(path, monkeypatch):
 
 
 def test_batches_are_bounded_by_bytes(path):
-    """Unless one record has more: any can be read. Order and content do not change."""
+    """One record may have more, so that any can be read. Order and content do not change."""
     records = draw_records([*[10] * 50, 5000, *[10] * 50, *[400] * 30, *[10] * 50])
     tfrecords.write_records(path, records)
     for most in (1, 26, 27, 1000, 5016, 2**20):
@@ -121,7 +121,7 @@ def test_parts_of_a_file_are_read_alone(path):
     batches = list(read_batches(path, spans=places))
     assert [batch.to_list() for batch in batches] == [records[first:last] for first, last in spans]
     assert [batch.number for batch in batches] == [1, 6, 14, 1]
-    # of a file that has become shorter: what is there
+    # a file that has become shorter gives what is there
     assert list_batches(path, 2**20, [(offsets[13], 10**9, 14)]) == [records[13:]]
     assert list_batches(path, 2**20, [(offsets[14] + 7, 100, 14)]) == []
     with pytest.raises(InputError, match=r"x\.tfrecord, record 6: the record is truncated"):
@@ -151,7 +151,7 @@ def test_not_a_tfrecord(path, content):
 
 @pytest.mark.parametrize("most", [1, 30, 2**20])
 def test_every_flipped_bit_and_every_cut_is_found(path, most):
-    """And what is before the damage is read, however the file is read in pieces."""
+    """Records before the damage are read, with the file read in pieces of any size."""
     records = [b"abc", b"de", b"", b"f" * 9]
     tfrecords.write_records(path, records)
     whole = read_whole(path)
@@ -170,7 +170,7 @@ def test_every_flipped_bit_and_every_cut_is_found(path, most):
 
 
 def test_a_scan_of_a_damaged_file_has_its_checksum_alone(path, monkeypatch):
-    """In pieces of any size, as that of a whole one has all."""
+    """Pieces may have any size, as that of a whole file has all."""
     tfrecords.write_records(path, draw_records([30] * 9))
     whole = read_whole(path)
     for size in (7, 64, 2**20):
@@ -202,7 +202,7 @@ def test_a_damaged_length_is_not_followed(path, monkeypatch, length):
     with pytest.raises(InputError, match="is not a TFRecord file"):
         list_batches(path, 64)
     assert num_read == 64
-    # nor one whose checksum is right, beyond the end of the file
+    # a length beyond the end of the file is damage, even if its checksum is right
     (checksum,) = masked_checksums(damaged, np.array([0]), np.array([8]))
     damaged = damaged[:8] + int(checksum).to_bytes(4, "little") + damaged[12:]
     with pytest.raises(InputError, match="is not a TFRecord file"):

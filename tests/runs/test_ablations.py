@@ -40,7 +40,7 @@ def largest_differences(config, batches):
     return result
 
 
-def test_off_by_default():
+def test_ablations_are_off_by_default():
     assert ablations(ModelConfig()) == [] and ablate(CONFIG, "") == CONFIG
     assert PretrainingConfig(input_file="x", output_dir="y").ablation == ""
 
@@ -73,7 +73,7 @@ def test_without_next_sentence_its_head_does_not_learn(batches):
 
 
 @pytest.mark.parametrize("name", ["no_attention_mask", "no_position_reset", "separator_only"])
-def test_the_audit_sees_it(batches, name):
+def test_the_audit_finds_an_ablation(batches, name):
     shallow = dataclasses.replace(CONFIG, num_hidden_layers=1)
     engine = make_engine(config=ablate(shallow, name), micro_batch_size=5)
     checks = contamination.audit(engine, batches[0], compile=lambda function, _: function)

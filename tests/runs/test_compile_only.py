@@ -63,7 +63,7 @@ def run(data, **flags):
     return command_line.run(cli.pretrain, PretrainingConfig, argv)
 
 
-def test_what_it_writes_and_says(data, asked, tmp_path, capsys):
+def test_the_report_and_the_table(data, asked, tmp_path, capsys):
     target = tmp_path / "new" / "compiled"
     assert run(data, compile_only=target, num_virtual_devices=2) == 0 and asked.devices == [2]
     assert {path.name for path in target.iterdir()} == {"step.hlo.txt", "step.json"}
@@ -146,7 +146,7 @@ def test_mistakes(data, asked, tmp_path, capsys, flags, message):
 
 
 def test_shapes_need_no_pass_over_the_data(data, tmp_path, asked):
-    """Of a file only its first record is read: one that is cut off later will do."""
+    """Only the first record of a file is read: one that is cut off later will do."""
     whole = (data / "packed-0.tfrecord").read_bytes()
     (tmp_path / "cut.tfrecord").write_bytes(whole[:-10])
     assert run(data, input_file=tmp_path / "cut.tfrecord", compile_only=tmp_path / "compiled") == 0
@@ -155,7 +155,7 @@ def test_shapes_need_no_pass_over_the_data(data, tmp_path, asked):
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 8, 13, 16, 100])
 @pytest.mark.parametrize("power", [1, 2])
 def test_the_largest_micro_batch_is_found(monkeypatch, capsys, limit, power):
-    """Of a device that takes `limit` packs at once, where four share a step."""
+    """A device takes `limit` packs at once, where four share a step."""
     tried = []
     has, arguments = ACCELERATORS["v5e"].memory_bytes, 1 << 30
     of_limit = has - (1 << 28) - arguments  # what `limit` packs need besides
@@ -183,7 +183,7 @@ def test_the_largest_micro_batch_is_found(monkeypatch, capsys, limit, power):
     assert f"too large  {4 * min(size for size in tried if size > limit)} packs" in capsys.readouterr().out
 
 
-def test_where_not_one_pack_fits_it_says_so(monkeypatch):
+def test_a_pack_that_does_not_fit_alone_is_an_error(monkeypatch):
     def compile_step(run):
         raise compile_only.TooLargeError(target, run.config.packs_at_once, "9G", "8G")
 

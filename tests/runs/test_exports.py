@@ -75,7 +75,7 @@ def test_a_run_that_was_killed_has_the_same_exports(data, exported, tmp_path, mo
     assert names_in(tmp_path / "out") == ["export-2"]
     # A kill would leave its folder
     shutil.copytree(exported / "export-2", tmp_path / "out" / "export-4.partial")
-    # Of a step that is taken again: another's weights, which must not stay
+    # The step is taken again, so that this export, with another's weights, must not stay
     shutil.copytree(exported / "export-2", tmp_path / "out" / "export-4")
     assert run(*command) == 0
     assert names_in(tmp_path / "out") == names_in(exported)
@@ -106,7 +106,7 @@ def test_case_is_that_of_the_records(tmp_path, monkeypatch, manifests, is_lower)
 
 @pytest.mark.parametrize(
     ("longest", "start", "length"),
-    # A start that is not known, which may have seen longer ones; a shorter one and a longer one; an older run
+    # The start is not known, so it may have seen longer ones; it is shorter, or longer; the run is older
     [(7, "", 7), (7, "elsewhere", 24), (7, __file__, 24), (7, "5", 7), (7, "12", 12), (None, "", 24)],
 )
 def test_lengths_are_those_that_were_trained(tmp_path, longest, start, length):
@@ -148,7 +148,7 @@ def test_an_export_is_replaced_whole_or_stays(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", lambda path, **how: removed.append(path.name) or rmtree(path, **how))
         second = load_file(export(2) / "model.safetensors")
-    # Never under its own name: killed in the middle, it would be half empty
+    # It never goes under its own name: killed in the middle, it would be half empty
     assert "export-7.replaced.partial" in removed and "export-7" not in removed
     assert names_in(tmp_path) == ["export-7"]
     name = "bert.embeddings.word_embeddings.weight"

@@ -86,7 +86,7 @@ def test_prediction_needs_the_head_of_the_task(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("scores", "left"), [({}, None), (None, {"f1": 1.0}), ({"f1": 0.5}, {"f1": 0.5})])
 def test_earlier_scores_stay_where_none_are_wanted(tmp_path, monkeypatch, scores, left):
-    """And go where there is nothing to score against."""
+    """They go if there is nothing to score against."""
     monkeypatch.setattr(finetuning, "_load_model", lambda *_: "model")
     path = tmp_path / "eval_results.json"
     path.write_text('{"f1": 1.0}')

@@ -56,7 +56,7 @@ CHANGED |= {"attention_probs_dropout_prob": 0.3, "max_skipped_steps": 7, "log_st
 CHANGED |= {"save_checkpoints_steps": 11, "keep_checkpoint_max": 2, "overwrite": True, "doc_stride": 7}
 CHANGED |= {"max_query_length": 9, "version_2_with_negative": True, "null_score_diff_threshold": 1.5}
 CHANGED |= {"n_best_size": 6, "max_answer_length": 8, "skip_bad_answers": True}
-# Arguments of functions that are settings by the same name: all of their calls have the value
+# These arguments of functions are settings by the same name: all of their calls have the value
 PASSED = {
     "make_tokenizer": ["do_lower_case"],
     "make_windows": ["max_seq_length", "doc_stride", "max_query_length"],
@@ -95,7 +95,7 @@ def files(tmp_path_factory):
 
 
 def train(engine, config, hooks, first_step=0, state=None):
-    """In the place of the outer loop: save and prune, without a step."""
+    """Replace the outer loop: save and prune, without a step."""
     for step in range(SAVES):
         hooks.save(step, {"interval": {}, "evaluation_due": False})
     hooks.prune()
@@ -157,7 +157,7 @@ def attention(seen):
     return seen.engine.model.bert.blocks[0].attention
 
 
-# What each other setting is seen at, and its value there
+# Each other setting is seen at this place, with this value
 SEEN = {
     "max_sequences_per_pack": (lambda seen: arguments(seen, "pack_all", "depth"), [2]),
     "max_sequences_per_pack of updates": (lambda seen: arguments(seen, "plan_updates", "depth"), [2]),
@@ -166,7 +166,7 @@ SEEN = {
     "train_batch_size": (lambda seen: arguments(seen, "plan_updates", "batch_size"), [5]),
     "predict_batch_size": (lambda seen: arguments(seen, "predict", "batch_size"), [3]),
     "micro_batch_size": (lambda seen: arguments(seen, "make_engine", "arguments")[0][3], 2),
-    # One sequence with an answer and one without
+    # One sequence has an answer and one has none
     "num_train_epochs": (lambda seen: seen.steps.num_train_steps, 2 * 30 // 5),
     "beta_1": (lambda seen: seen.engine.optimizer.beta_1, 0.8),
     "beta_2": (lambda seen: seen.engine.optimizer.beta_2, 0.95),

@@ -48,7 +48,7 @@ def flip(path):
     Path(path).write_bytes(content)
 
 
-def test_a_manifest_beside_the_records_is_held_to_its_word(files):
+def test_records_must_be_what_their_manifest_says(files):
     plain = describe_inputs(files)
     assert [entry["num_records"] for entry in plain] == [9, 6]
     folder = files[0].rpartition("/")[0]
@@ -93,7 +93,7 @@ def test_a_second_start_reads_what_has_changed_alone(files, store, read):
     assert same(scan_inputs(files, store), files) and read == []
 
 
-def test_what_no_run_has_checked_is_not_kept(files, store):
+def test_scans_of_damaged_files_are_not_kept(files, store):
     """A damaged record stops the start: the next start must find it too."""
     flip(files[0])
     for _ in range(2):
@@ -109,7 +109,7 @@ def test_a_changed_file_of_the_same_size_is_found_damaged(files, store, read):
         scan_inputs(files, store)
 
 
-def test_a_manifest_that_comes_later_is_held_to_its_word_without_a_reading(files, store, read):
+def test_a_later_manifest_is_checked_without_reading_the_files(files, store, read):
     scan_inputs(files, store)
     read.clear()
     entries = describe_inputs(files, [scan_file(path) for path in files], are_checked=True)
@@ -152,7 +152,7 @@ def run_together(num, work):
     return found
 
 
-def test_of_several_processes_the_first_reads(files, store, read):
+def test_only_the_first_process_reads(files, store, read):
     for expected in ([*files, *files], []):
         read.clear()
         found = run_together(3, lambda processes: scan_inputs(files, store, processes))
@@ -176,7 +176,7 @@ def test_a_machine_with_copies_of_its_own_reads_them(files, store, tmp_path, rea
     found = run_together(2, work)
     assert [same(scans, files) for scans in found] == [True] * 2
     assert sorted(read) == sorted([*files, *files] * 2)
-    # and if they are other files, says so
+    # it also says if they are other files
     scan = input_files.scan_unchanged
 
     def scan_other(path):

@@ -37,10 +37,10 @@ def test_comparison_reports_the_ratio_of_sequences_per_second(monkeypatch):
 
     unpacked = contender("unpacked", 1.0, [100, 2, 9, 2])
     rows = compare([unpacked, contender("packed", 2.0, [100, 5, 2.5, 2])], num_repeats=3)
-    # one step each to compile, then interleaved
+    # each takes one step to compile, then they are interleaved
     names, order = ["unpacked", "packed"], [(0, 1), (0, 1), (1, -1), (0, 1)]
     assert calls == [(name, batch) for batch, step in order for name in names[::step]]
-    # medians 2 s and 2.5 s for 4 and 8 sequences
+    # medians are 2 s and 2.5 s for 4 and 8 sequences
     columns = ("data", "packing_factor", "seconds_per_step", "sequences_per_second", "speed_up")
     assert [tuple(row) for row in rows] == [columns, columns]
     assert [tuple(row.values()) for row in rows] == [

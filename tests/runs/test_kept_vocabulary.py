@@ -74,7 +74,7 @@ def test_a_run_of_a_version_that_kept_none_gets_one(data, finished, tmp_path):
     assert json.loads((folder / "run.json").read_text())["vocabulary"]["do_lower_case"] is False
 
 
-def test_a_start_takes_the_copy_that_it_removes(data, finished, tmp_path):
+def test_an_overwritten_run_may_give_its_own_vocabulary(data, finished, tmp_path):
     folder = shutil.copytree(finished, tmp_path / "run")
     command = arguments(data, folder, **FLAGS, vocab_file=folder / "vocab.txt")
     assert run(*command, "--overwrite") == 0
@@ -83,7 +83,7 @@ def test_a_start_takes_the_copy_that_it_removes(data, finished, tmp_path):
 
 @pytest.mark.parametrize("place", ["checkpoint-2", "export"])
 def test_a_start_of_another_vocabulary_is_refused(data, finished, tmp_path, place, capsys):
-    """Of as many tokens: the ids of the records would mean others. Other line ends mean the same ones."""
+    """It has as many tokens: the ids of the records would mean others. Other line ends mean the same ones."""
     start = shutil.copytree(finished, tmp_path / "run")
     if place == "export":
         start = shutil.copytree(finished / "export-2", tmp_path / "model")

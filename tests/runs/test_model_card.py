@@ -58,7 +58,7 @@ def card_of(folder, config=CONFIG, **facts):
     return (folder / "README.md").read_text()
 
 
-def test_all_that_is_known(run, tmp_path):
+def test_a_card_with_all_facts(run, tmp_path):
     card = sections(card_of(tmp_path, run=run, step=1500, audit=AUDIT))
     assert card["Data"].splitlines() == [
         "- 12,345 sequences; files of records: 1",
@@ -87,7 +87,7 @@ def test_what_has_changed_since_is_not_known(run, tmp_path):
     assert card["Data"] == card["Packing"] == "Not known."
 
 
-def test_somebody_elses_model_has_no_history(tmp_path):
+def test_a_card_of_a_model_without_a_run(tmp_path):
     assert read_origin(tmp_path / "theirs") == (None, None)
     card = sections(card_of(tmp_path))
     assert {card[name] for name in ("Data", "Packing", "Recipe")} == {"Not known."}

@@ -64,7 +64,7 @@ def place(root, tmp_path):
 
 @pytest.fixture(autouse=True)
 def working_folder(tmp_path, monkeypatch):
-    """Where `out` is."""
+    """The folder that `out` is in."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -112,7 +112,7 @@ def test_facts_are_those_of_all_folders(place):
     }
     names = ",".join([place("a"), place("b", **more)])
     train = read_data(config(input_file=names, packing_correction="betas")).train
-    # Not the mean of the two folders' factors, 2.4 and 6
+    # The mean of the two folders' factors, 2.4 and 6, would be wrong
     assert train.packing_factor == 66 / 20
     assert (train.vocab_size, train.longest) == (40, 9)  # the largest, in the second folder
 
@@ -179,7 +179,7 @@ def test_packs_are_compared_with_the_same_sequences(place, root, tmp_path):
 @pytest.mark.parametrize("is_known", [False, True])
 @pytest.mark.parametrize("kind", ["trains", "held out", "evaluates alone"])
 def test_a_file_must_be_what_its_manifest_says(place, root, kind, is_known, entry):
-    """Wherever a run reads it: with fewer packs than were made it would train, or score, on a part.
+    """A run would train, or score, on a part if there were fewer packs than were made.
 
     Files that are known were scanned by an earlier start, when the manifest was right.
     """

@@ -93,7 +93,7 @@ def given(folder, **flags):
 
 
 def train(engine, config, hooks, first_step=0, state=None):
-    """In the place of the outer loop: evaluate, save, export and prune, without a step."""
+    """Replace the outer loop: evaluate, save, export and prune, without a step."""
     engine.evaluated = []
 
     def eval_step(batch):
@@ -182,7 +182,7 @@ def divided_by(seen, loss="mlm_loss", predicted="prediction_sequences"):
 
 
 def kept(seen):
-    """What is left of the moments of the start."""
+    """Moments of the start that are left."""
     optimizer = seen.engine.optimizer
     moments = [variable.numpy() for place in (0, 3) for variable in optimizer.moments_of(place)]
     return int(optimizer.iterations), {float(value) for values in moments for value in values.ravel()}
@@ -204,7 +204,7 @@ def ids_of(batch):
     return {*map(tuple, batch["token_ids"].tolist())}
 
 
-# What each setting of `changed` is seen at, and its value there
+# Each setting of `changed` is seen at this place, with this value
 SEEN = {
     "beta_1": (lambda seen: seen.engine.optimizer.beta_1, pytest.approx(0.8**FACTOR)),
     "beta_2": (lambda seen: seen.engine.optimizer.beta_2, pytest.approx(0.95**FACTOR)),
@@ -243,7 +243,7 @@ SEEN = {
 }
 
 
-# Those whose place is there in any run
+# These settings have their place in any run
 IN_ANY_RUN = [
     *(
         "epsilon",
@@ -299,7 +299,7 @@ def test_the_files_of_each_batch(changed, default, files):
 
 
 def test_the_seed_is_of_weights_dropout_and_order(default, files, tmp_path):
-    """And the optimizer and the devices are as they are chosen."""
+    """The optimizer and the devices are as they are chosen."""
     flags = {"random_seed": 99, "optimizer": "adam", "distribution": "mirrored"}
     other = run_to_loop(tmp_path / "run", **given(files[0]), **flags)
     kernel = "bert/layer_0/attention/query/kernel"
@@ -344,7 +344,7 @@ def test_dynamic_masking(masked, default, files):
     assert call["rules"] == MaskingRules(True, 0.5, 0.25) and call["seed"] == PretrainingConfig.random_seed
     assert len(call["vocabulary"]) == VOCAB_SIZE
     assert not all(row in files[1]["a"] for row in masked.batch["token_ids"].tolist())
-    # The model for masked tokens alone
+    # The model is for masked tokens alone
     assert masked.engine.model.head == "masked_lm" and "nsp_labels" not in masked.batch
     config, flops = masked.engine.model.config, masked.hooks.scale.model_flops(COUNTS)
     with_both, width = count_flops(PRETRAINING, config, COUNTS), config.hidden_size

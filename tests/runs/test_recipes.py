@@ -12,7 +12,7 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 FACTORS = {128: 1.17, 512: 2.0}  # "Efficient Sequence Packing", Tables 2 and 1
 LAMB = {"optimizer": "lamb", "weight_decay": 0.01, "beta_1": 0.9, "beta_2": 0.999}
 ADAM = {**LAMB, "optimizer": "adam"}
-# length; sequences of a step, steps, warm-up, peak and last rate, power of the decay
+# A recipe has length; sequences of a step, steps, warm-up, peak and last rate, power of the decay
 PUBLISHED = {
     "phase1": (128, 65536, 7038, 2000, 0.006, 0, 1, "bert-base", LAMB),
     "phase2": (512, 16384, 2137, 274, 0.002828427125, 0, 1, "bert-base", LAMB),

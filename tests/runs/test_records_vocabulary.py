@@ -58,11 +58,11 @@ def test_the_vocabulary_of_the_records_is_found(packed, folder):
     os.rename("vocab.txt", f"{folder}/vocab.txt")
     data = read()
     assert data.masking._vocabulary.tokens == (*SPECIAL_TOKENS, "a", "##b")
-    # by which a run that continues with another one is refused
+    # a run that continues with another vocabulary is refused by this
     assert data.facts["data"]["masking_vocabulary"] == storage.file_sha256(f"{folder}/vocab.txt")
 
 
-def test_another_one_that_lies_nearer_is_passed_over(packed):
+def test_a_nearer_vocabulary_with_another_checksum_is_ignored(packed):
     save_vocab(Vocabulary((*SPECIAL_TOKENS, "other")), "packed/vocab.txt")
     with pytest.raises(
         InputError, match=r"`vocab_file` must be given .* Received: nothing, and packed, inst"
@@ -77,7 +77,7 @@ def test_another_one_that_lies_nearer_is_passed_over(packed):
     assert read().masking.vocab_size == 7
 
 
-def test_one_that_the_model_cannot_read_is_passed_over(packed):
+def test_a_vocabulary_that_the_model_cannot_read_is_ignored(packed):
     without_checksum(packed)
     byte_bpe.save(ours(), packed / "tokenizer.json")
     with pytest.raises(InputError, match=r"`vocab_file` must be given .* where no vocab\.txt is beside"):
@@ -117,7 +117,7 @@ def test_without_fresh_masks_it_is_found_by_its_checksum_alone(packed):
 
 
 @pytest.mark.parametrize("folder", ["run", "first/checkpoint-4", "first"])
-def test_it_is_found_in_this_run_and_in_the_one_before(packed, folder):
+def test_the_vocabulary_of_this_and_the_earlier_run_is_found(packed, folder):
     without_checksum(packed)
     kept = folder.split("/")[0]
     os.makedirs(f"{kept}/checkpoint-4")

@@ -73,7 +73,7 @@ def test_same_run_continues_from_its_newest_checkpoint(started):
         ({}, {"inputs": lambda a, b: [a, {**b, "sha256": "0"}]}, "packed-1.tfrecord changed"),
         ({}, {"inputs": lambda a, b: [a, b, {"path": "more", "sha256": "1"}]}, "input_file more"),
         ({}, {"inputs": lambda a, _: [a]}, "packed-1.tfrecord"),
-        # What changes no result, and a fact that is newer than the run
+        # These change no result, and a fact is newer than the run
         ({"keep_checkpoint_max": 9}, {}, None),
         ({"save_checkpoints_steps": 7}, {}, None),
         ({"output_dir": "elsewhere"}, {}, None),

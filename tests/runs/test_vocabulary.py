@@ -33,7 +33,7 @@ def run(tmp_path):
     return tmp_path
 
 
-def test_what_lies_beside_a_checkpoint_is_its_own(run):
+def test_the_vocabulary_beside_a_checkpoint_is_found(run):
     assert vocabulary.find_vocab(run, "", CONFIG) == run / "vocab.txt"
     assert vocabulary.find_vocab(run / "checkpoint-4", "", CONFIG) == run / "vocab.txt"
     (run / "bert_model.ckpt.index").touch()
@@ -41,7 +41,7 @@ def test_what_lies_beside_a_checkpoint_is_its_own(run):
     assert vocabulary.find_vocab(run, run / "other.txt", CONFIG) == run / "other.txt"
 
 
-def test_what_lies_beside_a_whole_model_is_anothers(run):
+def test_the_vocabulary_beside_a_whole_model_is_ignored(run):
     (run / "model").mkdir()
     with pytest.raises(InputError, match=r"`vocab_file` must be given where no vocab\.txt"):
         vocabulary.find_vocab(run / "model", "", CONFIG)
@@ -75,7 +75,7 @@ def test_the_vocabulary_of_the_models_size_wins(tmp_path, vocab_size, expected):
 
 
 def test_the_plain_file_of_equal_word_pieces_wins(tmp_path):
-    """As our exports have them, whatever the model's size is."""
+    """Our exports have both, for a model of any size."""
     (tmp_path / "given.txt").write_text("\n".join([*tokenization.SPECIAL_TOKENS, "a"]))
     write_tokenizer(tmp_path, tmp_path / "given.txt", do_lower_case=True)
     for vocab_size in (6, 4096):
@@ -169,7 +169,7 @@ def test_a_start_on_records_of_word_pieces(tmp_path):
         InputError, match=r"`init_checkpoint` must have .*Received: .*tokenizer\.json, another"
     ):
         vocabulary.check_start(start, MODERN_BERT, records)
-    # Beside that file the one of the same name counts
+    # The file of the same name counts before that file
     (start / "vocab.txt").write_text((tmp_path / "vocab.txt").read_text() + "\n")
     vocabulary.check_start(start, MODERN_BERT, records)
     (start / "vocab.txt").write_text("\n".join([*tokenization.SPECIAL_TOKENS, "b"]))
@@ -178,7 +178,7 @@ def test_a_start_on_records_of_word_pieces(tmp_path):
 
 
 def join_merges(content):
-    """As older versions of `tokenizers` wrote them."""
+    """Write merges as older versions of `tokenizers` did."""
     content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]
 
 

@@ -30,7 +30,7 @@ def test_special_tokens_are_found_by_their_names(case):
     ids = tokenizer.get_vocab()
     assert found.ordinary_ids.tolist() == sorted({i for token, i in ids.items() if token not in special})
     assert len(found) == max(ids.values()) + 1
-    # In a text they are text
+    # Special tokens within a text are text
     quoted = tokenizer.encode("[CLS]<s>[MASK]<mask></s>", add_special_tokens=False)
     assert not {*quoted.ids} & {*SPECIAL_IDS[name]}
 

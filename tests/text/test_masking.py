@@ -85,11 +85,11 @@ def test_the_share_of_predictions_is_the_one_asked_for(max_seq_length, prob):
     corpus, vocabulary = make_corpus([[7] * 200 for _ in range(30)])
     sequences = make(corpus, vocabulary, rules)
     assert sequences["lengths"].max() == max_seq_length
-    # one by one: rounded to the nearest number, and never cut
+    # each number is rounded to the nearest, and never cut
     assert np.abs(sequences["num_predictions"] - sequences["lengths"] * prob).max() <= 0.5
     rate = sequences["num_predictions"].sum() / sequences["lengths"].sum()
     assert rate == pytest.approx(prob, abs=0.5 / sequences["lengths"].mean())
-    # and no more room than that takes
+    # there is no more room than that takes
     assert sequences["num_predictions"].max() >= config.num_prediction_slots - 1
 
 

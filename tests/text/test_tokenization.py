@@ -96,7 +96,7 @@ def test_training_is_reproducible():
         tokenization.train_vocab([sentences], 20, True)
 
 
-# Capitals, and accents in both forms; of each letter some that open a word and some that continue one
+# There are capitals, and accents in both forms; some open a word and some continue one
 LETTERS = (
     "Été été ÉTÉ Naïve naïve cafe\u0301 Cafe\u0301 NASA nasa Ünder Ärger straße ŁÓDŹ łódź Ελλάδα ΕΛΛΆΔΑ."
 )

@@ -48,7 +48,7 @@ def test_a_batch_counts_sequences_and_so_fewer_packs():
     assert training.train_batch_size == 104  # of 100 times 20,000 sequences / 10,000 steps / 2
     assert training.train_batch_size % training.micro_batch_size == 0
     assert steps_of(training)[1][0].why == "208 sequences at packing factor 2.00"
-    # 4,096 tokens at once on CPUs, 65,536 on accelerators
+    # CPUs take 4,096 tokens at once, accelerators 65,536
     assert training.micro_batch_size == training.eval_batch_size == 8
     on_gpu, _ = choose("gpu", num_train_epochs=100.0)
     assert on_gpu.micro_batch_size == on_gpu.train_batch_size == 100
@@ -63,7 +63,7 @@ def test_a_longer_training_has_larger_steps_within_limits(num_sequences, expecte
 
 @pytest.mark.parametrize(("hours", "packs", "steps"), [(0.1, 16, 450), (5.0, 40, 9000), (100.0, 128, 56250)])
 def test_hours_choose_steps_and_their_packs_from_the_time_of_one(hours, packs, steps):
-    """At 0.05 s a pack: 7,200, 360,000 and 7,200,000 packs of two sequences."""
+    """0.05 s a pack leave time for 7,200, 360,000 and 7,200,000 packs of two sequences."""
     training, _ = choose(train_hours=hours)
     timed = 0.05 * training.train_batch_size
     trained, chosen = steps_of(training, timed, train_hours=hours)

@@ -56,7 +56,7 @@ def test_every_step_leaves_what_it_made(finished):
 
 
 def test_the_model_gives_vectors(finished):
-    """By its folder alone; packed as alone."""
+    """Only its folder is named; packed vectors are those of texts alone."""
     encoder = bert_packed.load_encoder(finished / "model")
     vectors = encoder.encode(TEXTS)
     assert vectors.shape == (3, CONFIG.hidden_size) and encoder.packing_factor(TEXTS) == 3
@@ -83,7 +83,7 @@ def test_what_was_chosen_is_a_flagfile_of_each_command(finished):
 
 
 def test_a_call_that_is_repeated_does_nothing(text, finished, monkeypatch, capsys):
-    """From elsewhere, too."""
+    """It may be repeated from elsewhere, too."""
     before = times(finished)
     assert bert_packed.train(TrainConfig(**flags_of(text, finished))).model_dir == str(finished / "model")
     monkeypatch.chdir(finished)
@@ -96,7 +96,7 @@ def test_a_call_that_is_repeated_does_nothing(text, finished, monkeypatch, capsy
 
 @pytest.mark.parametrize("missing", ["model", "proof.json", "packed/eval"])
 def test_a_step_whose_result_is_gone_is_taken_again(text, finished, missing, capsys):
-    """And those after it, which depend on it; but training, whose packs are the same ones."""
+    """Those after it, which depend on it, are, too; but training, whose packs are the same ones, is not."""
     before, weights = times(newest(finished)), weights_of(finished)
     path = finished / missing
     shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -211,7 +211,7 @@ def begun(folder, text, **settings):
 
 
 def test_another_training_may_begin_until_a_checkpoint_is_there(text, finished, tmp_path):
-    """On the same packs, which are kept."""
+    """It is on the same packs, which are kept."""
     folder = shutil.copytree(finished, tmp_path / "my", ignore=shutil.ignore_patterns("run", "model"))
     before = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert before - begun(folder, text, num_train_epochs=5.0) == {"audit.json", "flags/pretrain.flags"}
@@ -227,7 +227,7 @@ def test_another_training_may_begin_until_a_checkpoint_is_there(text, finished, 
     ],
 )
 def test_results_go_by_overwrite_alone(text, tmp_path, change, result):
-    """Where the instances are gone, any change erased the rest."""
+    """If the instances were gone, any change erased the rest."""
     folder, text = tmp_path / "my", shutil.copytree(text, tmp_path / "text")
     begun(folder, text)
     (folder / result).mkdir(parents=True)
@@ -245,7 +245,7 @@ def test_results_go_by_overwrite_alone(text, tmp_path, change, result):
 
 
 def test_a_step_taken_again_keeps_model_and_run(tmp_path):
-    """What replaces the model may yet fail."""
+    """The step that replaces the model may yet fail."""
     folder = output_folder.OutputFolder(str(tmp_path))
     for name in output_folder.RESULTS:
         (tmp_path / name).mkdir()
@@ -253,7 +253,7 @@ def test_a_step_taken_again_keeps_model_and_run(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"flags", "instances", "run", "model"}
 
 
-def test_a_manifest_of_nothing_is_named(text, tmp_path):
+def test_an_empty_manifest_is_named(text, tmp_path):
     """Its `inputs` were read without a look at its form."""
     begun(tmp_path, text)
     (tmp_path / "instances").mkdir()
@@ -272,7 +272,7 @@ def test_an_output_folder_that_vanishes_is_named(text, tmp_path, monkeypatch):
 
 
 def test_the_same_text_goes_on_wherever_it_is(text, finished, tmp_path):
-    """With another time, as on a machine that mounts it anew, or elsewhere, but with no other letter."""
+    """It may have another time, as where a machine mounts it, or another place, but no other letter."""
     folder, moved = shutil.copytree(finished, tmp_path / "my"), shutil.copytree(text, tmp_path / "moved")
     os.utime(moved / "text.txt")
     others = {"vocab_file": str(text / FILES["vocab_file"])}
@@ -301,7 +301,7 @@ def test_what_a_killed_overwrite_leaves_does_not_pass_for_whole(text, finished, 
     assert begun(folder, text, **other) == {output_folder.CALL_FILE}
 
 
-def test_a_call_that_made_nothing_binds_nobody(text, tmp_path):
+def test_settings_may_change_after_a_call_that_made_nothing(text, tmp_path):
     begun(tmp_path / "my", text)
     assert begun(tmp_path / "my", text, max_seq_length=32) == {output_folder.CALL_FILE}
 
@@ -316,8 +316,8 @@ def test_texts_are_arguments_and_flags_may_follow():
 
 
 @pytest.mark.parametrize("fault", ["lost", "twice"])
-def test_false_packs_stop_it(text, finished, tmp_path, fault, capsys):
-    """Before a model is trained on them; also where an earlier call has proved them."""
+def test_wrong_packs_stop_the_training(text, finished, tmp_path, fault, capsys):
+    """No model is trained on them, even if an earlier call has proved them."""
     folder = shutil.copytree(
         finished, tmp_path / "my", ignore=shutil.ignore_patterns("run", "model", "audit.*")
     )

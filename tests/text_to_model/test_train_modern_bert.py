@@ -55,7 +55,7 @@ def settings_of(text, **settings):
     ],
 )
 def test_the_kind_of_the_vocabulary(text, settings, expected):
-    """By the file that is given or beside the checkpoint, and else by the model."""
+    """The file that is given or beside the checkpoint decides, and else the model."""
     (text / "start").mkdir()
     (text / "start/tokenizer.json").write_bytes((text / "tokenizer.json").read_bytes())
     config = dataclasses.replace(CONFIG, vocab_size=330)

@@ -43,7 +43,7 @@ def rows():
 
 
 def make_trainer(model, rows, collator, folder, batch_size, accumulation=1, loss=None):
-    """Of two steps of plain SGD."""
+    """Make a `Trainer` of two steps of plain SGD."""
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=batch_size,
@@ -140,7 +140,7 @@ def train_alone(model, sequences, is_causal=False, per_sequence=False):
 
 
 def differences(run, other):
-    """What differs between two runs: names."""
+    """Names of what differs between two runs."""
     losses, steps = run
     wanted_losses, wanted_steps = other
     assert len(losses) == len(steps) == 2 and losses[0] != losses[1]
@@ -148,7 +148,7 @@ def differences(run, other):
     for gradients, wanted in zip(steps, wanted_steps, strict=True):
         assert gradients.keys() == wanted.keys()
         for name, want in wanted.items():
-            # That of key biases is truly 0
+            # Key biases have a gradient of truly 0
             tolerance = 1e-6 if name.endswith("key.bias") else 1e-5 * want.abs().max().item()
             if (gradients[name] - want).abs().max().item() > tolerance:
                 found.append(name)

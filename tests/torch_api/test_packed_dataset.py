@@ -129,7 +129,7 @@ def sequences_of(path):
 
 
 def test_packs_of_masked_tokens_alone_have_no_next_sentences(tmp_path):
-    """By the manifest beside each file: packs for both objectives, read together with them, keep theirs."""
+    """The manifest beside each file decides: packs for both objectives, read with them, keep theirs."""
     for name, manifest in (("both", {}), ("mlm", {"objective": "mlm"})):
         (tmp_path / name).mkdir()
         write_data(tmp_path / name)
@@ -152,7 +152,7 @@ def test_the_mask_is_of_each_sequence_alone(packs):
 
 
 @pytest.mark.parametrize(("rank", "world_size", "worker", "num_workers"), [(0, 1, 0, 1), (1, 2, 1, 3)])
-def test_it_goes_on_at_any_pack(packs, as_worker, rank, world_size, worker, num_workers):
+def test_iteration_resumes_at_any_pack(packs, as_worker, rank, world_size, worker, num_workers):
     as_worker(worker, num_workers)
     arguments = {"seed": 3, "shuffle_buffer_size": 4, "rank": rank, "world_size": world_size}
     whole = read(packs, 5, **arguments)

@@ -1,4 +1,4 @@
-"""On torch, too, packing is invisible: loss and gradients are those of each sequence alone, unpadded."""
+"""Packing is invisible on torch, too: loss and gradients are those of each sequence alone, unpadded."""
 
 import numpy as np
 import plain_losses
@@ -102,7 +102,7 @@ def test_packs_without_their_mask_are_far_from_that(packs, batch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("mlm_loss", ["per_sequence", "per_token"])
 def test_losses_are_those_of_a_plain_loop(packs, batch, mlm_loss, dtype):
-    """By logits alone, against float64; a softmax in bfloat16 is a hundred times further away."""
+    """Logits alone are compared, in float64; a softmax in bfloat16 is a hundred times further away."""
     ours = batch_of([*packs, []], MAX_SEQ_LENGTH, num_slots=4, num_predictions=12)
     torch.manual_seed(1)
     shapes = {"mlm_logits": (6, 12, VOCAB_SIZE), "nsp_logits": (6, 4, 2)}

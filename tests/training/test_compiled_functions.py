@@ -93,7 +93,7 @@ def test_the_dtype_of_devices():
 
 @pytest.mark.skipif(not IS_JAX, reason="TensorFlow has no such options")
 def test_other_functions_get_the_options_of_a_step(monkeypatch):
-    """Else a GPU compiles an audit or an encoder for minutes."""
+    """A GPU would otherwise compile an audit or an encoder for minutes."""
     import jax
 
     layer, options = keras.layers.Dense(3), {}

@@ -31,7 +31,7 @@ def training_engine(micro_batch_size=None, config=CONFIG):
 
 @pytest.fixture(scope="module", params=[None, 2])
 def engine(request):
-    """In a fresh state for the first test alone."""
+    """The engine, in a fresh state for the first test alone."""
     return training_engine(request.param, SHALLOW)
 
 
@@ -47,7 +47,7 @@ def test_one_trace_and_every_step_counted(batches, engine):
         assert int(engine.optimizer.iterations.numpy()) == step
         sums = to_floats(engine.train_step(batches[step % 3]))
         losses.append(sums["mlm_loss"])
-        # from the same program: no second one shows them
+        # they are from the same program: no second one shows them
         ratios = [sums[f"trust_ratio_{name}"] for name in ("min", "median", "max")]
         assert sums["gradient_norm"] > 0 and 0 < ratios[0] < ratios[1] < ratios[2]
     assert engine.num_train_traces == 1
@@ -71,7 +71,7 @@ def test_no_dynamic_dimension_in_the_program(batches, engine):
 
 def test_compiled_step_equals_the_plain_gradient(batches):
     """The program's update is the update by the gradients that the equality tests compare."""
-    # Plain descent: LAMB's first step is the gradient's sign, which magnifies rounding
+    # Plain descent is compared: LAMB's first step is the gradient's sign, which magnifies rounding
     compiled, plain = (
         make_engine(config=SHALLOW, optimizer=keras.optimizers.SGD(1.0), micro_batch_size=2) for _ in range(2)
     )
@@ -109,13 +109,13 @@ def test_seeds_of_dropout_move_on_for_what_is_skipped(batches):
 
 @pytest.mark.usefixtures("uncompiled")
 def test_the_whole_gradient_is_clipped_once(batches):
-    """Not each micro-batch's: it keeps the direction of all packs together, its length is the limit."""
+    """It keeps the direction of all packs together, unlike each micro-batch's; its length is the limit."""
     limit = 0.01
     whole = make_engine()
     gradients = [np.asarray(gradient) for gradient in whole.gradients(batches[0])[0]]
     length = np.sqrt(sum(np.sum(gradient**2) for gradient in gradients))
     assert length > 10 * limit
-    # A step of 1 / limit: an update of 0.01 would drown in the weights' own rounding
+    # The rate is 1 / limit: an update of 0.01 would drown in the weights' own rounding
     optimizer = keras.optimizers.SGD(1 / limit, global_clipnorm=limit)
     engine = make_engine(optimizer=optimizer, micro_batch_size=2)
     sums = to_floats(engine.train_step(batches[0]))
@@ -129,10 +129,10 @@ def test_the_whole_gradient_is_clipped_once(batches):
 
 @pytest.mark.usefixtures("uncompiled")
 def test_steps_by_stable_adamw_are_those_of_unpacked_sequences():
-    """With norms and updates clipped: both depend on the gradient of the whole step alone."""
+    """Norms and updates are clipped: both depend on the gradient of the whole step alone."""
     limit, weights = 0.5, []
     for number, kind in ((0, StableAdamW), (1, StableAdamW), (0, AdamWeightDecay)):
-        # A larger epsilon than a run's, which magnifies rounding where gradients are 0
+        # The epsilon is larger than a run's, which magnifies rounding where gradients are 0
         optimizer = kind(
             0.01,
             beta_2=0.98,
@@ -183,7 +183,7 @@ def test_weights_and_state_have_distinct_names():
     weights, state = engine.weights(), engine.training_state()
     assert not weights.keys() & state.keys()
     assert len(weights) == len(engine.model.weights)
-    # iteration, learning rate, and two moments for each trainable variable
+    # the state is iteration, learning rate, and two moments for each trainable variable
     assert len(state) == 2 + 2 * len(engine.model.trainable_variables) + sum(
         name.startswith("dropout_seed/") for name in state
     )
@@ -242,7 +242,7 @@ def test_every_step_drops_other_units():
 
 
 def test_every_micro_batch_drops_other_units():
-    """Of one mask for all of them each weight would get all or nothing."""
+    """If one mask served them all, each weight would get all or nothing."""
     (step,) = steps_of(engine_of_dropped(micro_batch_size=1), 1)
     shares = step / 2
     assert np.sum((shares > 0.1) & (shares < 0.9)) > NUM_UNITS // 2
@@ -265,7 +265,7 @@ def test_evaluation_drops_nothing_and_moves_no_seed():
     _, sums = engine.gradients(packed, training=False)
     assert to_floats(sums) == pytest.approx(want, rel=1e-5)
     assert before == [seed.numpy().tolist() for seed in seeds]
-    # and in training they are others: the comparison is of something
+    # they differ in training, so the comparison is of something
     assert abs(float(engine.gradients(packed)[1]["mlm_loss"]) - want["mlm_loss"]) > 1e-2
 
 

@@ -33,7 +33,7 @@ def test_one_program_that_writes_over_its_state():
 def test_out_of_memory_is_a_memory_error():
     def too_much(outputs, batch):
         scale = jax.lax.stop_gradient(ops.sum(outputs["nsp_logits"]))
-        # Sorted, since XLA would never store what it can add up as it makes it
+        # They are sorted, since XLA would never store what it can add up as it makes it
         numbers = ops.sort(scale * jax.numpy.arange(2**44, dtype="float32"))
         sums = pretraining_sums(outputs, batch, "per_sequence")
         return {**sums, "num_tokens": sums["num_tokens"] + numbers[0]}
@@ -56,7 +56,7 @@ def test_a_compiled_function_sees_new_weights():
 
 
 def test_gradients_inside_another_program_are_the_same():
-    """As the audit takes them: options of compilation belong to the outermost program alone."""
+    """The audit takes them so: options of compilation belong to the outermost program alone."""
     engine = training_engine()
     want, _ = engine.gradients(batch_at(0), training=False)
     got = compiled(lambda batch: engine.gradients(batch, training=False)[0], engine.model)(batch_at(0))

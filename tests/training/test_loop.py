@@ -110,7 +110,7 @@ def whole():
     return recorder
 
 
-def test_what_happens_in_which_order(whole):
+def test_the_order_of_callbacks(whole):
     """A step is exported before it is saved: after a kill in between it would never be."""
     assert whole.names() == [
         *("batches 0", "train 1", "train 2", "export 2", "evaluate 2", "train 3", "log 3"),
@@ -222,7 +222,7 @@ def test_a_resumed_run_goes_on_as_the_whole_one(whole, first_step):
 def test_the_state_that_is_saved(whole):
     watched = {"gradient_norm": 8.0, "num_steps": 1.0, "num_tokens": 20.0}
     assert whole.saved == {
-        # step 4 alone is in no row yet
+        # only step 4 is in no row yet
         4: {
             "interval": {"a_loss": 4.0, "num_sequences": 2.0, "num_tokens": 20.0},
             "num_skipped": 0,
@@ -253,7 +253,7 @@ def test_waiting_for_data_is_a_share_of_the_time(monkeypatch):
     recorder.train_step = lambda *arguments: (work(), train_step(*arguments))[1]
     train(recorder, num_train_steps=3)
     (row,) = recorder.rows()
-    # 4 of 20 seconds; the first step, which compiles, does not count
+    # 4 of 20 seconds are waiting; the first step, which compiles, does not count
     assert (row["data_wait_share"], row["tokens_per_second"]) == (0.2, 2.0)
     assert row["model_flop_utilisation"] is None  # of a model that nobody described
 

@@ -79,7 +79,7 @@ def model_of(files):
     return {"init_checkpoint": str(files), "bert_config_file": f"{files}/bert_config.json"}
 
 
-# Each command that makes a model, and the copies of its weights that it holds at once
+# Each command that makes a model holds this number of copies of its weights at once
 COMMANDS = {
     "pretrain": (3, lambda files, out: pretrain(PretrainingConfig(input_file=f"{files}/packed-*", **out))),
     "train": (3, lambda files, out: steps.check(TrainConfig(input_file=f"{files}/text.txt", **out), 6)),
@@ -93,7 +93,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_model_larger_than_memory_is_named_in_bytes(files, tmp_path, monkeypatch, name):
-    """Before a weight is made: the backend would fail in the middle, or the system kill the process."""
+    """No weight is made before: the backend would fail in the middle, or the system kill the process."""
     num_copies, call = COMMANDS[name]
     needed = num_copies * CONFIG.weight_bytes
     monkeypatch.setattr(packed_model, "build_seeded", lambda *_: pytest.fail("a model is made"))

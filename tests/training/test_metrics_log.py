@@ -39,7 +39,7 @@ def event_steps(folder):
 
 def test_rows_past_the_checkpoint_are_removed(path):
     text = path.read_text()
-    # killed while writing: within a field, and within the last one
+    # the writer was killed within a field, and within the last one
     for torn in ("40,0.5", text.splitlines()[-1].replace("30", "40", 1)[:-1]):
         path.write_text(text + torn)
         assert [r["step"] for r in read_rows(path)] == ["10", "20", "30"]

@@ -88,7 +88,7 @@ def test_stable_adamw_equals_torch_optimi(run):
 
 
 def test_the_smallest_epsilon_divides_no_0_by_0():
-    """Of a token that no step has seen, gradient and second moment are 0."""
+    """Gradient and second moment of a token that no step has seen are 0."""
     variable = make_variable("a/kernel", [1.0, 2.0])
     optimizer = StableAdamW(0.1, epsilon=LEAST_EPSILON)
     optimizer.apply([np.float32([0.0, 0.5])], [variable])
@@ -242,7 +242,7 @@ def test_trust_ratios_are_those_of_the_last_update():
         optimizer.apply(gradients, variables)
         found = {name: float(value) for name, value in optimizer.trust_ratios().items()}
         assert optimizer.trust_ratios() == {}
-    # a rate of 0: the weights are as they were; the moments are of two gradients, so taken as they are
+    # a rate of 0 leaves the weights as they were; the moments are of two gradients, so they are read
     want = []
     for name, value in list(values.items())[:-1]:
         place = list(values).index(name)

@@ -77,7 +77,7 @@ def test_a_checkpoint_comes_back_bit_for_bit(trained, name):
         assert values.dtype == theirs[key].dtype, key
         np.testing.assert_array_equal(values, theirs[key], err_msg=key)
     if name == checkpoint.TRAINING:
-        # five micro-batches, each of which has drawn
+        # five micro-batches have drawn
         assert ours["lamb/iteration"] == 1 and ours["dropout_seed/0"][1] == 5
 
 

@@ -52,7 +52,7 @@ def test_the_steps_asked_for_are_traced(tmp_path):
         (None, range(1, 3), None, [1, 2]),
     ],
 )
-def test_what_is_traced_of_a_run(monkeypatch, asked, steps, ends_at, calls):
+def test_steps_in_the_range_are_traced(monkeypatch, asked, steps, ends_at, calls):
     found = []
     monkeypatch.setattr(backend, "_start_trace", lambda folder: found.append("start"))
     monkeypatch.setattr(backend, "_end_trace", lambda: found.append("end"))

@@ -13,7 +13,7 @@ from bert_packed.training.program_text import (
 )
 from bert_packed.training.step_report import matmul_flops
 
-# Loops in loops, a fusion, a branch, an asynchronous call; layouts and comments as on TPU and GPU
+# It has loops in loops, a fusion, a branch, an asynchronous call; layouts and comments as on TPU and GPU
 PROGRAM = """
 HloModule jit_step, is_scheduled=true, entry_computation_layout={(f32[2,3]{1,0})->f32[2,3]{1,0}}, num_partitions=4
 
@@ -121,7 +121,7 @@ def test_bytes_of_a_shape(text, num_bytes, is_dynamic):
         ("replica_groups=[2,4]<=[8], use_global_device_ids=true", 4),
         ("replica_groups=[4,2]<=[2,2,2]T(0,2,1), dimensions={0}", 2),
         ("replica_groups=mesh['x'=2,'y'=4] {'y'}, to_apply=%a", 4),
-        # of an axis of 16 the 4 that follow a first 2
+        # 4 follow a first 2 of an axis of 16
         ("replica_groups=mesh['x'=16] {'x':(2)4}", 4),
         ("replica_groups=mesh['x'=16,'y'=3] {'x':(1)2,'x':(4)4,'y'}", 24),
         ("replica_groups=mesh['x'=2,'y'=4], device_ids=([4,2]T(1,0)) {'y'}", 4),
@@ -137,7 +137,7 @@ def test_a_form_of_groups_that_is_unknown_is_an_error():
         read_group_size("replica_groups=?1,2?", 8)
 
 
-# As the compiler for TPUs prints a loop: no count, copies, the counter compared and raised
+# The compiler for TPUs prints a loop so: no count, copies, the counter compared and raised
 LOOP = """
 %condition (s: (s32[], f32[4])) -> pred[] {
   %limit = s32[] constant(6)
@@ -197,18 +197,18 @@ FOR_TPUS = '{"custom_call_config":{"body":"x","cost_estimate":{"flops":"96","tra
 @pytest.mark.parametrize(
     ("left", "right", "result", "window", "labels", "flops"),
     [
-        # Products as the compiler for TPUs writes them: of [8 * 128, 32] and [32, 64]
+        # The compiler for TPUs writes products of [8 * 128, 32] and [32, 64] so
         ("8,128,32", "32,64,1", "8,128,64", "size=1", "0bf_io0->0bf", 2 * 8 * 128 * 32 * 64),
-        # Summed over the window: of [32, 8 * 128] and [8 * 128, 64]
+        # This one sums over the window: of [32, 8 * 128] and [8 * 128, 64]
         ("8,128,32", "8,128,64", "32,64,1", "size=8", "0fb_0io->bf0", 2 * 8 * 128 * 32 * 64),
-        # A batch of 8 * 2: each place of the window meets one input, as the others are dilation
+        # A batch is 8 * 2: each place of the window meets one input, as the others are dilation
         (
             *("8,2,64,32", "8,2,64,16", "8,2,32,16", "size=8x2 stride=7x1 lhs_dilate=8x2"),
             *("01fb_01io->01bf", 2 * 8 * 2 * 32 * 64 * 16),
         ),
-        # Convolutions proper: with padding there is no operation
+        # These are convolutions proper: with padding there is no operation
         ("1,5,2", "4,2,3", "1,5,3", "size=4 pad=1_2", "b0f_0io->b0f", 2 * (3 + 4 + 4 + 3 + 2) * 2 * 3),
-        # One of each of 6 channels, as Mamba's
+        # Each of 6 channels has its own, as Mamba's
         (
             *("2,9,6", "4,1,6", "2,9,6", "size=4 pad=3_0"),
             *("b0f_0io->b0f, feature_group_count=6", 2 * 2 * (1 + 2 + 3 + 6 * 4) * 6),

@@ -67,7 +67,7 @@ def test_a_static_program():
 
 
 def test_seconds_are_without_the_calls_of_unknown_cost():
-    """And of a loop those of all its rounds."""
+    """A loop has those of all its rounds."""
     calls = [
         f'%{i} = f32[4]{{0}} custom-call(%a), custom_call_target="{of}"' for i, of in enumerate(UNKNOWN_COST)
     ]
@@ -104,7 +104,7 @@ def test_what_a_refused_program_needs():
         ({**UNKNOWN_LENGTH, " dot(%many": " add(%many"}, ONE),  # a loop without products hides none
         ({" dot(%many": " add(%many"}, ONE),
         ({"PLANTED": CUBLAS}, FLOPS + ONE),
-        # sizes that are not written down, or a library's form: no guess
+        # sizes that are not written down, or a library's form, give no guess
         ({"PLANTED": CUBLAS.replace("lhs_contracting", "other")}, None),
         ({"PLANTED": '%g = f32[4,5]{1,0} custom-call(%a, %b), custom_call_target="__onednn$matmul"'}, None),
     ],
@@ -131,7 +131,7 @@ CALLBACKS = (
 
 
 @pytest.mark.parametrize("line", [*DYNAMIC, *CALLBACKS])
-def test_a_planted_breach_is_found(line):
+def test_dynamic_shapes_and_host_callbacks_are_found(line):
     """Also inside a loop, where it does more harm."""
     inside = PLAIN.replace("PLANTED", "").replace("  %w = ", f"  {line}\n  %w = ")
     for report in (report_of(line), describe_step([StepProgram(inside, 1.0)])):
@@ -140,7 +140,7 @@ def test_a_planted_breach_is_found(line):
         assert counts == ((1, 0) if line in DYNAMIC else (0, 1))
 
 
-def test_what_is_no_breach():
+def test_static_programs_are_recognised():
     """A send to another device, a kernel of XLA, and names in annotations."""
     lines = (
         "%o = (f32[4,6]{1,0}, u32[], token[]) send(%a, %t), channel_id=1",
@@ -231,7 +231,7 @@ def wire(*fields):
 
 
 def test_memory_by_the_plan_of_buffers():
-    """As xla/service/hlo.proto numbers its fields; some are of no interest, as the module is."""
+    """xla/service/hlo.proto numbers the fields; some are of no interest, as the module is."""
     flags = {"thread": 3, "parameter": 5, "live_out": 7, "constant": 12}
     sizes = {
         1: ("parameter",),
@@ -260,7 +260,7 @@ def test_memory_by_the_plan_of_buffers():
 @pytest.mark.slow
 @pytest.mark.both_backends
 def test_the_contract_of_the_training_step():
-    """Of the tiny model, in three micro-batches: static, its products counted by hand, its memory."""
+    """The tiny model's step, in three micro-batches, is static; its products are counted by hand."""
     engine = make_engine(optimizer=Lamb(0.01), micro_batch_size=2)
     packed, _ = packed_and_unpacked(0)
     batch = {name: np.concatenate([values, values])[:6] for name, values in packed.items()}
@@ -273,7 +273,7 @@ def test_the_contract_of_the_training_step():
     assert is_static(report), report["broken_by"]
     assert report["loops_of_unknown_length"] == 0 and "while(" in programs[0].text
     assert report["collectives"] == [] and report["collective_bytes"] == 0
-    # Multiply-adds, layer by layer, forward and twice that backward
+    # Multiply-adds are counted layer by layer, forward and twice that backward
     packs, length = batch["token_ids"].shape
     predictions, slots = batch["prediction_ids"].shape[1], batch["slot_weights"].shape[1]
     width, wide = CONFIG.hidden_size, CONFIG.intermediate_size

@@ -43,7 +43,7 @@ def test_the_signal_by_which_several_processes_stop():
     assert [stop.agreed(number) for number in (None, 0.0, 2.0)] == [signal.SIGINT, None, signal.SIGINT]
 
 
-def test_what_another_watched_signals_with_comes_back():
+def test_the_wakeup_descriptor_of_others_is_restored():
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     signal.set_wakeup_fd(writer.fileno())
@@ -57,7 +57,7 @@ def test_what_another_watched_signals_with_comes_back():
 
 
 def test_another_thread_watches_nothing():
-    """As where a program trains in a thread: only the main one may handle signals."""
+    """A program may train in a thread: only the main one may handle signals."""
     before, seen = signal.getsignal(signal.SIGTERM), []
 
     def watch():
@@ -71,7 +71,7 @@ def test_another_thread_watches_nothing():
 
 
 def test_an_interrupt_that_was_ignored_before_stays_ignored():
-    """As a batch system or `command &` in a script starts a run; SIGTERM still stops it."""
+    """A batch system or `command &` in a script starts a run so; SIGTERM still stops it."""
     with interruptible(False):
         with StopRequest().watching() as stop:
             os.kill(os.getpid(), signal.SIGINT)

@@ -61,7 +61,7 @@ def test_a_row_by_hand():
     assert set(WATCHED) < set(row)
 
 
-def test_what_is_not_known_has_no_value():
+def test_unknown_figures_have_no_value():
     empty = LogInterval().row(1, means, 0.1)
     assert {name for name, value in empty.items() if value is not None} == {
         "step",
@@ -109,7 +109,7 @@ def test_model_flops_are_those_of_the_sequences_alone():
     assert count_flops(CLASSIFICATION, CONFIG, sums) == pytest.approx(6 * of_blocks)
 
 
-# A token's states in a block; tests/objectives/test_next_tokens.py has them one by one
+# A token's states in a block are counted; tests/objectives/test_next_tokens.py has them one by one
 STATES = {
     "mamba": lambda config: 21 * config.inner_size * config.state_size,
     "mamba2": lambda config: 16 * config.inner_size * config.state_size,
@@ -118,7 +118,7 @@ STATES = {
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_a_block_counts_its_weights_and_pairs(kind):
-    """Of any architecture: by the kernels of a model with one block more, not by another formula."""
+    """The kernels of a model with one block more are counted, rather than another formula."""
     family = FAMILIES[kind]
     config = dataclasses.replace(next(iter(family.sizes.values())), vocab_size=50)
     head, sums = (

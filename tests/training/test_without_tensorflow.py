@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 
 TOP = Path(__file__).resolve().parents[2]
-# Dependencies of the package beside those of "Check and measure your device" in docs/start/accelerators.md
+# The package depends on these beside those of "Check and measure your device" in docs/start/accelerators.md
 MISSING = ("tensorflow", "tensorboard", "matplotlib", "tokenizers", "sentencex", "safetensors", "tqdm")
 PROGRAM = f"""
 import sys
@@ -55,6 +55,6 @@ def test_a_step_and_the_audit_without_tensorflow():
     assert num_sequences > 0 and is_skipped == 0 and failed == "[]"
 
 
-def test_the_program_would_see_an_import():
+def test_an_import_of_tensorflow_would_fail():
     done = run_without(PROGRAM.replace("from benchmarks import", "import tensorflow\nfrom benchmarks import"))
     assert done.returncode == 1 and "ModuleNotFoundError" in done.stderr and "tensorflow" in done.stderr

@@ -58,7 +58,7 @@ class SelfAttention(keras.layers.Layer):
     """Multi-head attention inside each sequence, with residual and layer norm after it.
 
     Args:
-        attend: None for dense scores, or a fused kernel: function `(query_BSNH, key_BSNH, value_BSNH,
+        attend: Fused kernel, or None for dense scores: function `(query_BSNH, key_BSNH, value_BSNH,
             sequence_ids_BS)` to float `[B, S, N, H]`; queries are scaled already. In training with dropout of
             attention it gets a further keyword, `dropout`: `RowDropout` of probabilities `[B, N, S, S]`.
         layout: `Layout` of the weights, which makes the linear layers.
@@ -192,8 +192,8 @@ class ClassificationHead(keras.layers.Layer):
     """BERT's pooler and class logits of every [CLS] in the pack: float32 `[B, K, C]`.
 
     Args:
-        num_classes: C; 2 for next sentences, of which class 1 is a random one; 1 for a number to predict.
-        rate: Of the dropout between pooler and classifier.
+        num_classes: C; 2 for next sentences, where class 1 is a random one; 1 for a number to predict.
+        rate: Rate of the dropout between pooler and classifier.
     """
 
     def __init__(self, config, num_classes, name, rate=0.0, layout=ONE_DEVICE, **kwargs):

@@ -38,8 +38,8 @@ class PackedEncoder(keras.layers.Layer):
     Args:
         block: Function `(config, name)` to an encoder block, a layer called as
             `block(hidden_BSD, context=..., training=...)`.
-        remat: Recompute each block in the backward pass instead of keeping its activations.
-        attend, layout: As in `layers.SelfAttention`; only for a `block` with such arguments.
+        remat: True to recompute each block in the backward pass instead of keeping its activations.
+        attend, layout: Arguments of `layers.SelfAttention`; only for a `block` that takes them.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ def linear_names(ours, theirs, has_bias):
 
 def _mixer(config, ours, theirs):
     rows = convolution_names(config, ours, theirs)
-    # As in `MambaMixer` of transformers
+    # `MambaMixer` of transformers has the same biases
     has_bias = {"x_proj": False, "dt_proj": True, **dict.fromkeys(("in_proj", "out_proj"), config.use_bias)}
     for name in ("in_proj", "x_proj", "dt_proj", "out_proj"):
         rows += linear_names(f"{ours}/{name}", f"{theirs}.{name}", has_bias[name])

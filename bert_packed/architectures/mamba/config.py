@@ -8,7 +8,7 @@ from bert_packed.core.settings import InputError, check_settings, setting
 
 @dataclasses.dataclass(frozen=True)
 class StateSpaceConfig(BaseConfig):
-    """What Mamba and Mamba-2 have alike. Sequences may have any length, and there is no dropout.
+    """Base of Mamba's and Mamba-2's configs. Sequences may have any length, and there is no dropout.
 
     Attributes:
         inner_size: E, channels of the scan.
@@ -56,7 +56,7 @@ class MambaConfig(StateSpaceConfig):
 
     time_step_rank: int = size(0, "rank of the step sizes; 0 = hidden_size / 16, rounded up", minimum=0)
 
-    # The rank shows in shapes: 0 and the number that it means are one
+    # The rank shows in shapes, and 0 stands for the number that it means
     training_fields = (*StateSpaceConfig.training_fields, "time_step_rank")
     tie_word_embeddings = True
     kernels = ("convolve", "scan")
@@ -84,7 +84,7 @@ class MambaConfig(StateSpaceConfig):
         return config
 
 
-# "PackMamba", Section 4; the tiny ones are ours
+# "PackMamba", Section 4, has the large sizes; the tiny ones are ours
 SIZES = {
     "mamba-tiny": MambaConfig(num_hidden_layers=2, hidden_size=128),
     "mamba-mini": MambaConfig(num_hidden_layers=4, hidden_size=256),

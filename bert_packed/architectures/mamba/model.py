@@ -112,7 +112,7 @@ class MambaMixer(keras.layers.Layer):
         self.conv_bias_E = None
         if config.use_conv_bias:
             self.conv_bias_E = self.add_weight(shape=(inner,), initializer="zeros", name="conv1d_bias")
-        # Decays of 1, 2, ... Z in each channel; kept as logarithms, so that they stay above 0
+        # Decays of 1, 2, ... Z in each channel are kept as logarithms, so that they stay above 0
         numbers = np.repeat(np.arange(1, config.state_size + 1, dtype="float32")[None, :], inner, axis=0)
         self.a_log_EZ = self.add_weight(
             shape=(inner, config.state_size),
@@ -174,7 +174,7 @@ class MambaEncoder(keras.layers.Layer):
 
     Args:
         mixer_class: `MambaMixer`, or a layer that is made and called as that is.
-        remat: Recompute each block in the backward pass instead of keeping its activations.
+        remat: True to recompute each block in the backward pass instead of keeping its activations.
         num_rows: R, rows whose sequences continue from pack to pack (`pack_tfrecords.py --split_sequences`):
             in training each row's states and tail are handed to its next pack. 0 for independent packs.
         operators: Further arguments of `mixer_class`.
@@ -238,7 +238,7 @@ class MambaEncoder(keras.layers.Layer):
 
     def _take(self, number, num_packs):
         """`carried` for the next packs."""
-        # A queue of rows, so that each micro-batch finds its own
+        # `carried` is a queue of rows, so that each micro-batch finds its own
         return tuple(ops.convert_to_tensor(queue)[:num_packs] for queue in self.carried[number])
 
     def _put(self, number, after):

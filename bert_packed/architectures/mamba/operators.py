@@ -50,7 +50,7 @@ def conv1d_pack(x_BSE, kernel_WE, bias_E, position_ids_BS, tail_BXE=None):
         first = num_taps - 1 - back
         before_BSE = longer[:, first : first + length]
         if position_ids_BS is not None:
-            # Not times 0: a neighbour's value may be infinite
+            # A product with 0 would not do: a neighbour's value may be infinite
             before_BSE = ops.where((position_ids_BS >= back)[:, :, None], before_BSE, 0.0)
         out_BSE = out_BSE + before_BSE * kernel_WE[first]
     if bias_E is not None:
@@ -79,7 +79,7 @@ def ssm_pack(
         float32 `[B, S, E]`, and the states after the last token, float32 `[B, Z, E]`, without a gradient.
     """
     length, width = u_BSE.shape[1:]
-    # Not in bfloat16: states add up over thousands of tokens
+    # bfloat16 would not do: states add up over thousands of tokens
     u_BSE, delta_BSE, a_ZE, b_BSZ, c_BSZ = (
         ops.cast(x, "float32") for x in (u_BSE, delta_BSE, a_ZE, b_BSZ, c_BSZ)
     )
@@ -114,7 +114,7 @@ def _cut(values_BZE, goes_on):
     """Values, 0 in packs where a sequence starts; `goes_on` holds `[B]`, or nothing where none starts."""
     if not goes_on:
         return values_BZE
-    # Not times 0: a neighbour's state may be infinite
+    # A product with 0 would not do: a neighbour's state may be infinite
     return ops.where(goes_on[0][:, None, None] > 0, values_BZE, 0.0)
 
 
@@ -127,7 +127,7 @@ def _advance(state_BZE, u_BE, delta_BE, b_BZ, goes_on, a_ZE):
 
 def _over_states(values_BZE, weights):
     """Sum over states of values times weights `[B, Z, 1]` or `[1, Z, E]`: `[B, E]`."""
-    # Written out: XLA's CPU compiler calls a library for a sum along an axis, at the cost of ten tokens
+    # XLA's CPU compiler calls a library for a sum along an axis, which costs as much as ten tokens
     columns = zip(ops.unstack(values_BZE, axis=1), ops.unstack(weights, axis=1), strict=True)
     return sum(values * weight for values, weight in columns)
 

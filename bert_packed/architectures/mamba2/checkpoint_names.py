@@ -44,7 +44,7 @@ def _hugging_face_config(model):
 NAMES = dataclasses.replace(
     mamba_names.NAMES,
     tensor_names=lambda config, head: tensor_names(config),
-    # The shapes show the product of groups and states alone
+    # The shapes show only the product of groups and states
     shapeless=(
         *mamba_names.NAMES.shapeless,
         *("n_groups", "time_step_limit_min", "time_step_limit_max", "tie_word_embeddings"),

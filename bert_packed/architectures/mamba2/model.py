@@ -108,7 +108,7 @@ class Mamba2Mixer(keras.layers.Layer):
                 None if tail_BXU is None else tail_BXU[..., part],
             )
 
-        # Apart: a slice of both would be copied
+        # The two are convolved apart: a slice of both would be copied
         x_BSE, tail_BXE = convolve(x_BSE, slice(inner))
         bc_BSY, tail_BXY = convolve(bc_BSY, slice(inner, None))
         b_BSGZ, c_BSGZ = (
@@ -130,7 +130,7 @@ class Mamba2Mixer(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="bert_packed")
 class PackedMamba2(PackedMamba):
-    """As `PackedMamba`, of Mamba-2's mixers."""
+    """`PackedMamba` with Mamba-2's mixers."""
 
     config_class = Mamba2Config
     mixer_class = Mamba2Mixer

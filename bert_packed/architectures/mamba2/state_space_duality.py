@@ -95,12 +95,12 @@ def ssd_pack(
         return ops.swapaxes(values, 0, 1)
 
     delta_BSN = ops.cast(delta_BSN, "float32")  # a step of size 0 leaves the states as they are
-    # A larger step forgets no more. Of bounded logarithms the multiples add up exactly
+    # A larger step forgets no more, and multiples of bounded logarithms add up exactly
     logs_BSN = ops.maximum(delta_BSN * ops.cast(a_N, "float32"), LEAST_LOG)
     logs_CBNT = ops.swapaxes(chunks(groups(logs_BSN)), 2, 3)
     starts_CBT = ops.cast(chunks(ops.repeat(position_ids_BS, num_groups, axis=0), 1) == 0, "int32")
     numbers_CBT = ops.cumsum(starts_CBT, axis=-1)
-    # What has the size of steps is computed for all chunks at once, and what is larger one by one
+    # Arrays of the size of steps are computed for all chunks at once, larger ones chunk by chunk
     multiples_CBNT, *decays_CBNT = restarting_decays(logs_CBNT, numbers_CBT)
     inputs = (*decays_CBNT, *(chunks(groups(each)) for each in (x_BSE, delta_BSN, b_BSGZ, c_BSGZ)))
     # The states before are data: no gradient goes back to the packs that left them
@@ -139,7 +139,7 @@ def restarting_decays(logs_CBNT, numbers_CBT):
     unit = 2.0 ** (math.ceil(math.log2(-LEAST_LOG * logs_CBNT.shape[-1])) - 24)  # float32 has 24 bits
     multiples_CBNT = ops.stop_gradient(ops.round(logs_CBNT / unit) * unit)
     sums_CBNT, multiples_CBNT = logs_CBNT - multiples_CBNT, ops.cumsum(multiples_CBNT, axis=-1)
-    # The rest not over the whole chunk: rounded with what neighbours add to it, a sum would change with them
+    # The remainders do not add up over the whole chunk: such a sum is rounded with what neighbours add to it
     numbers_CB1T, reach = numbers_CBT[:, :, None], 1
     while reach < logs_CBNT.shape[-1]:  # runs of 1, 2, 4, ... tokens
         shifted = [[0, 0], [0, 0], [0, 0], [reach, 0]]
@@ -149,7 +149,7 @@ def restarting_decays(logs_CBNT, numbers_CBT):
         reach *= 2
     entering_CBNT = ops.where(numbers_CB1T == 0, ops.exp(multiples_CBNT + sums_CBNT), 0.0)
     is_last_CB1T = numbers_CB1T == numbers_CB1T[..., -1:]
-    # Selected before `exp`: the gradient of what is selected afterwards may be 0 * infinity
+    # `where` comes before `exp`: after it, the gradient of a value that is not selected may be 0 * infinity
     rest_CBNT = multiples_CBNT[..., -1:] - multiples_CBNT + (sums_CBNT[..., -1:] - sums_CBNT)
     leaving_CBNT = ops.exp(ops.where(is_last_CB1T, rest_CBNT, float("-inf")))
     return multiples_CBNT, sums_CBNT, entering_CBNT, leaving_CBNT
@@ -185,7 +185,7 @@ def _chunk(
 
     exponents_BNTT = differences(multiples_BNT) + differences(sums_BNT)
     decays_BNTT = ops.exp(ops.where(is_own_BTT[:, None], exponents_BNTT, float("-inf")))
-    # Once for all heads; decays go to weights and inputs, which have heads
+    # One product serves all heads; decays go to weights and inputs, which have heads
     weights_BNTT = product("btz,bsz->bts", c_BTZ, b_BTZ)[:, None] * decays_BNTT
     x32_BTE = ops.cast(x_BTE, "float32")
     inputs_BTE = x32_BTE * wide(delta_BTN)
@@ -199,7 +199,7 @@ def _chunk(
 
 
 def own_past(numbers_BT):
-    """Whether a token is of the same sequence as another and not after it: bool `[B, T, T]`."""
+    """True where a token is of the same sequence as another and not after it: bool `[B, T, T]`."""
     length = numbers_BT.shape[1]
     is_past_TT = ops.arange(length)[:, None] >= ops.arange(length)
     return ops.logical_and(numbers_BT[:, :, None] == numbers_BT[:, None, :], is_past_TT)

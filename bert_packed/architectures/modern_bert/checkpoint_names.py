@@ -82,7 +82,7 @@ def _hugging_face_config(model):
 
 NAMES = CheckpointNames(
     tensor_names=tensor_names,
-    # The first layer of masked tokens' head, since a decoder may have no bias
+    # Masked tokens' head is known by its first layer, since a decoder may have no bias
     outputs={
         MASKED_LM: _dense("predictions/transform", "head.dense", False)[0],
         **{head: _dense(f"{head}/classifier", "classifier", True)[1] for head in _CLASSIFIERS},

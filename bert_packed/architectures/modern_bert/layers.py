@@ -53,7 +53,7 @@ class RotaryAttention(keras.layers.Layer):
 
     Args:
         is_global: False for attention in the config's window.
-        attend: As in `layers.SelfAttention`, for global attention.
+        attend: Fused kernel of global attention, as in `layers.SelfAttention`.
         layout: `Layout` of the weights, which makes the linear layers.
     """
 
@@ -122,7 +122,7 @@ def attend_in_window(heads, sequence_ids_BS, window, dropout, training=None):
     key_IANH, value_IANH = (
         ops.reshape(_with_neighbours(of, tile), (-1, 3 * tile, num_heads, head_width)) for of in heads[1:]
     )
-    # Tokens outside of the pack are of no sequence, padding neither
+    # Tokens outside of the pack are of no sequence, and neither is padding
     ids_BnT, ids_BnA = (cut(sequence_ids_BS, tile, -1) for cut in (_tiles, _with_neighbours))
     distance_TA = np.arange(tile)[:, None] + tile - np.arange(3 * tile)
     sees_BnTA = ops.logical_and(ids_BnT[..., None] == ids_BnA[:, :, None], np.abs(distance_TA) <= window)

@@ -36,8 +36,8 @@ class ModernBertEncoder(keras.layers.Layer):
     """Token embeddings, blocks and the last norm, over packs.
 
     Args:
-        remat: Recompute each block in the backward pass instead of keeping its activations.
-        attend: As in `layers.SelfAttention`, for the global blocks.
+        remat: True to recompute each block in the backward pass instead of keeping its activations.
+        attend: Fused kernel of the global blocks, as in `layers.SelfAttention`.
         layout: `Layout` of the weights.
     """
 

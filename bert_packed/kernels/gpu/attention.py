@@ -28,8 +28,8 @@ from bert_packed.kernels.tpu.attention import may_attend, product
 from bert_packed.layers.context import MASKED_SCORE
 from bert_packed.layers.dropout import is_kept
 
-# T: more would spill registers, and 128 takes 1.5 times as long on an H100. Float32 products are made without
-# tensor cores, which would round factors
+# Larger tiles T would spill registers, and 128 takes 1.5 times as long on an H100. Float32 products are made
+# without tensor cores, which would round factors
 TILES = {"bfloat16": 64, "float32": 32}
 MIN_WIDTH = 16  # of a product's factors, for the tensor cores
 
@@ -52,7 +52,7 @@ def attend(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, dropout=None):
 
 
 class Reach(NamedTuple):
-    """For each tile of a pack the tiles `first .. end - 1` that its tokens may attend to: int32 `[B, n]`."""
+    """Tiles `first .. end - 1` that the tokens of each tile of a pack may attend to: int32 `[B, n]`."""
 
     first: object
     end: object
@@ -103,7 +103,7 @@ _attend.defvjp(_forward, _backward)
 
 
 class _Queries(NamedTuple):
-    """What a kernel reads of queries: arrays `[B, S, N, H]`, `[B, N, S]` and ids, then a tile of each."""
+    """Queries as a kernel reads them: arrays `[B, S, N, H]`, `[B, N, S]` and ids, then a tile of each."""
 
     query: object
     ids: object
@@ -114,7 +114,7 @@ class _Queries(NamedTuple):
 
 
 class _Keys(NamedTuple):
-    """As `_Queries`, of keys."""
+    """Keys as a kernel reads them, like `_Queries`."""
 
     key: object
     value: object
@@ -168,7 +168,7 @@ def _key_gradients_kernel(reach, queries, keys, key_gradient_TH, value_gradient_
     def add(place, totals):
         key_total_TH, value_total_TH = totals
         others = _tile(queries, place, tile)
-        # Keys are in rows, as the products need them: else the chip would transpose both factors
+        # Keys are in rows, as the products need them: the chip would transpose both factors otherwise
         kept_probs_TT, scores_gradient_TT = _gradients(others, keys, mine, rate, query_axis=1)
         key_total_TH += product(scores_gradient_TT, others.query, 1, 0)
         value_total_TH += product(kept_probs_TT, others.gradient, 1, 0)
@@ -240,7 +240,7 @@ def _call(kernel, rate, inputs, outputs, num_products):
         in_specs=jax.tree.map(lambda of: block(of, length, lambda i: 0), inputs),
         out_specs=[block(of, tile, lambda i: i) for of in outputs],
         out_shape=[jax.ShapeDtypeStruct(of.shape, of.dtype) for of in outputs],
-        # Whoever reads the program finds the operations of all tiles, visited or not
+        # Readers of the program find the operations of all tiles, visited or not
         metadata={"flops": str(2 * num_products * length * outputs[0].size)},
         compiler_params=triton.CompilerParams(
             num_warps=4 if dtype == "bfloat16" and head_width <= 64 else 8,

@@ -136,7 +136,7 @@ def _states_kernel(a_ZA, states, inputs, kept_TZA):
 
 
 def _advance(a_ZA, state_ZA, mine):
-    """What is left of the states before a token, and the states after it."""
+    """The states before a token as far as they are left, and the states after it."""
     kept_ZA = _cut(state_ZA, mine) * jnp.exp(mine.delta * a_ZA)
     return kept_ZA, kept_ZA + (mine.delta * mine.u) * mine.b[:, None]
 
@@ -163,7 +163,7 @@ def _backward_kernel(a_ZA, carry, inputs, after_later_ZA, after_da_ZA, du_TA, dd
 
 def _cut(values_ZA, mine):
     """Values, 0 where a sequence starts."""
-    # Not times 0: a neighbour's state may be infinite
+    # A product with 0 would not do: a neighbour's state may be infinite
     return jnp.where(mine.positions[0] > 0, values_ZA, 0.0) if mine.positions else values_ZA
 
 
@@ -175,12 +175,12 @@ def _loop(token, carry, inputs, reverse=False):
         return last - step if reverse else step
 
     def load(step):
-        # Positions matter only in whether they are 0
+        # Positions only matter in whether they are 0
         return jax.tree.map(lambda of_tokens: of_tokens[place_of(step)].astype("float32"), inputs)
 
     def step(number, state):
         carry, mine = state
-        # A step ahead: nothing else hides the time that memory takes
+        # Loads are a step ahead: nothing else hides the time that memory takes
         following = load(jnp.minimum(number + 1, last))
         return token(place_of(number), carry, mine), following
 
@@ -215,15 +215,15 @@ def _call(kernel, a_ZE, carry, inputs, outputs, sums=()):
 
 
 def _of_channels(of):
-    """Of an array `[B, ..., E]`, the channels of a program."""
+    """The channels of a program, of an array `[B, ..., E]`."""
     return pl.BlockSpec((None, *of.shape[1:-1], WIDTH), lambda m, b: (b, *(0,) * (of.ndim - 2), m))
 
 
 def _of_pack(of):
-    """Of an array `[B, ...]`, a pack."""
+    """The pack of a program, of an array `[B, ...]`."""
     return pl.BlockSpec((None, *of.shape[1:]), lambda m, b: (b, *(0,) * (of.ndim - 1)))
 
 
 def _of_program(of):
-    """Of an array `[M, B, T, Z]`, a part that is a program's alone."""
+    """The part of an array `[M, B, T, Z]` that is a program's alone."""
     return pl.BlockSpec((None, None, *of.shape[2:]), lambda m, b: (m, b, 0, 0))

@@ -54,7 +54,7 @@ class _Sizes:
         return self.group_size * self.head_width  # X
 
     def heads(self):
-        """For each head of a group its place and its lanes."""
+        """Place and lanes of each head of a group."""
         width = self.head_width
         places = range(self.group_size)
         return [(slice(head, head + 1), slice(head * width, (head + 1) * width)) for head in places]
@@ -110,7 +110,7 @@ def tiles_to_visit(sequence_ids_BS, tile):
 
 
 def may_attend(sequence_ids_BS, tile):
-    """Whether some token of one tile may attend to one of another: bool `[B, n, n]`.
+    """True where some token of one tile may attend to one of another: bool `[B, n, n]`.
 
     Exact where ids ascend along a pack, as in records; else perhaps too often.
     """
@@ -118,7 +118,7 @@ def may_attend(sequence_ids_BS, tile):
     ids_BnT = sequence_ids_BS.reshape(num_packs, length // tile, tile)
     is_padding_BnT = ids_BnT == 0
     has_padding_Bn = is_padding_BnT.any(-1)
-    # Padding apart: with it, a tile's range of ids would have all sequences between
+    # Padding is kept apart: with it, a tile's range of ids would have all sequences between
     lowest_Bn = jnp.where(is_padding_BnT, jnp.iinfo("int32").max, ids_BnT).min(-1)
     reaches_Bnn = lowest_Bn[:, :, None] <= ids_BnT.max(-1)[:, None]
     both_padded_Bnn = has_padding_Bn[:, :, None] & has_padding_Bn[:, None]
@@ -305,7 +305,7 @@ def _backward_kernel(
 
 
 def _is_own(query_ids_1T, key_ids_1T):
-    # The ids of keys as a column: transposed here, since an array `[U, 1]` is padded to `[U, 128]` in memory
+    # The ids of keys are made a column here, since an array `[U, 1]` is padded to `[U, 128]` in memory
     key_ids_T1 = jnp.broadcast_to(key_ids_1T[...], (LANES, key_ids_1T.shape[1])).T[:, :1]
     return key_ids_T1 == query_ids_1T[...]
 
@@ -323,7 +323,7 @@ def _is_kept(words_JT, head, key_tile, sizes):
 
 def product(one, other, axis, other_axis):
     """Float32 sums of products along an axis of two matrices, whose own dtype is float32 or bfloat16."""
-    # Explicit: by default a TPU rounds float32 to bfloat16, and a GPU to TF32
+    # The precision is explicit: by default a TPU rounds float32 to bfloat16, and a GPU to TF32
     precision = lax.Precision.HIGHEST if one.dtype == jnp.float32 else lax.Precision.DEFAULT
     axes = (((axis,), (other_axis,)), ((), ()))
     return lax.dot_general(one, other, axes, precision, preferred_element_type=jnp.float32)
@@ -337,7 +337,7 @@ class _Blocks:
 
 
 def _blocks(sizes, which):
-    """Those of the tile that a step has in the outer (0) or inner (1) half of the table."""
+    """Blocks of the tile that a step has in the outer (0) or inner (1) half of the table."""
 
     def block(shape, place):
         return pl.BlockSpec(shape, lambda group, step, *table: place(group, table[which][step + 1]))
@@ -367,10 +367,10 @@ def _call(kernel, sizes, table, inputs, outputs, scratch, num_products):
         ),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"),
-            # Scores; then gradients of a pack's queries, two buffers and sums; then blocks of tokens
+            # The terms are scores; a pack's gradients of queries, two buffers and sums; and blocks of tokens
             vmem_limit_bytes=10 * 2**20 + (12 * sizes.length + 64 * sizes.tile) * sizes.width,
         ),
-        # As if all tiles were visited: how many are is not known to the compiler
+        # The compiler cannot know how many tiles are visited, so all of them count
         cost_estimate=pl.CostEstimate(
             flops=2 * num_products * num_units * sizes.head_width,
             transcendentals=num_units,
@@ -381,7 +381,7 @@ def _call(kernel, sizes, table, inputs, outputs, scratch, num_products):
 
 def _group_size(num_heads, head_width, tile):
     # Heads side by side fill the lanes of a block: one by one they would be transposed and padded in memory.
-    # The smaller a tile, the more heads at once, as each step costs time by itself
+    # Smaller tiles take more heads at once, as each step costs time by itself
     sizes = [size for size in range(1, num_heads) if num_heads % size == 0 and size * head_width % LANES == 0]
     sizes.append(num_heads)
     return max((size for size in sizes if size * head_width * tile <= GROUP), default=sizes[0])

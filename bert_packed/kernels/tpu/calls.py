@@ -46,7 +46,7 @@ def call(kernel, name, grid, inputs, outputs, scratch=(), flops=0, transcendenta
 
 
 def block_sizes(number, most):
-    """Number and size of blocks of at most so many, in which few or none are left over.
+    """Number and size of blocks of at most `most`, with few or none left over.
 
     40 in at most 6   ->   8 of 5
     13 in at most 6   ->   3 of 5: 1 does divide 13, but is too small

@@ -54,7 +54,7 @@ def conv1d_pack(x_BSE, kernel_WE, bias_E, position_ids_BS, tail_BXE=None, chunk_
     y_BSE = _convolve(
         jnp.pad(x_BSE, ((0, 0), (0, filled), (0, missing))),
         jnp.pad(tail_BXE, ((0, 0), (edge - num_taps + 1, 0), (0, missing))),
-        # As wide as a vector, which one number would be in memory anyway
+        # Positions are as wide as a vector, which one number would be in memory anyway
         jnp.broadcast_to(positions_BCF[..., None], (*positions_BCF.shape, LANES)),
         jnp.pad(jnp.concatenate([kernel_WE, bias_E[None]]).astype("float32"), ((0, 0), (0, missing))),
     )
@@ -124,7 +124,7 @@ def _backward_kernel(x_TA, edge_HA, positions_FI, weights_VA, dy_TA, dx_TA, dwei
             dsums_PI = dy_TA[piece, lanes].astype("float32") * slope_PI
             dsums_LFI[number, piece] = dsums_PI
             found = [*(tap_PI * dsums_PI for tap_PI in taps), dsums_PI]
-            # Vector on vector: a sum inside vectors, once at the end, takes more operations
+            # Vectors are added to vectors, and summed inside once at the end, which takes fewer operations
             folded = [one.reshape(-1, ROWS, LANES).sum(axis=0) for one in found]
             totals = [total + one for total, one in zip(totals, folded, strict=True)]
         *of_taps, of_bias = totals
@@ -134,7 +134,7 @@ def _backward_kernel(x_TA, edge_HA, positions_FI, weights_VA, dy_TA, dx_TA, dwei
             dx_PI = dsums_LFI[number, piece] * weights_VA[num_taps - 1, lanes]
             for back in range(1, num_taps):
                 later = slice(piece.start + back, piece.stop + back)
-                # Those for which this token is as far back, and of their sequence
+                # Only later tokens count that have this one `back` tokens before them in their own sequence
                 dsums_PI = jnp.where(positions_FI[later] >= back, dsums_LFI[number, later], 0.0)
                 dx_PI = dx_PI + dsums_PI * weights_VA[num_taps - 1 - back, lanes]
             dx_TA[piece, lanes] = dx_PI.astype(dx_TA.dtype)
@@ -158,7 +158,7 @@ def _sums(edge, x_LFI, positions_FI, weights_VA, number, lanes, piece):
     for back in range(num_taps):
         tap_PI = x_LFI[number, piece.start + edge - back : piece.stop + edge - back]
         if back:
-            # Not times 0: a neighbour's value may be infinite
+            # A product with 0 would not do: a neighbour's value may be infinite
             tap_PI = jnp.where(positions_FI[piece] >= back, tap_PI, 0.0)
         taps.append(tap_PI)
         sums_PI = sums_PI + tap_PI * weights_VA[num_taps - 1 - back, lanes]
@@ -175,7 +175,7 @@ def _whole(number, unit):
 
 
 class _Blocks:
-    """What a step of the grid, for a pack, a block of channels and a chunk, has of each array.
+    """Blocks of each array for a step of the grid: a pack, a block of channels and a chunk.
 
     `order` is from a step's number to its chunk.
     """
@@ -193,7 +193,7 @@ class _Blocks:
         return pl.BlockSpec((None, len(weights_VE), self.width), lambda b, m, c: (b, 0, m))
 
     def inputs(self, x_BSE, tail_BHE, positions_BCFI, weights_VE):
-        """What both kernels read: pairs of an array and its block."""
+        """Inputs of both kernels: pairs of an array and its block."""
         edge, order = self.edge, self._order
         x_BCTE = x_BSE.reshape(len(x_BSE), -1, self.chunk_length, x_BSE.shape[2])
         edges_BCHE = jnp.concatenate([tail_BHE[:, None], x_BCTE[:, :-1, -edge:]], axis=1)

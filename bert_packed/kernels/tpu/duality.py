@@ -32,7 +32,7 @@ from bert_packed.kernels.tpu import calls
 LANES = 128  # I
 CHUNK_LENGTH = 128  # T, whatever a config says: weights of 128 tokens are whole vectors
 BLOCK = 768  # A at most, unless a group has more
-# Columns: these of all heads, and the number of the sequence. Rows: sums, multiples and that number
+# Columns hold these of all heads, and the number of the sequence; rows hold sums, multiples and that number
 DELTA, SUMS, ENTERING, LEAVING, MULTIPLES = range(5)
 
 
@@ -275,7 +275,7 @@ def _backward_kernel(
 
 
 class _Chunk:
-    """What both kernels compute of a chunk."""
+    """Computations of a chunk that both kernels share."""
 
     def __init__(self, sizes, b_TZ, c_TZ, columns_TK, rows_JT):
         self.sizes, self.columns_TK, self.rows_JT = sizes, columns_TK, rows_JT
@@ -329,7 +329,7 @@ class _Chunk:
         return values_TL
 
     def kept(self, group):
-        """What is left of the states before the chunk in those after it: `[1, L]`."""
+        """Share of the states before the chunk that is left after it: `[1, L]`."""
         return self.wide(ENTERING, group)[-1:]
 
     def weights(self, head):
@@ -346,7 +346,7 @@ def _lanes(sizes, group):
 
 
 class _Blocks:
-    """What a step of the grid, for a pack, a block of heads and a chunk, has of each array.
+    """Blocks of each array for a step of the grid: a pack, a block of heads and a chunk.
 
     `order` is from a step's number to its chunk.
     """
@@ -369,7 +369,7 @@ class _Blocks:
     rows = columns
 
     def inputs(self, x_BSE, b_BSZ, c_BSZ, skip_B1E, columns_BMCTK, rows_BMCJT):
-        """What both kernels read: pairs of an array and its block."""
+        """Inputs of both kernels: pairs of an array and its block."""
         return [
             (x_BSE, self.channels),
             (b_BSZ, self.tokens),

@@ -250,7 +250,7 @@ def _backward_kernel(
         du_RI[mine] = dx_QI * delta_QI
         ddelta_RI[mine] = dx_QI * u_QI + (exponent_ZQI * a_ZQI[...]).sum(axis=0)
         db_ZT = _with_sums(sizes, db_ZT, gradient_ZQI * (delta_QI * u_QI), place, products_RI)
-        # Computed again: kept, decays would double what the chip writes
+        # Decays are computed again: kept, they would double what the chip writes
         decay_ZQI = jnp.exp(delta_QI * a_ZQI[...])
         # Nothing after a start depends on the token before it
         later_ZQI = _cut(gradient_ZQI * decay_ZQI, positions, place)
@@ -272,7 +272,7 @@ def _cut(values_ZQI, positions, place):
     """Values, 0 where a sequence starts."""
     if not positions:
         return values_ZQI
-    # Not times 0: a neighbour's state may be infinite
+    # A product with 0 would not do: a neighbour's state may be infinite
     position_ZQI = jnp.full(values_ZQI.shape, positions[0][0, place])
     return jnp.where(position_ZQI > 0, values_ZQI, 0.0)
 
@@ -288,7 +288,7 @@ def _with_sums(sizes, sums_ZT, products_ZQI, place, products_RI):
     """The sums of a token, with its sums over channels in its lane."""
     for state in range(sizes.num_states):
         products_RI[pl.ds(state * sizes.stride, sizes.rows)] = products_ZQI[state]
-    # Row by row from memory: inside vectors a sum would take seven times as many operations
+    # Rows are read one by one from memory: a sum inside vectors would take seven times as many operations
     sums_ZI = sum(products_RI[pl.ds(row, sizes.num_states, stride=sizes.stride)] for row in range(sizes.rows))
     lanes_ZT = lax.broadcasted_iota("int32", sums_ZT.shape, 1)
     return jnp.where(lanes_ZT == place, sums_ZI.sum(axis=1, keepdims=True), sums_ZT)
@@ -312,14 +312,14 @@ def _rewrite_back(sizes, *pairs):
 
 
 def _rows_and_lanes(sizes):
-    """For each row of the tokens, where it is rewritten and in memory."""
+    """Places of each row of the tokens, rewritten and in memory."""
     for row in range(sizes.rows):
         tokens = pl.ds(row, sizes.chunk_length, stride=sizes.stride)
         yield tokens, slice(row * LANES, (row + 1) * LANES)
 
 
 class _Blocks:
-    """What a step of the grid, for a pack, a block of channels and a chunk, has of each array.
+    """Blocks of each array for a step of the grid: a pack, a block of channels and a chunk.
 
     `order` is from a step's number to its chunk.
     """
@@ -338,7 +338,7 @@ class _Blocks:
         self._order = order
 
     def inputs(self, u_BSE, delta_BSE, a_MZQI, b_BC1t, c_BC1t, positions):
-        """What both kernels read: pairs of an array and its block."""
+        """Inputs of both kernels: pairs of an array and its block."""
         return [
             (u_BSE, self.tokens),
             (delta_BSE, self.tokens),

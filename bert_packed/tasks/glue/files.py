@@ -15,8 +15,8 @@ class GlueTask:
     """One task.
 
     Attributes:
-        name: As GLUE spells it, also its folder.
-        columns: Of the text, or of the two texts, then of the label: names, or numbers where the file has no
+        name: Name as GLUE spells it, also of its folder.
+        columns: Columns of the text, or both, and of the label: names, or numbers where the file has no
             header.
         classes: Values of the label column, in the order of GLUE's own data sets and of transformers'
             run_glue; () where it is a number.

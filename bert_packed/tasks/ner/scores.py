@@ -22,7 +22,7 @@ def is_iob(tags):
 def find_entities(tags):
     """The entities of a sentence: list of `(type, first word, last word + 1)`."""
     found, kind, first = [], None, 0
-    # One tag more, which ends an entity at the end of the sentence
+    # The tag that is added ends an entity at the end of the sentence
     for place, tag in enumerate([*tags, OUTSIDE]):
         prefix, _, own = tag.partition("-")
         own = own if prefix in PREFIXES else None
@@ -48,7 +48,7 @@ def score(true, predicted):
         return scores
     right, wanted, given = Counter(), Counter(), Counter()
     for one, other in zip(true, predicted, strict=True):
-        # As sets: an entity counts once, and only with the same type, first and last word
+        # An entity counts once, and only with the same type, first and last word, so these are sets
         entities, claimed = set(find_entities(one)), set(find_entities(other))
         for counter, members in ((right, entities & claimed), (wanted, entities), (given, claimed)):
             counter.update(kind for kind, _, _ in members)

@@ -25,7 +25,7 @@ class Question:
         context_index: Index into `QuestionSet.contexts`.
         answers: Tuple of `(text, start)`, start a character of the context; () where there is none. Scores
             use them even where the question `is_impossible`, as in the official script; training does not.
-        is_impossible: v2.0: the context does not answer it.
+        is_impossible: True in v2.0 where the context does not answer it.
     """
 
     id: str
@@ -48,10 +48,10 @@ def read_squad(path, for_training, version_2_with_negative=False, skip_bad_answe
     """Read and check a SQuAD file: `QuestionSet`.
 
     Args:
-        path: JSON.
+        path: Path of the JSON.
         for_training: True where answers are learned from: they must then exist and be in the context.
         version_2_with_negative: True where questions may have no answer.
-        skip_bad_answers: Leave out, and count, questions whose answer is not where the file says.
+        skip_bad_answers: True to leave out, and count, questions whose answer is not where the file says.
 
     Raises:
         InputError: the file is no JSON (line and column), lacks a key (article, paragraph, question), repeats

@@ -59,7 +59,7 @@ def extract(
         max_answer_length: Most tokens of an answer.
         version_2_with_negative: True where "no answer" competes, whose score is the lowest of [CLS] over the
             question's windows.
-        null_score_diff_threshold: No answer is predicted where its score is higher by more than this.
+        null_score_diff_threshold: Most by which the score of no answer may exceed that of the answer.
     """
     by_question = [[] for _ in question_set.questions]
     null = [None] * len(by_question)

@@ -34,7 +34,7 @@ def f1(prediction, truth, empty_matches=False):
     Two answers without a word score 0, and 1 with `empty_matches`, as in v2.0.
     """
     predicted, true = normalize_answer(prediction).split(), normalize_answer(truth).split()
-    # Without a word there is no overlap to measure: two empty answers agree
+    # Answers without a word have no overlap to measure: two empty ones agree
     if empty_matches and not (predicted and true):
         return float(predicted == true)
     num_same = sum((collections.Counter(predicted) & collections.Counter(true)).values())
@@ -64,9 +64,9 @@ def score(questions, predictions, na_probs=None, na_prob_thresh=1.0, version_2=N
         questions: List of `squad.Question` with all their right answers. Those without any do not count in
             v1.1; in v2.0, "" is right for them.
         predictions: Dict from id to answer; questions that are not in it count 0.
-        na_probs: v2.0: dict from id to the probability of no answer; a missing one is 0.
-        na_prob_thresh: Above it a question is taken to have none.
-        version_2: Score as v2.0; None for what `is_version_2` finds.
+        na_probs: Dict from id to the probability of no answer, of v2.0; a missing one is 0.
+        na_prob_thresh: Probability above which a question is taken to have none.
+        version_2: True to score as v2.0; None for what `is_version_2` finds.
     """
     version_2 = is_version_2(questions) if version_2 is None else version_2
     if not version_2:
@@ -89,7 +89,7 @@ def score(questions, predictions, na_probs=None, na_prob_thresh=1.0, version_2=N
     answered = {identifier for identifier, answer in predictions.items() if identifier in raw}
     probs = na_probs or {}
     final = {
-        # Taken to have no answer: right where it has none; a question without any prediction stays wrong
+        # A question taken to have none is right where it has none; without a prediction it stays wrong
         identifier: (2 * (float(not has_answer[identifier]),))
         if probs.get(identifier, 0.0) > na_prob_thresh and identifier in answered
         else pair
@@ -125,7 +125,7 @@ def _means(pairs, ids):
 
 def _best_threshold(scores, predictions, na_probs, has_answer):
     """The best score that any threshold gives, in percent, and the threshold, as the official script does."""
-    # Start where no question is taken to have an answer; let answers in by ascending probability
+    # It starts where no question is taken to have an answer; answers come in by ascending probability
     current = best = sum(1.0 for has in has_answer.values() if not has)
     threshold = 0.0
     for identifier in sorted((i for i in scores if i in predictions), key=lambda i: na_probs.get(i, 0.0)):
@@ -197,7 +197,7 @@ def evaluate(config):
     questions = read_squad(config.data_file, for_training=False).questions
     predictions = read_predictions(config.prediction_file)
     version_2 = is_version_2(questions)
-    # Files to predict on may come without answers: nothing to score
+    # Files to predict on may come without answers, which leaves nothing to score
     if not has_truths(questions):
         raise InputError(
             f"`data_file` must hold answers, or is_impossible. Received: {config.data_file}, without any."

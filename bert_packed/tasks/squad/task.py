@@ -51,7 +51,7 @@ def own_logits(logits_BS, sequence_ids_BS, num_slots):
     """
     slots_K = ops.arange(1, num_slots + 1, dtype="int32")
     belongs_BKS = ops.equal(ops.cast(sequence_ids_BS, "int32")[:, None, :], slots_K[None, :, None])
-    # Not logits * mask: a logit of 0 keeps a share of the softmax, and neighbours would leak in
+    # logits * mask would not do: a logit of 0 keeps a share of the softmax, and neighbours would leak in
     return ops.where(belongs_BKS, logits_BS[:, None, :], MASKED_SCORE)
 
 

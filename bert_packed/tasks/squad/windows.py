@@ -112,12 +112,12 @@ def most_context(starts):
     """Tokens that have the most context in a window: a bool array for each window.
 
     The score is run_squad.py's: the smaller number of tokens, to the left or to the right, plus a hundredth
-    of the window's length. Of equal scores the first window counts.
+    of the window's length. The first window of equal scores counts.
     """
     if len(starts) == 1:
         return [np.ones(starts[0][1], bool)]
     total = max((start + size for start, size in starts), default=0)
-    # The best so far of each token: a table of windows times tokens is a gigabyte for a context of 10^5
+    # Each token keeps its best window: a table of windows times tokens is a gigabyte for a context of 10^5
     best, best_scores = np.zeros(total, np.int32), np.full(total, -1.0)
     for row, (start, size) in enumerate(starts):
         left, inside = np.arange(size), slice(start, start + size)
@@ -151,7 +151,7 @@ def _span_in_window(answer, start, size, first_token):
 
 
 def _encode_with_places(tokenizer, texts):
-    """Of each text token ids, places, and bool `[tokens]`: the token is more than white space."""
+    """Token ids and places of each text, and bool `[tokens]`: the token is more than white space."""
     found = []
     for first in range(0, len(texts), ENCODE_AT_ONCE):
         part = list(texts[first : first + ENCODE_AT_ONCE])

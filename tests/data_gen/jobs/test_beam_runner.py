@@ -109,8 +109,8 @@ def test_mistakes_of_users_and_ours_are_distinguished(tmp_path, caplog):
     assert not isinstance(error.value, OSError | InputError)  # so that its traceback is shown
 
 
-def test_a_note_that_nobody_finds(tmp_path, monkeypatch):
-    """As where a machine sees another disk under the name of `output_dir`."""
+def test_a_result_that_is_missing_is_an_error(tmp_path, monkeypatch):
+    """A machine may see another disk under the name of `output_dir`."""
     deaf = types.ModuleType("data_gen.jobs.beam_runner")
     deaf.run_pipeline = lambda *arguments: None
     monkeypatch.setitem(sys.modules, "data_gen.jobs.beam_runner", deaf)

@@ -164,7 +164,7 @@ def continue_and_compare(job, folder, expected, **changes):
         ("create", False, 25),
         ("create causal", False, 45),
         ("pack rows", False, 45),
-        # At every state that a kill can leave
+        # These are killed at every state that a kill can leave
         *(pytest.param(name, True, 1, marks=pytest.mark.slow) for name in ("pack", "create")),
     ],
 )
@@ -233,7 +233,7 @@ def test_a_second_run_is_refused_while_the_first_lives(tmp_path, jobs):
     [("pack", what) for what in ("settings", "inputs", "input manifests", "versions", "code")]
     + [("create", what) for what in ("inputs", "vocabulary")],
 )
-def test_a_run_of_other_things_starts_over_and_says_so(
+def test_a_run_of_other_inputs_starts_over_and_says_so(
     tmp_path, own_jobs, name, what, monkeypatch, caplog, capsys
 ):
     job, out, changes = own_jobs[name], tmp_path / "out", {}
@@ -286,7 +286,7 @@ def replace(path):
 @BOTH
 @pytest.mark.parametrize("moment", ["before", "while"])
 def test_an_input_that_changes_until_it_is_read_is_named(tmp_path, own_jobs, name, moment, monkeypatch):
-    """What the note of the run says of it is then not what was read."""
+    """The note of the run then says something else of it than what was read."""
     job, path = own_jobs[name], tmp_path / INPUTS[name]
     reader, method = (BertKind, "read") if name == "pack" else (TextDocuments, "__iter__")
     read, step = getattr(reader, method), job.steps[0] if name == "pack" else "tokenize"
@@ -311,7 +311,7 @@ def test_an_input_that_changes_until_it_is_read_is_named(tmp_path, own_jobs, nam
 
 @BOTH
 def test_the_checksum_of_an_input_is_of_what_was_read(tmp_path, own_jobs, name, monkeypatch, capsys):
-    """Even where it changes later, by stealth, and the run continues."""
+    """It holds even if the file changes later, by stealth, and the run continues."""
     job, path = own_jobs[name], tmp_path / INPUTS[name]
     before, content = path.stat(), path.read_bytes()
     EVENTS["no memory"](job, tmp_path / "out", monkeypatch, capsys)

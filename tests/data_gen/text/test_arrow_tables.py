@@ -77,7 +77,7 @@ def test_rows_are_the_documents_that_lines_of_json_are(tmp_path, name, key, kind
 
 
 def test_a_missing_text_is_the_paragraphs_or_none(tmp_path):
-    """In a table, and in the lines that `Dataset.to_json` makes of it."""
+    """It may be missing in a table, and in the lines that `Dataset.to_json` makes of it."""
     rows = [
         {"text": "One.", "paragraphs": ["Not this."]},
         {"text": None, "paragraphs": ["Two.", None]},
@@ -98,7 +98,7 @@ def test_a_missing_text_is_the_paragraphs_or_none(tmp_path):
 
 
 def test_a_saved_data_set_is_read_by_the_name_of_its_folder(tmp_path):
-    """Its files, and not the JSON beside them."""
+    """Its files are read, and not the JSON beside them."""
     text, vocab = write_text(tmp_path)
     documents = [{"text": document} for document in text.read_text().split("\n\n")]
     write_dataset(tmp_path / "saved", pa.Table.from_pylist(documents))

@@ -121,7 +121,7 @@ def decode(tokenizer, ids):
 
 
 def are_whole(tokenizer, whole, places):
-    """Whether predictions are of whole words, by the tokenizer's offsets, or no word has so few tokens."""
+    """True if predictions are of whole words, by the tokenizer's offsets, or no word has so few tokens."""
     text = decode(tokenizer, whole)
     code = tokenizer.encode(text, add_special_tokens=False)
     assert code.ids == whole.tolist()
@@ -143,7 +143,7 @@ def test_a_share_is_masked_of_a_line_without_spaces(tmp_path):
     assert [num for _, num in sizes] == [round(PROBABILITY * size) for size, _ in sizes]
 
 
-def test_packs_are_proven_traced_and_masked_anew(made):
+def test_packs_are_verified_traced_and_masked_again(made):
     _, folder, *_ = made
     inputs = sorted(str(path) for path in (folder / "instances").glob("*.tfrecord"))
     given = {"max_seq_length": LENGTH * 2, "num_workers": 1, "num_shards": 1, "provenance": True}

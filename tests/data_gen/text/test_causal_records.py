@@ -91,7 +91,7 @@ def test_documents_in_pieces_keep_all_bytes(tmp_path, tokenizer, most_characters
 
 
 def test_a_tokenizer_of_others(tmp_path):
-    """As GPT-NeoX's: NFC, ids in another order, and a template that would add tokens."""
+    """It is like GPT-NeoX's: NFC, ids in another order, and a template that would add tokens."""
     words = {"a": 0, "b": 1, "é": 2, "</s>": 3, "<s>": 7}
     other = Tokenizer(models.WordLevel(words, unk_token="a"))
     other.normalizer = normalizers.NFC()
@@ -104,7 +104,7 @@ def test_a_tokenizer_of_others(tmp_path):
     assert (loaded.start_id, loaded.end_id, loaded.vocab_size) == (7, 3, 8)
     ((ids, num_bytes),) = documents_of(encode([(1, "a e\u0301 b a ")], loaded, tmp_path / "out"))
     assert ids == [7, 0, 2, 1, 0, 3]
-    # of the text as it was, not as it is normalized: the accent, which "é" leaves behind, goes to "b"
+    # bytes are of the text before normalization: the accent, which "é" leaves behind, goes to "b"
     assert num_bytes == [0, 1, 2, 4, 2, 1]
 
 
@@ -127,7 +127,7 @@ def test_no_tokenizer(tmp_path, content, message):
 
 @pytest.mark.parametrize("name", ["text.txt", "text.txt.gz", "text.jsonl", "paragraphs.jsonl"])
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
-def test_text_arrives_as_it_stands(tmp_path, name, line_end):
+def test_text_is_read_verbatim(tmp_path, name, line_end):
     if name.endswith(".jsonl"):
         key = name.partition(".")[0]
         texts = [*DOCUMENTS[:1], "", " \n", *DOCUMENTS[1:]]

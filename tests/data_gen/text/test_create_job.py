@@ -1,4 +1,4 @@
-"""From text to records: every record follows from the seed, splits never mix, what is cut is counted."""
+"""Records of text: every record follows from the seed, splits never mix, what is cut is counted."""
 
 import hashlib
 import json
@@ -53,7 +53,7 @@ def test_eval_documents_never_enter_train(text, tmp_path):
         features = read_split(tmp_path / "out", split)
         ids = restore(features)
         found[split] = set(np.unique(ids[ids >= len(SPECIAL_TOKENS)]).tolist())
-        # and a random next is of another document, an actual one of the same
+        # a random next is of another document, an actual one of the same
         for row, types, mask, label in zip(
             ids,
             features[schema.SEGMENT_IDS],
@@ -131,7 +131,7 @@ def test_tokens_that_were_cut_are_counted(text, tmp_path, caplog, monkeypatch):
     assert content["num_random_nexts"] == features[schema.NEXT_SENTENCE_LABELS].sum()
     share = f"{100 * content['num_tokens_cut'] / (2 * num_words):.1f} %"
     line = f"{content['num_tokens_cut']} of {2 * num_words} tokens of text were cut ({share})"
-    # A record may arrive twice: by the root and, where pytest 9 found one that kept to itself, by the logger
+    # A record may arrive twice: by the root and, if pytest 9 found one that does not propagate, by the logger
     assert len({record for record in caplog.records if line in record.message}) == 1
 
 

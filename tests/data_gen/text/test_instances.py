@@ -73,7 +73,7 @@ def test_a_single_document_has_actual_nexts_only():
 
 
 def truncate_slowly(length_a, length_b, limit):
-    """Token by token, as google-research/bert describes it: the lengths that are left."""
+    """Truncate token by token, as google-research/bert describes it: the lengths that are left."""
     while length_a + length_b > limit:
         if length_a > length_b:
             length_a -= 1
@@ -181,5 +181,5 @@ def test_half_of_the_nexts_are_random():
     corpus, _ = make_corpus([[5] * 200 for _ in range(40)])
     rules = InstanceRules(64, 10)
     is_random = [s[-1] for _, segments in draw_all(corpus, range(40), rules) for s in segments]
-    # of the n-th chunk; the last chunk of a document may be one sentence and must be random
+    # half of the n-th chunks have one; the last chunk of a document may be one sentence and must be random
     assert 0.45 < np.mean(is_random) < 0.58

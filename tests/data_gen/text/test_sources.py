@@ -97,7 +97,7 @@ def test_readings_are_exact_in_each_source():
     assert once[40:50].tolist() == [2] * 10
     assert np.bincount(once[50:]).tolist() == [0, 21, 9]
     assert choose_readings(sources, [0.25, 2.0, 1.3], 1, seed=4).tolist() != once.tolist()
-    # what is a whole number but for rounding is one
+    # a number that is whole but for rounding counts as whole
     assert set(choose_readings(sources, [0.29, 1.1, 0.07], 100, 0).tolist()) == {29, 110, 7}
 
 
@@ -161,7 +161,7 @@ def test_documents_are_drawn_and_counted_by_weight(two_sources, tmp_path):
     train, borrowed = own_words(read_split(tmp_path / "out", "train"))
     held_out, _ = own_words(read_split(tmp_path / "out", "eval"))
     is_eval = held_out > 0
-    # once each, whatever the weight
+    # held-out documents count once each, at any weight
     assert held_out.tolist() == (sizes * is_eval).tolist() and is_eval.sum() == 6
     assert train.tolist() == (sizes * np.repeat([10, 1], [10, 20]) * ~is_eval).tolist()
     num_train = [int((~is_eval[:10]).sum()), int((~is_eval[10:]).sum())]
