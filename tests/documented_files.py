@@ -60,6 +60,9 @@ def write_tasks(folder):
     )
     for name in ("train-v1.1.json", "dev-v1.1.json"):
         write(folder / name, (CONTEXT, entries))
+    labels = [f"{word} {other},{kind}" for word, other, kind in (("ba", "be", "x"), ("bi", "bo", "y"))]
+    for name in ("train.csv", "dev.csv"):
+        (folder / name).write_text("\n".join(["text,label", *labels]) + "\n")
     (folder / "predictions.json").write_text(json.dumps({"q0": "Ada", "q1": "1843", "q2": ""}))
     sentence = "ba O\nbe B-PER\nbi I-PER\n\nbo O\nbu B-LOC\n\n"
     for split in ("train", "valid"):

@@ -34,6 +34,8 @@ WRITTEN |= {
         "predictions.json",
         "pairs.jsonl",
         "sts.jsonl",
+        "train.csv",
+        "dev.csv",
         "conll/train.txt",
         "conll/valid.txt",
     )
@@ -54,6 +56,7 @@ LOWERED = {
         "eval_batch_size": 8,
     },
     "squad": {"num_train_epochs": 0.1, "train_batch_size": 2},
+    "classify": {"num_train_epochs": 1, "train_batch_size": 2},
     "glue": {"num_train_epochs": 1, "train_batch_size": 4},
     "ner": {"num_train_epochs": 1, "train_batch_size": 4},
 }

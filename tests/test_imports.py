@@ -13,7 +13,11 @@ import setuptools
 
 ROOT = Path(__file__).resolve().parent.parent
 HALVES = ("data_gen", "bert_packed")
-OTHER_NAMES = {"absl": "absl-py", "google": "tensorflow"}  # of packages; protobuf comes with TensorFlow
+OTHER_NAMES = {
+    "absl": "absl-py",
+    "google": "tensorflow",
+    "sklearn": "scikit-learn",
+}  # of packages; protobuf comes with TensorFlow
 
 # Owners promise nothing about these, each of which has its reason
 PRIVATE = {

@@ -43,7 +43,8 @@ def finetune(config):
         scores = bert_packed.finetune(config).scores
 
     Args:
-        config: `SquadConfig`, `GlueConfig` or `NerConfig`: the flags of the three commands.
+        config: The flags of one of the commands: `ClassifyConfig`, `EmbedConfig`, `GlueConfig`, `NerConfig`,
+            `SquadConfig`.
 
     Returns:
         `FinetuningResult` of `bert_packed.tasks.config`.
