@@ -27,6 +27,7 @@ _MODULES = {
     "finetune": "bert_packed.tasks.registry",
     "TrainConfig": "bert_packed.text_to_model.config",
     "train": "bert_packed.text_to_model.steps",
+    "load_classifier": "bert_packed.tasks.classify.inference",
     "load_encoder": "bert_packed.evaluation.inference",
 }
 __all__ = sorted(_MODULES)

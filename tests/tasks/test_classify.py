@@ -100,7 +100,15 @@ def test_a_run_learns_labels_and_leaves_a_folder(tmp_path, start, kind):
         assert np.mean([line[0] == label for line, label in zip(lines, true, strict=True)]) > 0.9
         table = np.array(json.loads((folder / "confusion.json").read_text())["true_by_predicted"])
         assert table.sum() == 24 and table.trace() / 24 == pytest.approx(result.scores["accuracy"] / 100)
-    # The folder gives the same scores, whose names and kind it knows
+    # The folder gives the same predictions from Python, and the same scores, whose names and kind it knows
+    classifier = bert_packed.load_classifier(folder / "model")
+    labels, chances = classifier.predict([text for text, _ in rows_of(kind, 24, 24)])
+    if kind == NUMBER:
+        assert classifier.names == () and chances[:, 0].tolist() == labels
+        np.testing.assert_allclose(labels, [float(line[0]) for line in lines], rtol=1e-4)
+    else:
+        assert ["|".join(one) if kind == SEVERAL else one for one in labels] == [line[0] for line in lines]
+        np.testing.assert_allclose(chances, [list(map(float, line[1:])) for line in lines], atol=1e-5)
     again = ClassifyConfig(
         do_train=False,
         init_checkpoint=str(folder / "model"),

@@ -61,6 +61,12 @@ class Problem:
                 bits[row, places[name]] = 1
         return bits if self.kind == SEVERAL else bits.argmax(axis=1).astype(np.int32)
 
+    def shown(self, decision):
+        """One decision, in the form of `numbers`, as people read it: a str, a tuple of str, or a float."""
+        if self.kind == SEVERAL:
+            return tuple(name for name, bit in zip(self.names, decision, strict=True) if bit)
+        return self.names[decision] if self.kind == SINGLE else decision
+
 
 def read_examples(path, columns="", label_column="label", separator="", has_labels=True):
     """Read the texts of a file, and their labels: `Examples`.

@@ -14,9 +14,10 @@ from keras import ops
 from bert_packed.architectures.registry import CLASSIFICATION
 from bert_packed.checkpoints.export_formats import write_hugging_face
 from bert_packed.checkpoints.pretrained_files import HUGGING_FACE_CONFIG
-from bert_packed.checkpoints.starting_weights import stored_labels
+from bert_packed.checkpoints.starting_weights import stored_head, stored_labels
 from bert_packed.core.command_line import print_table
 from bert_packed.core.progress import count_of
+from bert_packed.core.settings import InputError
 from bert_packed.core.storage import read_json, write_folder, write_json, write_text
 from bert_packed.objectives.features import SEQUENCES, Feature
 from bert_packed.objectives.objective import Objective, count_sequences, nll_and_right
@@ -134,7 +135,7 @@ def finetune(config):
     # Files are read before training: a mistake in them would show after hours
     training = read(config.train_file) if config.do_train else None
     held_out = read(config.eval_file) if config.eval_file else None
-    problem = find_problem(training, _asked_kind(config)) if training else _stored_problem(config, held_out)
+    problem = find_problem(training, _asked_kind(config)) if training else _problem_of_start(config, held_out)
     names = f": {len(problem.names)} labels, {', '.join(problem.names):.200}" if problem.names else ""
     print(f"labels     {problem.kind}{names}")
     labels = problem.numbers(training) if training else None
@@ -174,15 +175,30 @@ def _asked_kind(config):
     return SEVERAL if config.label_separator else config.problem_type
 
 
-def _stored_problem(config, held_out):
-    """The `Problem` of a fine-tuned model: as the flags say, else as its folder does."""
-    names, kind = stored_labels(config.init_checkpoint), _asked_kind(config)
-    if kind == "auto":
-        path = Path(config.init_checkpoint) / HUGGING_FACE_CONFIG
-        stored = read_json(path).get("problem_type") if path.is_file() else None
-        several = held_out is not None and all(isinstance(label, tuple) for label in held_out.labels)
-        kind = stored or (NUMBER if len(names) < 2 else SEVERAL if several else SINGLE)
-    return Problem(kind, () if kind == NUMBER else names)
+def _problem_of_start(config, held_out):
+    kind = _asked_kind(config)
+    if kind == "auto" and held_out is not None and all(isinstance(label, tuple) for label in held_out.labels):
+        kind = SEVERAL
+    return stored_problem(config.init_checkpoint, kind)
+
+
+def stored_problem(init_checkpoint, asked="auto"):
+    """The `Problem` of a fine-tuned model; raises `InputError` where it does not classify sequences.
+
+    Its kind is `asked`, or for "auto" what its folder says, else a number for one output. Labels without a
+    name have their numbers.
+    """
+    head, num_outputs = stored_head(init_checkpoint)
+    if head != CLASSIFICATION:
+        raise InputError(
+            f"`init_checkpoint` must be fine-tuned to classify. Received: {init_checkpoint}, of head {head}."
+        )
+    path = Path(init_checkpoint) / HUGGING_FACE_CONFIG
+    stored = read_json(path).get("problem_type") if path.is_file() else None
+    kind = (stored or (NUMBER if num_outputs == 1 else SINGLE)) if asked == "auto" else asked
+    if kind == NUMBER:
+        return Problem(kind)
+    return Problem(kind, stored_labels(init_checkpoint) or tuple(map(str, range(num_outputs))))
 
 
 def _sequences_of(config, text, examples):
@@ -237,12 +253,9 @@ class Predictor:
         separator = self.config.label_separator or ","
         lines = ["\t".join(["prediction", *names])]
         for row, decision in zip(found, label_scores.decide(kind, found), strict=True):
-            if kind == NUMBER:
-                shown = f"{decision:.6g}"
-            elif kind == SINGLE:
-                shown = names[decision]
-            else:
-                shown = separator.join(name for name, bit in zip(names, decision, strict=True) if bit)
+            shown = self.problem.shown(decision)
+            shown = f"{shown:.6g}" if kind == NUMBER else shown
+            shown = separator.join(shown) if kind == SEVERAL else shown
             lines.append("\t".join([shown, *(f"{value:.6g}" for value in row[: len(names)])]))
         write_text(str(folder / PREDICTIONS_FILE), "".join(f"{line}\n" for line in lines))
         print(f"predicted  {count_of(len(found), 'example')} of {self.examples.path}")

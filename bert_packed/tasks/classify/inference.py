@@ -1,0 +1,123 @@
+"""Labels of texts from Python: packed, and returned in the order of the texts.
+
+    classifier = load_classifier("my/classes/model")
+    labels, probabilities = classifier.predict(["one text", "another"])
+
+Legend: n texts, C labels, K sequences per pack, S pack length.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_packed.assembly.update_packs import pack_all
+from bert_packed.tasks.classify.labels import Problem
+from bert_packed.tasks.texts import make_text_sequences
+from bert_packed.training.engines import choose_backend
+
+ALGORITHM = "lpfhp"  # plans at once, where others search
+MOST_TOKENS = 512  # of a text, unless more is asked for: scores of attention grow with the square
+
+
+class Predictions(NamedTuple):
+    """What a classifier says of n texts."""
+
+    labels: list  # a str each; of several labels a tuple of str; of numbers a float
+    probabilities: np.ndarray  # float32 `[n, C]`, in the order of `names`; of numbers they, `[n, 1]`
+
+
+@dataclasses.dataclass(frozen=True)
+class TextClassifier:
+    """A fine-tuned model ready for texts."""
+
+    forward: Callable  # compiled, from a batch of packs to logits `[B, K, C]`
+    tokenizer: object
+    problem: Problem
+    max_seq_length: int  # S; longer texts are cut
+    batch_size: int  # packs
+
+    @property
+    def names(self):
+        """Names of the C labels; () for numbers."""
+        return self.problem.names
+
+    def predict(self, texts):
+        """The labels of texts, each as it would have alone: `Predictions`, in the order of `texts`.
+
+        Args:
+            texts: List of str, or of pairs of str for a model that was trained on pairs. Long lists show
+                their progress where standard error is a terminal.
+        """
+        # The modules import Keras, whose backend is chosen by now
+        from bert_packed.tasks.batches import predict
+        from bert_packed.tasks.classify.scores import decide, probabilities
+
+        if isinstance(texts, str):  # which would be a list of its characters
+            raise ValueError(f"`texts` must be a list of str or of pairs. Received: {texts[:40]!r}.")
+        texts = list(texts)
+        columns = list(map(list, zip(*texts, strict=True))) if texts and _is_pair(texts[0]) else [texts]
+        if not texts:
+            return Predictions([], np.zeros((0, max(len(self.names), 1)), np.float32))
+        sequences, _ = make_text_sequences(columns, self.tokenizer, self.max_seq_length)
+        packs, spec = pack_all(sequences["lengths"], self.max_seq_length, "max", ALGORITHM)
+        # Few values of K: each is another program
+        depth = min(1 << (spec.max_sequences_per_pack - 1).bit_length(), self.max_seq_length)
+        spec = dataclasses.replace(spec, max_sequences_per_pack=depth)
+        outputs = predict(self.forward, sequences, packs, spec, self.batch_size)
+        kind = self.problem.kind
+        found = probabilities(kind, np.stack(outputs["logits"]))
+        return Predictions([self.problem.shown(one) for one in decide(kind, found).tolist()], found)
+
+
+def _is_pair(text):
+    return isinstance(text, tuple | list)
+
+
+def load_classifier(
+    init_checkpoint, vocab_file="", max_seq_length=None, batch_size=8, problem_type="auto", dtype="float32"
+):
+    """Load a model that `bert-packed classify`, `glue` or transformers fine-tuned: `TextClassifier`.
+
+    Args:
+        init_checkpoint: Folder `model` of `classify`, a run of fine-tuning, or a Hugging Face folder of
+            `AutoModelForSequenceClassification`.
+        vocab_file: WordPieces, one a line, or a `tokenizer.json` of byte-level BPE; "" is that of the folder.
+        max_seq_length: S; None is what the folder says, at most 512.
+        batch_size: Packs computed at once.
+        problem_type: Kind of the labels, as transformers names it; "auto" is as the folder says.
+        dtype: "float32" or "mixed_bfloat16".
+
+    Raises:
+        InputError: the checkpoint or vocabulary does not fit, or the model does not classify sequences.
+    """
+    choose_backend()
+    # Keras must not be imported before the backend is chosen
+    from bert_packed.architectures.packed_model import build_model
+    from bert_packed.architectures.registry import CLASSIFICATION
+    from bert_packed.checkpoints import starting_weights
+    from bert_packed.checkpoints.export_formats import check_form
+    from bert_packed.runs import vocabulary
+    from bert_packed.tasks.classify.task import stored_problem
+    from bert_packed.tasks.run import forward_of
+    from bert_packed.text.vocabularies import load_text_tokenizer
+    from bert_packed.training.backend import check_memory
+    from bert_packed.training.engines.engine import named_weights
+
+    config = starting_weights.read_model_config(init_checkpoint, "")
+    path = vocabulary.find_vocab(init_checkpoint, vocab_file, config)
+    check_form(path, config)
+    known = vocabulary.known_case(init_checkpoint)
+    tokenizer = load_text_tokenizer(path, True if known is None else known)
+    length = max_seq_length or min(
+        config.max_position_embeddings, vocabulary.known_length(init_checkpoint) or MOST_TOKENS, MOST_TOKENS
+    )
+    sizes = length, tokenizer.vocab_size
+    starting_weights.check_reads(config, [CLASSIFICATION], *sizes, init_checkpoint, "")
+    problem = stored_problem(init_checkpoint, problem_type)
+    check_memory(config)
+    num_outputs = max(len(problem.names), 1)
+    model = build_model(CLASSIFICATION, config, seed=0, dtype=dtype, num_outputs=num_outputs)
+    starting_weights.load(init_checkpoint, named_weights(model), config, CLASSIFICATION)
+    return TextClassifier(forward_of(model), tokenizer, problem, length, batch_size)
