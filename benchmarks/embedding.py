@@ -76,16 +76,14 @@ def main(config):
                 ways[name] = functools.partial(peer.call, "step", kind)
                 losses[name], computed[name] = peer.call("loss", kind)
         check_losses(losses)
+        # Before the steps, which change the peers' weights
+        encoded = {"encode": encode_rows(config, training.rows, peers)} if config.num_texts else {}
         seconds = time_interleaved(ways, config.repeats)
         num_tokens = training.data.sequences["lengths"][updates["max"].packs[0].members].sum()
         padding = {name: number / int(num_tokens) for name, number in computed.items()}
-        tables = {"steps": step_rows(seconds, config.train_batch_size, padding)}
-        if config.num_texts:
-            tables["encode"] = encode_rows(config, training.rows, peers)
+        tables = {"steps": step_rows(seconds, config.train_batch_size, padding), **encoded}
     factor, length = updates["max"].packing_factor, training.data.sequences["lengths"].mean()
-    note = (
-        f"A step has {config.train_batch_size} rows, a text {length:.1f} tokens; packing factor {factor:.3f}"
-    )
+    note = f"{config.train_batch_size} rows a step, {length:.1f} tokens a text, packing factor {factor:.3f}"
     show("embedding", config, tables, [note])
 
 
