@@ -11,17 +11,20 @@ from pathlib import Path
 
 import pytest
 from benchmark_command import is_png, run_benchmark, tables_of, write_config
-from encoder_files import TEXTS, write_encoder
+from encoder_files import TEXTS, WORDS, write_encoder
 from next_tokens import CONFIG as MAMBA
 from packs import VOCAB_SIZE
+from reference import import_reference
 from tiny import write_data
 
 from benchmarks import accelerator, mamba_operators, packing_speed, packing_tables
 from benchmarks.packing_figures import GLUE, PRINTED
 from benchmarks.synthetic_data import write_sequences
 from bert_packed.architectures.registry import config_json
+from bert_packed.core.command_line import run
 from bert_packed.core.storage import write_json
 from bert_packed.packing.nnlshp import mix_nnlshp
+from bert_packed.runs.checkpoint_export import ExportConfig, export_checkpoint
 from bert_packed.text import tokenization
 
 SMALL = {"num_hidden_layers": 1, "max_position_embeddings": 32}
@@ -40,6 +43,23 @@ def inference_speed(folder, monkeypatch):
     (folder / "texts").write_text("\n".join(text for text in TEXTS if text) + "\n")
     flags = {"init_checkpoint": folder / "model", "vocab_file": folder / "model/vocab.txt"}
     return flags | {"text_file": folder / "texts", "max_seq_length": 24, "batch_size": 2, "repeats": 1}
+
+
+def embedding(folder, monkeypatch):
+    (folder / "model").mkdir()
+    write_encoder(folder / "model")
+    pairs = [{"anchor": WORDS[i], "positive": " ".join(WORDS[i + 1 : 9])} for i in range(6)]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    flags = {"init_checkpoint": folder / "model", "train_file": folder / "pairs.jsonl", "repeats": 1}
+    return flags | {"max_seq_length": 16, "train_batch_size": 3, "micro_batch_size": 1}
+
+
+def embedding_by_others(folder, monkeypatch):
+    import_reference()
+    flags = embedding(folder, monkeypatch)
+    argv = ["export", f"--init_checkpoint={folder}/model", f"--vocab_file={folder}/model/vocab.txt"]
+    assert run(export_checkpoint, ExportConfig, [*argv, f"--output_dir={folder}/hf"]) == 0
+    return flags | {"init_checkpoint": folder / "hf", "reference": "true"}
 
 
 def fresh_masks(folder, monkeypatch):
@@ -109,6 +129,8 @@ slow = pytest.mark.slow
 CASES = [
     ("training_speed", training_speed, ["data", "steps", "speed-ups"]),
     ("inference_speed", inference_speed, ["texts"]),
+    ("embedding", embedding, ["steps", "encode"]),
+    pytest.param("embedding", embedding_by_others, ["steps", "encode"], marks=slow),
     pytest.param("overhead", fresh_masks, ["fresh_masks"], marks=slow),
     ("overhead", restarts, ["restarts"]),
     pytest.param(
