@@ -1,62 +1,31 @@
 """Predictions for the dev and test files of a GLUE task, and its metrics of two arrays `[n]`.
 
-A correlation with a constant is 0, and so is each metric of empty arrays.
+A correlation with a constant is 0, and so is an F1 of nothing.
 
 Legend: n sequences, C classes.
 """
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import numpy as np
-from scipy.stats import rankdata
+from sklearn import metrics
 
 from bert_packed.core.progress import count_of
 from bert_packed.core.storage import write_text
 from bert_packed.records.sequences import concatenate
 from bert_packed.tasks import run
+from bert_packed.tasks.classify.scores import correlation
 from bert_packed.tasks.glue.files import SCORE_RANGE, read_glue, read_glue_test, shown_label
 
-
-def accuracy(predicted, true):
-    """Share of equal entries of two int arrays."""
-    return float(np.mean(predicted == true)) if len(true) else 0.0
-
-
-def f1(predicted, true):
-    """F1 of class 1; 0 where it is neither predicted nor true."""
-    hits = np.sum((predicted == 1) & (true == 1))
-    total = np.sum(predicted == 1) + np.sum(true == 1)
-    return float(2 * hits / total) if total else 0.0
-
-
-def matthews(predicted, true):
-    """Matthews correlation of classes 0 and 1: Pearson's, for such numbers."""
-    return pearson(predicted, true)
-
-
-def pearson(predicted, true):
-    if not len(true):
-        return 0.0
-    # The means are float64: a float32 mean of many values loses digits
-    one = predicted - np.mean(predicted, dtype=np.float64)
-    other = true - np.mean(true, dtype=np.float64)
-    scale = np.sqrt(np.sum(one**2) * np.sum(other**2))
-    # A constant has no correlation; the quotient would be NaN
-    return float(np.sum(one * other) / scale) if scale > 0 else 0.0
-
-
-def spearman(predicted, true):
-    """Pearson correlation of ranks, equal values sharing one."""
-    return pearson(rankdata(predicted), rankdata(true))
-
-
+# The order of the two arrays makes no difference
 METRICS = {
-    "accuracy": accuracy,
-    "f1": f1,
-    "matthews": matthews,
-    "pearson": pearson,
-    "spearman": spearman,
+    "accuracy": metrics.accuracy_score,
+    "f1": functools.partial(metrics.f1_score, zero_division=0),
+    "matthews": metrics.matthews_corrcoef,
+    "pearson": functools.partial(correlation, "pearson"),
+    "spearman": functools.partial(correlation, "spearman"),
 }
 
 
