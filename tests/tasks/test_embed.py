@@ -15,6 +15,7 @@ from scipy.stats import spearmanr
 
 import bert_packed
 from bert_packed import cli
+from bert_packed.checkpoints.sentence_transformers import VectorSettings, write_settings
 from bert_packed.core.settings import InputError
 from bert_packed.tasks.embed.config import EmbedConfig
 from bert_packed.tasks.embed.files import read_rows
@@ -32,9 +33,14 @@ def write_json_lines(path, names, rows):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Pairs, scored pairs, texts alone, and a model to start from."""
+    """Pairs, scored pairs, texts alone, and models to start from: `vectors` has a default prompt."""
     folder = tmp_path_factory.mktemp("files")
     write_encoder(folder / "start")
+    shutil.copytree(folder / "start", folder / "vectors")
+    write_settings(folder / "vectors", VectorSettings(prompts={"query": "w1"}), 16)
+    (folder / "vectors" / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    prompts = {"prompts": {"query": "w1"}, "default_prompt_name": "query"}
+    (folder / "vectors" / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     write_json_lines(folder / "pairs.jsonl", ("anchor", "positive"), PAIRS)
     write_json_lines(folder / "scored.jsonl", ("sentence1", "sentence2", "score"), SCORED)
     write_json_lines(folder / "texts.jsonl", ("text",), [(one,) for one, _ in PAIRS])
@@ -153,11 +159,27 @@ def test_a_mistake_in_a_file_is_named(tmp_path, name, content, message):
         ({"eval_steps": 3}, "`eval_steps` must be left out without eval_file. Received: 3."),
         ({"matryoshka_widths": "8,x"}, "empty or comma-separated numbers of dimensions"),
         ({"matryoshka_widths": "99"}, "`matryoshka_widths` must be at most hidden_size=16. Received: 99."),
+        *[
+            (
+                {"train_file": "{files}/scored.jsonl", name: "w1"},
+                f"`{name}` must be left out for pairs with scores, of which neither text is a query.",
+            )
+            for name in ("query_prefix", "passage_prefix")
+        ],
+        (
+            {"init_checkpoint": "{files}/vectors", "do_lower_case": False},
+            "`do_lower_case` must be true, and the tokens WordPieces, by {files}/vectors/sentence_bert",
+        ),
+        (
+            {"init_checkpoint": "{files}/vectors"},
+            "`init_checkpoint` must have no default_prompt_name, as texts are trained without. Received:",
+        ),
         ({"loss": "cosent"}, "must have a score of each pair for loss=cosent. Received: none."),
     ],
 )
 def test_a_mistake_in_a_call_is_one_line(files, tmp_path, changes, message):
     changes = {k: v.format(files=files) if isinstance(v, str) else v for k, v in changes.items()}
+    message = message.format(files=files)
     assert_refused(cli.fine_tune, EmbedConfig, message, **flags(files, tmp_path / "run", **changes))
 
 

@@ -27,7 +27,7 @@ MODELS = {"bert": CONFIG, "modernbert": dataclasses.replace(MODERN_BERT, initial
 LOSSES = {
     "ranking": LossSettings(RANKING, NUM_ROWS, NUM_TEXTS),
     "both directions, widths, cls": LossSettings(
-        RANKING, NUM_ROWS, NUM_TEXTS, "cls", True, 0.1, True, widths=(16, 4)
+        RANKING, NUM_ROWS, NUM_TEXTS, "cls", True, 0.1, True, widths=(4,)
     ),
     "products": LossSettings(RANKING, NUM_ROWS, NUM_TEXTS, normalize=False, temperature=3.0),
     "cosent": LossSettings(COSENT, NUM_ROWS * NUM_TEXTS // 2, 2),

@@ -75,6 +75,7 @@ KINDS = {
     "MultipleNegativesRankingLoss": "ranking",
     "CachedMultipleNegativesRankingLoss": "ranking",
     "CoSENTLoss": "cosent",
+    "MatryoshkaLoss": "ranking",  # all dimensions, 8 and 4
 }
 
 
@@ -94,7 +95,8 @@ def test_losses_are_those_of_sentence_transformers(package, kind, tmp_path):
     if kind == "CoSENTLoss":
         names = ("sentence1", "sentence2")
         rows = [dict(zip(names, row.values(), strict=False), score=n * 5 % 4) for n, row in enumerate(rows)]
-    config = config_of(tmp_path, rows, learning_rate=0.0)
+    widths = (16, 8, 4) if kind == "MatryoshkaLoss" else ()
+    config = config_of(tmp_path, rows, learning_rate=0.0, matryoshka_widths=",".join(map(str, widths[1:])))
     bert_packed.finetune(config)
     read = read_rows(config.train_file)
     text = run.read_text_model(config)
@@ -113,7 +115,9 @@ def test_losses_are_those_of_sentence_transformers(package, kind, tmp_path):
     columns = [[row[name] for row in rows] for name in rows[0] if name != "score"]
     features = [theirs.preprocess(column) for column in columns]
     scores = torch.tensor([float(row.get("score", 0)) for row in rows])
-    loss = getattr(losses, kind)(theirs)(features, scores)
+    loss = losses.MultipleNegativesRankingLoss(theirs) if widths else getattr(losses, kind)(theirs)
+    loss = losses.MatryoshkaLoss(theirs, loss, widths) if widths else loss
+    loss = loss(features, scores)
     loss.backward()
     # Cosines in float32 are divided by 0.05
     assert float(sums["loss"]) / 6 == pytest.approx(float(loss.detach()), rel=2e-6)

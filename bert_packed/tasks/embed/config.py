@@ -67,8 +67,8 @@ class EmbedConfig(FinetuneConfig):
     both_directions: bool = setting(False, "ranking: whether a positive must find its anchor, too")
     matryoshka_widths: str = setting(
         "",
-        "numbers of first dimensions, with commas, each of which must compare by itself; empty = all of them "
-        "together",
+        "numbers of first dimensions, with commas, each of which must compare by itself; the loss is the sum "
+        "of theirs and that of all dimensions, which is always there",
         parse=parse_widths,
     )
     max_seq_length: int = variant(

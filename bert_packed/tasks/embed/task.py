@@ -14,13 +14,14 @@ import numpy as np
 from bert_packed.assembly.update_packs import pack_all
 from bert_packed.checkpoints import checkpoint
 from bert_packed.checkpoints.export_formats import write_hugging_face
-from bert_packed.checkpoints.sentence_transformers import VectorSettings, read_settings, write_settings
+from bert_packed.checkpoints.sentence_transformers import VectorSettings, write_settings
 from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import write_folder
 from bert_packed.objectives.objective import Objective
 from bert_packed.runs.exports import CARD_FILE
 from bert_packed.runs.run_summary import describe_counts
+from bert_packed.runs.vocabulary import find_vector_settings
 from bert_packed.tasks import run
 from bert_packed.tasks.batches import LabelledSequences, predict
 from bert_packed.tasks.embed.config import EmbedConfig
@@ -28,10 +29,12 @@ from bert_packed.tasks.embed.files import arrow_files, read_rows
 from bert_packed.tasks.embed.losses import COSENT, RANKING, LossSettings, embedding_objective
 from bert_packed.tasks.embed.scores import read_evaluation
 from bert_packed.tasks.glue.files import make_glue_sequences
+from bert_packed.text.vocabularies import lowers_case
 from bert_packed.training.backend import compiled, out_of_memory_names
 from bert_packed.training.engines.engine import named_weights
 
 MODEL_FOLDER = "model"
+PREFIXES = ("query_prefix", "passage_prefix")
 QUERY, PASSAGE, DOCUMENT = "query", "passage", "document"  # names of prompts
 
 
@@ -49,6 +52,10 @@ def finetune(config):
     settings = vector_settings(config, text)
     # Files are read before training: a mistake in them would show after hours
     rows = read_rows(config.train_file, config.columns, config.score_column) if config.do_train else None
+    for name in PREFIXES:
+        if rows and rows.scores is not None and getattr(config, name):
+            rule = "be left out for pairs with scores, of which neither text is a query"
+            raise InputError(f"`{name}` must {rule}. Received: {getattr(config, name)!r}.")
     if rows and rows.texts[0] is rows.texts[1] and not _has_dropout(text.config):
         raise InputError(
             "`hidden_dropout_prob` must be above 0 for texts alone, as two vectors of a text would be equal. "
@@ -83,9 +90,16 @@ def finetune(config):
 
 def vector_settings(config, text):
     """The `VectorSettings` of a run: as its flags say, else as the folder that it starts from."""
-    stored = read_settings(config.init_checkpoint) if config.init_checkpoint else None
-    stored = stored or VectorSettings()
+    is_lower = lowers_case(text.vocab_path, config.do_lower_case)
+    stored = find_vector_settings(config.init_checkpoint, is_lower) or VectorSettings()
+    if stored.default_prompt:
+        rule = "have no default_prompt_name, as texts are trained without"
+        raise InputError(f"`init_checkpoint` must {rule}. Received: {stored.default_prompt!r}.")
+    length = min(config.max_seq_length, text.config.max_position_embeddings)
+    if stored.max_seq_length not in (None, length):
+        print(f"length     {length} tokens (max_seq_length); of init_checkpoint {stored.max_seq_length}")
     prompts = {
+        **stored.prompts,
         QUERY: config.query_prefix or stored.prompts.get(QUERY, ""),
         PASSAGE: config.passage_prefix or stored.prompts.get(PASSAGE, stored.prompts.get(DOCUMENT, "")),
     }
@@ -94,7 +108,7 @@ def vector_settings(config, text):
         stored.pooling if config.pooling == "auto" else config.pooling,
         config.normalize,
         {name: prefix for name, prefix in prompts.items() if prefix},
-        min(config.max_seq_length, text.config.max_position_embeddings),
+        length,
     )
 
 
