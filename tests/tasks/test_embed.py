@@ -89,6 +89,8 @@ def test_a_run_leaves_a_folder_with_its_vectors(files, tmp_path, kind):
     assert 100 * spearmanr(cosines, [row[2] for row in SCORED]).statistic == pytest.approx(
         max(scores), abs=1e-3
     )
+    card = (tmp_path / "run" / "model" / "README.md").read_text()
+    assert f"On {files}/scored.jsonl: pairs 12:" in card
     if kind == "pairs":
         assert encoder.settings.prompts["query"] == "w25 w24 "
         want = encoder.encode([f"w25 w24 {text}" for text, _ in PAIRS])
@@ -232,7 +234,7 @@ def write_beir(folder):
 def test_ranks_of_documents(tmp_path):
     """By hand: the first query finds gains 2, 0, 1, the second 0, 0, 1."""
     found = read_evaluation(write_beir(tmp_path))
-    assert isinstance(found, Retrieval)
+    assert isinstance(found, Retrieval) and str(found) == f"{tmp_path}/qrels/test.tsv: queries 2, documents 3"
     vectors = {"a": [1, 0.2], "b": [0.9, 0.4], "c": [0.5, 0.5]}
     queries = {"a": [1, 0], "b": [0.1, 1]}
 
@@ -250,3 +252,45 @@ def test_ranks_of_documents(tmp_path):
         "recall@100": 100,
     }
     assert scores == pytest.approx(want)
+
+
+@pytest.mark.parametrize(
+    ("names", "given", "want"),
+    [
+        (("dev", "test", "train"), "", "dev"),  # which may choose a checkpoint
+        (("test", "train"), "", "test"),
+        (("train",), "", "train"),
+        (("dev", "test"), "qrels/test.tsv", "test"),
+    ],
+)
+def test_qrels_of_a_folder(tmp_path, names, given, want):
+    qrels = write_beir(tmp_path) / "qrels"
+    content = (qrels / "test.tsv").read_text()
+    (qrels / "test.tsv").unlink()
+    for name in names:
+        (qrels / f"{name}.tsv").write_text(content)
+    assert read_evaluation(tmp_path / given).path == str(qrels / f"{want}.tsv")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("qrels/test.tsv", "", "qrels/test.tsv must have a score above 0."),
+        ("qrels/test.tsv", "\n1\ta\tx\n", "qrels/test.tsv, line 2: must be query, document and score."),
+        (
+            "qrels/test.tsv",
+            "\n1\td\t1\n",
+            "qrels/test.tsv, line 2: corpus.jsonl must have it. Received: 'd'.",
+        ),
+        (
+            "corpus.jsonl",
+            2 * '{"_id": "a", "text": "a"}\n',
+            "row 2: each _id must be there once. Received: 'a'",
+        ),
+    ],
+)
+def test_a_mistake_in_a_beir_folder_is_named(tmp_path, name, content, message):
+    (write_beir(tmp_path) / name).write_text(content)
+    with pytest.raises(InputError) as error:
+        read_evaluation(tmp_path)
+    assert message in str(error.value) and "\n" not in str(error.value)

@@ -39,7 +39,8 @@ class EmbedConfig(FinetuneConfig):
     eval_file: str = setting(
         "",
         "pairs with scores, for Spearman's correlation, or a folder in BEIR's form (corpus.jsonl, "
-        "queries.jsonl, qrels/*.tsv), for nDCG@10, MRR@10 and recall",
+        "queries.jsonl, qrels/*.tsv), for nDCG@10, MRR@10 and recall; its dev.tsv goes before its test.tsv, "
+        "unless a file of qrels is named",
         changeable=True,
         group=PREDICTION,
     )

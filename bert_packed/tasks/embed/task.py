@@ -62,6 +62,8 @@ def finetune(config):
             "Received: a model without dropout."
         )
     evaluation = read_evaluation(config.eval_file) if config.eval_file else None
+    if evaluation:
+        print(f"evaluation {evaluation}")
     objective = embedding_objective(loss_settings(config, rows, settings))
     encoder = Encoder(config, text, objective, settings)
 
@@ -78,12 +80,12 @@ def finetune(config):
         if config.keep_best and best.exists():
             checkpoint.assign_tensors(best, checkpoint.read_weights(best), named_weights(model))
         scores = score(model) if evaluation else {}
-        _export(config, text, model, folder, settings, scores)
+        _export(config, text, model, folder, settings, scores, evaluation)
         return scores
 
     during = None
     if evaluation:
-        sizes = config.eval_steps, config.keep_best, config.eval_file
+        sizes = config.eval_steps, config.keep_best, evaluation.path
         during = run.Evaluation(evaluation.names, score, *sizes)
     return run.run_task(config, text, objective, read_training, finish, during)
 
@@ -193,7 +195,7 @@ class Encoder:
         return np.stack(found["vectors"])
 
 
-def _export(config, text, model, folder, settings, scores):
+def _export(config, text, model, folder, settings, scores, evaluation):
     """Write `model/`, a folder of sentence-transformers, whole or not at all."""
     width = text.config.hidden_size
     with write_folder(folder / MODEL_FOLDER) as partial:
@@ -206,12 +208,12 @@ def _export(config, text, model, folder, settings, scores):
             max_length=settings.max_seq_length,
         )
         write_settings(partial, settings, width)
-        card = _card(config, settings, width, scores)
+        card = _card(config, settings, width, scores, evaluation)
         (Path(partial) / CARD_FILE).write_text(card, encoding="utf-8")
     print(f"wrote {folder / MODEL_FOLDER}")
 
 
-def _card(config, settings, width, scores):
+def _card(config, settings, width, scores, evaluation):
     """The text of the model card, whose front matter the hub reads."""
     names = "sentence-transformers", "sentence-similarity", "feature-extraction", "sequence-packing"
     lines = ["---", "library_name: sentence-transformers", "pipeline_tag: sentence-similarity", "tags:"]
@@ -226,7 +228,7 @@ def _card(config, settings, width, scores):
         "",
         "## Scores",
         "",
-        *([f"On {config.eval_file}:", ""] if scores else ["Not known."]),
+        *([f"On {evaluation}:", ""] if scores else ["Not known."]),
         *(f"- {name}: {value:.2f}" for name, value in scores.items()),
     ]
     return "\n".join(lines) + "\n"
