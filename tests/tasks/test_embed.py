@@ -17,6 +17,7 @@ import bert_packed
 from bert_packed import cli
 from bert_packed.checkpoints.sentence_transformers import VectorSettings, write_settings
 from bert_packed.core.settings import InputError
+from bert_packed.runs.vocabulary import find_vector_settings
 from bert_packed.tasks.embed.config import EmbedConfig
 from bert_packed.tasks.embed.files import read_rows
 from bert_packed.tasks.embed.scores import Retrieval, read_evaluation
@@ -79,6 +80,7 @@ def test_a_run_leaves_a_folder_with_its_vectors(files, tmp_path, kind):
     assert rows[0] == "step,spearman" and len(scores) == 3
     assert result.scores == {"spearman": pytest.approx(max(scores))}
     encoder = bert_packed.load_encoder(tmp_path / "run" / "model", batch_size=2)
+    assert find_vector_settings(tmp_path / "run", True) == encoder.settings
     pooling = "mean" if kind == "pairs" else "cls"
     assert (encoder.settings.pooling, encoder.settings.normalize) == (pooling, True)
     one, other = (encoder.encode([row[place] for row in SCORED]) for place in (0, 1))
