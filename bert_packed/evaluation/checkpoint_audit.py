@@ -98,6 +98,9 @@ def audit_checkpoint(config):
     # Read for how it pools; the records have no case
     vectors = find_vector_settings(config.init_checkpoint, lowers_case=True)
     if vectors:
+        if config.mlm_loss != WEIGHTINGS[0]:
+            rule = "not be given for a model of vectors"
+            raise InputError(f"`mlm_loss` must {rule}. Received: {config.mlm_loss}.")
         features = SEQUENCES
     if num_rows:  # which are taken from their beginning
         packed = input_pipeline.eval_batches(files, spec, config.num_packs, features)
@@ -130,6 +133,10 @@ def audit_checkpoint(config):
         f"{contamination.num_neighbours(batch)}; attention: {kernels.description}"
     )
     num_slots, length = spec.max_sequences_per_pack, spec.max_seq_length
+    if vectors:
+        print(
+            f"vectors: {vectors.pooling}; the loss ranks {count_of(num_sequences // 2, 'pair')} of sequences"
+        )
     print(describe_boundaries(batch["sequence_ids"], num_slots, missing))
     if model_config.chunk_size:
         is_fused = {"scan", "duality"} & kernels.options.keys()

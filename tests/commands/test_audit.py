@@ -234,6 +234,9 @@ def test_vectors_are_audited(on_disk, tmp_path, monkeypatch, pooling, fault):
     assert seen.status == (cli.STATUS_FAILED if fault else 0)
     assert {rows[name]["result"] for name in of_vectors} == {"FAIL" if fault else "pass"}
     assert {rows[name]["result"] for name in (CHANGE, STATES)} == {"pass"}
+    assert f"vectors: {pooling}; the loss ranks " in seen.out
+    flags = flags_of(on_disk, init_checkpoint=tmp_path / "model", mlm_loss="per_token")
+    assert_refused(cli.audit, AuditConfig, "`mlm_loss` must not be given for a model of vectors", **flags)
 
 
 @pytest.mark.usefixtures("uncompiled")
