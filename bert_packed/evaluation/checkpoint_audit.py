@@ -24,6 +24,7 @@ from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError, check_settings, setting
 from bert_packed.data.read_order import PackIndex
 from bert_packed.kernels.choose import TILE, choose_kernels
+from bert_packed.objectives.features import SEQUENCES
 from bert_packed.records.examples import parse_examples
 from bert_packed.records.inputs import find_files
 from bert_packed.records.tfrecords import FRAME_BYTES, read_batches
@@ -39,7 +40,8 @@ class AuditConfig:
     largest change and gradient that the others see. Both must be exactly 0. Then it compares outputs,
     losses, accuracies and gradients with the same sequences unpacked. Packs of --split_sequences are
     also taken step by step, as in training. Each must continue the whole of the pack before it in its
-    row, and nothing else.
+    row, and nothing else. Of a model of vectors, from `bert-packed embed` or sentence-transformers, it
+    audits the vectors, and a step whose loss ranks pairs of the packs' sequences.
 
     Prints a table. Exit status 0: all within tolerance; 1: not.
     """
@@ -79,6 +81,7 @@ def audit_checkpoint(config):
     from bert_packed.parallel.targets import devices_here
     from bert_packed.records import record_rules
     from bert_packed.records.read_causal import find_num_rows
+    from bert_packed.runs.vocabulary import find_vector_settings
     from bert_packed.training.backend import check_memory, out_of_memory_names
 
     files = find_files(config.input_file, "input_file")
@@ -91,17 +94,26 @@ def audit_checkpoint(config):
         learnt = MLM
     num_rows = find_num_rows(files)
     objective = choose_objective(learnt, model_config, config, num_rows)
-    missing = None
+    features, missing = objective.features, None
+    # Read for how it pools; the records have no case
+    vectors = find_vector_settings(config.init_checkpoint, lowers_case=True)
+    if vectors:
+        if config.mlm_loss != WEIGHTINGS[0]:
+            rule = "not be given for a model of vectors"
+            raise InputError(f"`mlm_loss` must {rule}. Received: {config.mlm_loss}.")
+        features = SEQUENCES
     if num_rows:  # which are taken from their beginning
-        packed = input_pipeline.eval_batches(files, spec, config.num_packs, objective.features)
+        packed = input_pipeline.eval_batches(files, spec, config.num_packs, features)
     else:
         index, numbers, missing = choose_packs(files, spec, config.num_packs)
-        packed = input_pipeline.chosen_packs(index, spec, numbers, objective.features)
-    batch = next(CheckedBatches(packed, files, spec, model_config, objective.features))
+        packed = input_pipeline.chosen_packs(index, spec, numbers, features)
+    batch = next(CheckedBatches(packed, files, spec, model_config, features))
     num_sequences = int(batch["slot_weights"].sum())
     # Every check would pass without neighbours, and prove nothing
     if not contamination.num_neighbours(batch):
         raise InputError("`input_file` must hold several sequences in a pack. Received: one in each.")
+    if vectors:
+        objective, batch = rank_pairs(batch, vectors)
     packs = contamination.take_rows(batch, num_rows) if num_rows else None
     check_memory(model_config)
     kernels = choose_kernels(
@@ -121,6 +133,10 @@ def audit_checkpoint(config):
         f"{contamination.num_neighbours(batch)}; attention: {kernels.description}"
     )
     num_slots, length = spec.max_sequences_per_pack, spec.max_seq_length
+    if vectors:
+        print(
+            f"vectors: {vectors.pooling}; the loss ranks {count_of(num_sequences // 2, 'pair')} of sequences"
+        )
     print(describe_boundaries(batch["sequence_ids"], num_slots, missing))
     if model_config.chunk_size:
         is_fused = {"scan", "duality"} & kernels.options.keys()
@@ -137,6 +153,21 @@ def audit_checkpoint(config):
         contamination.Check("settings: ablations of the checkpoint", len(ablations(model_config)), 0)
     )
     return [{**dataclasses.asdict(check), "result": "pass" if check.passed else "FAIL"} for check in checks]
+
+
+def rank_pairs(batch, settings):
+    """The objective in which each second sequence of a batch answers the one before it, and its batch.
+
+    `settings` are the `VectorSettings` of the model. An odd last sequence is in no pair.
+    """
+    from bert_packed.tasks.embed.losses import RANKING, LossSettings, embedding_objective
+
+    is_used_BK = np.asarray(batch["slot_weights"]) > 0
+    num_pairs = int(is_used_BK.sum()) // 2
+    places_BK = np.cumsum(is_used_BK).reshape(is_used_BK.shape) * is_used_BK
+    places_BK = np.where(places_BK <= 2 * num_pairs, places_BK, 0).astype(np.int32)
+    loss = LossSettings(RANKING, num_pairs, 2, settings.pooling, settings.normalize)
+    return embedding_objective(loss), {**batch, "places": places_BK, "text_ids": places_BK}
 
 
 def read_trained_config(config):

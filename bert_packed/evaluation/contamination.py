@@ -29,7 +29,7 @@ KEY_BIAS_TOLERANCE = 1e-6  # their true gradient is 0, so there is no largest on
 # A share of the model's largest gradient. Smaller gradients are what remains of larger values that cancel,
 # and are rounded as these: while attention is uniform, queries and keys have 1e-7 of it
 LEAST_SHARE = 1e-5
-HIDDEN = "hidden_states"  # compared as the outputs of the objective are
+HIDDEN, VECTORS = "hidden_states", "vectors"  # compared as the outputs of the objective are
 
 
 def audit(engine, batch, tolerance=1e-5, compile=compiled):
@@ -42,8 +42,8 @@ def audit(engine, batch, tolerance=1e-5, compile=compiled):
     used_rows = np.flatnonzero(np.asarray(batch["slot_weights"]).any(axis=1))
     packs = {feature.name: np.asarray(batch[feature.name])[used_rows] for feature in objective.features}
     unpacked, slots = unpack_batch(packs, len(used_rows), objective.features)
-    outputs = {HIDDEN: "S", **objective.outputs}
-    forward = compile(functools.partial(_forward, model), model)
+    outputs = {HIDDEN: "S", **objective.outputs, **({VECTORS: "K"} if objective.vectors else {})}
+    forward = compile(functools.partial(_forward, model, objective), model)
     cross_gradient = compile(functools.partial(_cross_gradient, model, objective), model)
     gradients = compile(functools.partial(engine.gradients, training=False), model)
     return [
@@ -98,13 +98,15 @@ def num_neighbours(batch):
     return int(np.sum(np.sum(np.asarray(batch["slot_weights"]) > 0, axis=1) > 1))
 
 
-def _forward(model, batch):
+def _forward(model, objective, batch):
     hidden_BSD = model.encode(batch, training=False)
-    return {HIDDEN: hidden_BSD, **model.apply_heads(hidden_BSD, batch, training=False)}
+    outputs = model.apply_heads(hidden_BSD, batch, training=False)
+    vectors = {VECTORS: objective.vectors(outputs, batch)} if objective.vectors else {}
+    return {HIDDEN: hidden_BSD, **outputs, **vectors}
 
 
 def _cross_gradient(model, objective, batch, slot):
-    """Gradient `[B, S, D]` of one slot's hidden states and losses by the embeddings of all tokens."""
+    """Gradient `[B, S, D]` of one slot's hidden states and losses, or vectors, by the embeddings of all."""
 
     def target(embedded_BSD):
         hidden_BSD = model.encode_embedded(embedded_BSD, batch)
@@ -112,7 +114,13 @@ def _cross_gradient(model, objective, batch, slot):
         # The sum is weighted, since layer norm makes a plain sum of outputs constant
         weights_D = ops.linspace(-1.0, 1.0, hidden_BSD.shape[-1])
         states = ops.sum(ops.cast(hidden_BSD, "float32") * weights_D * mine_BS[..., None])
-        sums = objective.sums(model.apply_heads(hidden_BSD, batch, training=False), _only(batch, slot))
+        outputs = model.apply_heads(hidden_BSD, batch, training=False)
+        if objective.vectors:  # their loss compares sequences, so that each has a gradient on the others
+            used_BK = _only(batch, slot)["slot_weights"]
+            vectors_BKD = objective.vectors(outputs, batch) * weights_D
+            # An unused slot may have the vector of any token
+            return states + ops.sum(ops.where(used_BK[..., None] > 0, vectors_BKD, 0.0))
+        sums = objective.sums(outputs, _only(batch, slot))
         return states + sum(sums[name] for name in objective.losses)
 
     return gradient(target)(model.embed(batch))

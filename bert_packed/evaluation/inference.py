@@ -19,13 +19,13 @@ from bert_packed import schema
 from bert_packed.architectures.registry import DTYPES, MASKED_LM
 from bert_packed.assembly.update_packs import assemble_filled, pack_all
 from bert_packed.checkpoints import starting_weights
-from bert_packed.checkpoints.sentence_transformers import VectorSettings, read_settings, unit
+from bert_packed.checkpoints.sentence_transformers import VectorSettings, unit
 from bert_packed.core.settings import InputError
 from bert_packed.objectives.features import TOKENS
 from bert_packed.packing.arguments import check_choice
 from bert_packed.parallel.targets import devices_here
 from bert_packed.records.sequences import BERT_LAYOUT, make_sequences
-from bert_packed.text.vocabularies import load_text_tokenizer
+from bert_packed.text.vocabularies import load_text_tokenizer, lowers_case
 from bert_packed.training.engines import choose_backend
 
 logger = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ def load_encoder(
     from bert_packed.architectures.packed_model import build_model
     from bert_packed.checkpoints.export_formats import check_form
     from bert_packed.kernels.choose import choose_kernels
-    from bert_packed.runs.vocabulary import find_vocab, known_case, known_length, run_folder
+    from bert_packed.runs.vocabulary import find_vector_settings, find_vocab, known_case, known_length
     from bert_packed.training.backend import check_memory, compiled
     from bert_packed.training.engines.engine import named_weights
 
@@ -176,8 +176,7 @@ def load_encoder(
         known = known_case(init_checkpoint)
         do_lower_case = True if known is None else known
     tokenizer = load_text_tokenizer(vocab_path, do_lower_case)
-    folder = run_folder(init_checkpoint)  # of a run that trains vectors, whose export says how they are made
-    settings = read_settings(init_checkpoint) or (read_settings(folder / "model") if folder else None)
+    settings = find_vector_settings(init_checkpoint, lowers_case(vocab_path, do_lower_case))
     length = max_seq_length if max_seq_length is not None or not settings else settings.max_seq_length
     model = init_checkpoint, bert_config_file
     starting_weights.check_reads(config, [MASKED_LM], length or 0, tokenizer.vocab_size, *model)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bert_packed.architectures.registry import family_of, load_model_config
 from bert_packed.checkpoints import checkpoint
+from bert_packed.checkpoints.sentence_transformers import read_settings
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256, is_file, open_file, read_json, write_json, write_whole
 from bert_packed.data.dynamic_masking import DynamicMasking
@@ -229,6 +230,13 @@ def run_folder(init_checkpoint):
     start = Path(init_checkpoint)
     folder = start.parent if checkpoint.NAME.fullmatch(start.name) else start
     return folder if (folder / run_directory.RUN_FILE).is_file() else None
+
+
+def find_vector_settings(init_checkpoint, lowers_case):
+    """`read_settings` of a folder of sentence-transformers, or of the export of a run that trains vectors."""
+    folder = run_folder(init_checkpoint)
+    places = [init_checkpoint, *([folder / "model"] if folder else [])]
+    return next(filter(None, (read_settings(place, lowers_case) for place in places)), None)
 
 
 def find_copy(folder):

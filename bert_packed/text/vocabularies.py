@@ -16,6 +16,11 @@ def file_name(vocab_file):
     return TOKENIZER_JSON if str(vocab_file).endswith(".json") else WORDPIECES
 
 
+def lowers_case(path, do_lower_case):
+    """Whether texts lose their case: by `do_lower_case` for WordPieces; a tokenizer.json has its own rule."""
+    return do_lower_case and file_name(path) == WORDPIECES
+
+
 def count_tokens(path, argument="vocab_file"):
     """Number of tokens of a file of either kind, lines as they are; `argument` names the flag in messages."""
     if file_name(path) == TOKENIZER_JSON:

@@ -13,14 +13,16 @@ from tiny import CONFIG, MAX_SEQ_LENGTH, SHALLOW, make_engine, replace_sums, wri
 
 from bert_packed import cli
 from bert_packed.architectures.packed_model import build_model
-from bert_packed.architectures.registry import QUESTION_ANSWERING, ablate
+from bert_packed.architectures.registry import EMBEDDING, QUESTION_ANSWERING, ablate
 from bert_packed.checkpoints import checkpoint
+from bert_packed.checkpoints.sentence_transformers import VectorSettings, write_settings
 from bert_packed.evaluation import contamination
 from bert_packed.evaluation.checkpoint_audit import AuditConfig
 from bert_packed.evaluation.contamination import unpack_batch
 from bert_packed.layers import context
 from bert_packed.layers.context import PackContext
 from bert_packed.objectives.pretraining import pretraining_sums
+from bert_packed.tasks.embed import losses
 from bert_packed.training.engines.engine import named_weights
 
 CHANGE, GRADIENT = "neighbors: change of hidden_states", "neighbors: gradient on their embeddings"
@@ -211,6 +213,30 @@ def test_a_fine_tuned_checkpoint_passes(on_disk, tmp_path, monkeypatch):
     seen = run_audit(on_disk, init_checkpoint=tmp_path / "model")
     assert seen.status == 0 and "initial values kept: predictions" in seen.out
     assert "in the file only, not used: question_answering/output" in seen.out
+
+
+def vector_of_the_pack(hidden_BSD, sequence_ids_BS, cls_positions_BK, pooling):
+    return ops.mean(hidden_BSD, axis=1, keepdims=True) + 0.0 * hidden_BSD[:, : cls_positions_BK.shape[1]]
+
+
+@pytest.mark.parametrize(("pooling", "fault"), [("mean", None), ("cls", None), ("mean", vector_of_the_pack)])
+def test_vectors_are_audited(on_disk, tmp_path, monkeypatch, pooling, fault):
+    """And a step of their loss; where a vector is that of the pack, each check of vectors fails."""
+    uncompiled = functools.partial(contamination.audit, compile=lambda function, _: function)
+    monkeypatch.setattr(contamination, "audit", uncompiled)
+    if fault:
+        monkeypatch.setattr(losses, "pool_sequences", fault)
+    checkpoint.save_weights(tmp_path / "model", named_weights(build_model(EMBEDDING, SHALLOW, 3)), SHALLOW)
+    write_settings(tmp_path / "model", VectorSettings(pooling, True), SHALLOW.hidden_size)
+    seen = run_audit(on_disk, init_checkpoint=tmp_path / "model")
+    rows = {row["name"]: row for row in json.loads((on_disk / "audit.json").read_text())}
+    of_vectors = "neighbors: change of vectors", GRADIENT, "unpacked: vectors", "unpacked: loss", WEIGHTS
+    assert seen.status == (cli.STATUS_FAILED if fault else 0)
+    assert {rows[name]["result"] for name in of_vectors} == {"FAIL" if fault else "pass"}
+    assert {rows[name]["result"] for name in (CHANGE, STATES)} == {"pass"}
+    assert f"vectors: {pooling}; the loss ranks " in seen.out
+    flags = flags_of(on_disk, init_checkpoint=tmp_path / "model", mlm_loss="per_token")
+    assert_refused(cli.audit, AuditConfig, "`mlm_loss` must not be given for a model of vectors", **flags)
 
 
 @pytest.mark.usefixtures("uncompiled")

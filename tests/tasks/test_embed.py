@@ -15,7 +15,9 @@ from scipy.stats import spearmanr
 
 import bert_packed
 from bert_packed import cli
+from bert_packed.checkpoints.sentence_transformers import VectorSettings, write_settings
 from bert_packed.core.settings import InputError
+from bert_packed.runs.vocabulary import find_vector_settings
 from bert_packed.tasks.embed.config import EmbedConfig
 from bert_packed.tasks.embed.files import read_rows
 from bert_packed.tasks.embed.scores import Retrieval, read_evaluation
@@ -32,9 +34,14 @@ def write_json_lines(path, names, rows):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Pairs, scored pairs, texts alone, and a model to start from."""
+    """Pairs, scored pairs, texts alone, and models to start from: `vectors` has a default prompt."""
     folder = tmp_path_factory.mktemp("files")
     write_encoder(folder / "start")
+    shutil.copytree(folder / "start", folder / "vectors")
+    write_settings(folder / "vectors", VectorSettings(prompts={"query": "w1"}), 16)
+    (folder / "vectors" / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    prompts = {"prompts": {"query": "w1"}, "default_prompt_name": "query"}
+    (folder / "vectors" / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     write_json_lines(folder / "pairs.jsonl", ("anchor", "positive"), PAIRS)
     write_json_lines(folder / "scored.jsonl", ("sentence1", "sentence2", "score"), SCORED)
     write_json_lines(folder / "texts.jsonl", ("text",), [(one,) for one, _ in PAIRS])
@@ -73,6 +80,7 @@ def test_a_run_leaves_a_folder_with_its_vectors(files, tmp_path, kind):
     assert rows[0] == "step,spearman" and len(scores) == 3
     assert result.scores == {"spearman": pytest.approx(max(scores))}
     encoder = bert_packed.load_encoder(tmp_path / "run" / "model", batch_size=2)
+    assert find_vector_settings(tmp_path / "run", True) == encoder.settings
     pooling = "mean" if kind == "pairs" else "cls"
     assert (encoder.settings.pooling, encoder.settings.normalize) == (pooling, True)
     one, other = (encoder.encode([row[place] for row in SCORED]) for place in (0, 1))
@@ -83,6 +91,8 @@ def test_a_run_leaves_a_folder_with_its_vectors(files, tmp_path, kind):
     assert 100 * spearmanr(cosines, [row[2] for row in SCORED]).statistic == pytest.approx(
         max(scores), abs=1e-3
     )
+    card = (tmp_path / "run" / "model" / "README.md").read_text()
+    assert f"On {files}/scored.jsonl: pairs 12:" in card
     if kind == "pairs":
         assert encoder.settings.prompts["query"] == "w25 w24 "
         want = encoder.encode([f"w25 w24 {text}" for text, _ in PAIRS])
@@ -153,11 +163,27 @@ def test_a_mistake_in_a_file_is_named(tmp_path, name, content, message):
         ({"eval_steps": 3}, "`eval_steps` must be left out without eval_file. Received: 3."),
         ({"matryoshka_widths": "8,x"}, "empty or comma-separated numbers of dimensions"),
         ({"matryoshka_widths": "99"}, "`matryoshka_widths` must be at most hidden_size=16. Received: 99."),
+        *[
+            (
+                {"train_file": "{files}/scored.jsonl", name: "w1"},
+                f"`{name}` must be left out for pairs with scores, of which neither text is a query.",
+            )
+            for name in ("query_prefix", "passage_prefix")
+        ],
+        (
+            {"init_checkpoint": "{files}/vectors", "do_lower_case": False},
+            "`do_lower_case` must be true, and the tokens WordPieces, by {files}/vectors/sentence_bert",
+        ),
+        (
+            {"init_checkpoint": "{files}/vectors"},
+            "`init_checkpoint` must have no default_prompt_name, as texts are trained without. Received:",
+        ),
         ({"loss": "cosent"}, "must have a score of each pair for loss=cosent. Received: none."),
     ],
 )
 def test_a_mistake_in_a_call_is_one_line(files, tmp_path, changes, message):
     changes = {k: v.format(files=files) if isinstance(v, str) else v for k, v in changes.items()}
+    message = message.format(files=files)
     assert_refused(cli.fine_tune, EmbedConfig, message, **flags(files, tmp_path / "run", **changes))
 
 
@@ -210,7 +236,7 @@ def write_beir(folder):
 def test_ranks_of_documents(tmp_path):
     """By hand: the first query finds gains 2, 0, 1, the second 0, 0, 1."""
     found = read_evaluation(write_beir(tmp_path))
-    assert isinstance(found, Retrieval)
+    assert isinstance(found, Retrieval) and str(found) == f"{tmp_path}/qrels/test.tsv: queries 2, documents 3"
     vectors = {"a": [1, 0.2], "b": [0.9, 0.4], "c": [0.5, 0.5]}
     queries = {"a": [1, 0], "b": [0.1, 1]}
 
@@ -228,3 +254,45 @@ def test_ranks_of_documents(tmp_path):
         "recall@100": 100,
     }
     assert scores == pytest.approx(want)
+
+
+@pytest.mark.parametrize(
+    ("names", "given", "want"),
+    [
+        (("dev", "test", "train"), "", "dev"),  # which may choose a checkpoint
+        (("test", "train"), "", "test"),
+        (("train",), "", "train"),
+        (("dev", "test"), "qrels/test.tsv", "test"),
+    ],
+)
+def test_qrels_of_a_folder(tmp_path, names, given, want):
+    qrels = write_beir(tmp_path) / "qrels"
+    content = (qrels / "test.tsv").read_text()
+    (qrels / "test.tsv").unlink()
+    for name in names:
+        (qrels / f"{name}.tsv").write_text(content)
+    assert read_evaluation(tmp_path / given).path == str(qrels / f"{want}.tsv")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("qrels/test.tsv", "", "qrels/test.tsv must have a score above 0."),
+        ("qrels/test.tsv", "\n1\ta\tx\n", "qrels/test.tsv, line 2: must be query, document and score."),
+        (
+            "qrels/test.tsv",
+            "\n1\td\t1\n",
+            "qrels/test.tsv, line 2: corpus.jsonl must have it. Received: 'd'.",
+        ),
+        (
+            "corpus.jsonl",
+            2 * '{"_id": "a", "text": "a"}\n',
+            "row 2: each _id must be there once. Received: 'a'",
+        ),
+    ],
+)
+def test_a_mistake_in_a_beir_folder_is_named(tmp_path, name, content, message):
+    (write_beir(tmp_path) / name).write_text(content)
+    with pytest.raises(InputError) as error:
+        read_evaluation(tmp_path)
+    assert message in str(error.value) and "\n" not in str(error.value)

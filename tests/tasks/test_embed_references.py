@@ -5,6 +5,7 @@ The fault that this file alone catches: an export, a prompt or a loss that means
 
 import functools
 import json
+import types
 import warnings
 
 import numpy as np
@@ -23,6 +24,7 @@ from bert_packed.tasks.embed import task
 from bert_packed.tasks.embed.config import EmbedConfig
 from bert_packed.tasks.embed.files import read_rows
 from bert_packed.tasks.embed.losses import embedding_objective
+from bert_packed.tasks.embed.scores import read_evaluation
 from bert_packed.training import engines
 from bert_packed.training.backend import compiled
 from bert_packed.training.engines.engine import named_weights
@@ -75,6 +77,7 @@ KINDS = {
     "MultipleNegativesRankingLoss": "ranking",
     "CachedMultipleNegativesRankingLoss": "ranking",
     "CoSENTLoss": "cosent",
+    "MatryoshkaLoss": "ranking",  # all dimensions, 8 and 4
 }
 
 
@@ -94,7 +97,8 @@ def test_losses_are_those_of_sentence_transformers(package, kind, tmp_path):
     if kind == "CoSENTLoss":
         names = ("sentence1", "sentence2")
         rows = [dict(zip(names, row.values(), strict=False), score=n * 5 % 4) for n, row in enumerate(rows)]
-    config = config_of(tmp_path, rows, learning_rate=0.0)
+    widths = (16, 8, 4) if kind == "MatryoshkaLoss" else ()
+    config = config_of(tmp_path, rows, learning_rate=0.0, matryoshka_widths=",".join(map(str, widths[1:])))
     bert_packed.finetune(config)
     read = read_rows(config.train_file)
     text = run.read_text_model(config)
@@ -113,7 +117,9 @@ def test_losses_are_those_of_sentence_transformers(package, kind, tmp_path):
     columns = [[row[name] for row in rows] for name in rows[0] if name != "score"]
     features = [theirs.preprocess(column) for column in columns]
     scores = torch.tensor([float(row.get("score", 0)) for row in rows])
-    loss = getattr(losses, kind)(theirs)(features, scores)
+    loss = losses.MultipleNegativesRankingLoss(theirs) if widths else getattr(losses, kind)(theirs)
+    loss = losses.MatryoshkaLoss(theirs, loss, widths) if widths else loss
+    loss = loss(features, scores)
     loss.backward()
     # Cosines in float32 are divided by 0.05
     assert float(sums["loss"]) / 6 == pytest.approx(float(loss.detach()), rel=2e-6)
@@ -127,3 +133,63 @@ def test_losses_are_those_of_sentence_transformers(package, kind, tmp_path):
             np.testing.assert_allclose(
                 found, want, atol=1e-5 * np.abs(want).max(), rtol=0, err_msg=variable.path
             )
+
+
+@pytest.mark.parametrize("num_documents", [7, 150])
+def test_ranks_are_those_of_sentence_transformers(package, num_documents, tmp_path):
+    """Which knows no grades: with them nDCG is scikit-learn's. Of equal documents the first comes first."""
+    metrics = pytest.importorskip("sklearn.metrics", reason="pip install -e '.[reference]'")
+    from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+
+    rng = np.random.default_rng(num_documents)
+    names = [f"d{number:03}" for number in range(num_documents)]
+    queries = [f"q{number:02}" for number in range(12)]
+    documents_MD = rng.normal(size=(num_documents, 12))
+    documents_MD[2::3] = documents_MD[1::3][: len(documents_MD[2::3])]
+    # Of one dimension each, so that similarities with equal documents are equal in any order of addition
+    vectors = {
+        **dict(zip(names, documents_MD, strict=True)),
+        **dict(zip(queries, 3 * np.eye(12), strict=True)),
+    }
+    gains_QM = rng.integers(0, 4, (12, num_documents))
+    gains_QM[3] = 0  # nothing is relevant
+    gains_QM[5] = np.arange(num_documents) == 2
+
+    def vectors_of(texts, *_, **__):
+        return np.array([vectors[text] for text in texts])
+
+    def scores_of(gains_QM):
+        lines = [
+            f"{query}\t{name}\t{gain:d}\n"
+            for query, row in zip(queries, gains_QM, strict=True)
+            for name, gain in zip(names, row, strict=True)
+        ]
+        (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
+        return read_evaluation(tmp_path).score(vectors_of)
+
+    (tmp_path / "qrels").mkdir()
+    for file, ids in (("corpus", names), ("queries", queries)):
+        rows = [json.dumps({"_id": name, "text": name}) + "\n" for name in ids]
+        (tmp_path / f"{file}.jsonl").write_text("".join(rows))
+    binary, graded = scores_of(gains_QM > 0), scores_of(gains_QM)
+    evaluator = InformationRetrievalEvaluator(
+        {name: name for name in queries},
+        {name: name for name in names},
+        {
+            query: {names[i] for i in np.flatnonzero(row)}
+            for query, row in zip(queries, gains_QM, strict=True)
+        },
+        precision_recall_at_k=[10, 100],
+        score_functions={"cosine": package.util.cos_sim},
+    )
+    model = types.SimpleNamespace(encode_query=vectors_of, encode_document=vectors_of)
+    theirs = evaluator.compute_all_metrics(model)["cosine"]
+    parts = {name: name.split("@") for name in binary}
+    want = {name: 100 * theirs[f"{kind}@k"][int(depth)] for name, (kind, depth) in parts.items()}
+    assert binary == pytest.approx(want, rel=1e-9)
+    similar_QM = package.util.cos_sim(vectors_of(queries), documents_MD).numpy()
+    is_used_Q = gains_QM.any(axis=1)
+    ordered_QM = similar_QM - 1e-9 * np.arange(num_documents)  # scikit-learn averages over ties
+    want["ndcg@10"] = 100 * metrics.ndcg_score(gains_QM[is_used_Q], ordered_QM[is_used_Q], k=10)
+    assert graded == pytest.approx(want, rel=1e-9)
+    assert graded["ndcg@10"] < binary["ndcg@10"] < 100

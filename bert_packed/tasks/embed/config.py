@@ -39,7 +39,8 @@ class EmbedConfig(FinetuneConfig):
     eval_file: str = setting(
         "",
         "pairs with scores, for Spearman's correlation, or a folder in BEIR's form (corpus.jsonl, "
-        "queries.jsonl, qrels/*.tsv), for nDCG@10, MRR@10 and recall",
+        "queries.jsonl, qrels/*.tsv), for nDCG@10, MRR@10 and recall; its dev.tsv goes before its test.tsv, "
+        "unless a file of qrels is named",
         changeable=True,
         group=PREDICTION,
     )
@@ -67,8 +68,8 @@ class EmbedConfig(FinetuneConfig):
     both_directions: bool = setting(False, "ranking: whether a positive must find its anchor, too")
     matryoshka_widths: str = setting(
         "",
-        "numbers of first dimensions, with commas, each of which must compare by itself; empty = all of them "
-        "together",
+        "numbers of first dimensions, with commas, each of which must compare by itself; the loss is the sum "
+        "of theirs and that of all dimensions, which is always there",
         parse=parse_widths,
     )
     max_seq_length: int = variant(

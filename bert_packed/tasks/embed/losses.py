@@ -35,7 +35,7 @@ class LossSettings:
         normalize: True where similarities are cosines, False for products.
         temperature: Divisor of similarities.
         both_directions: True where a positive must find its anchor among all anchors, too.
-        widths: Numbers of first dimensions, of which each has the loss (Matryoshka); () for all D alone.
+        widths: Numbers of first dimensions that have the loss, too, beside all D (Matryoshka).
     """
 
     kind: str
@@ -82,7 +82,9 @@ def embedding_sums(outputs, batch, settings):
     vectors_NRD = by_place(outputs["vectors"], batch["places"], settings)
     ids_NR = by_place(batch["text_ids"][..., None], batch["places"], settings)[..., 0]
     total, right = 0.0, 0.0
-    for number, width in enumerate(settings.widths or (vectors_NRD.shape[-1],)):
+    # All D, too: export and scores are of these
+    widths = sorted({*settings.widths, vectors_NRD.shape[-1]}, reverse=True)
+    for number, width in enumerate(widths):
         part_NRD = vectors_NRD[..., :width]
         if settings.normalize:
             part_NRD = normalized(part_NRD)

@@ -17,16 +17,21 @@ from bert_packed.tasks.rows import check_text, json_rows
 
 DEPTH, RECALLS = 10, (10, 100)
 SPEARMAN = "spearman"
+CORPUS = "corpus.jsonl"
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoredPairs:
     """Pairs of texts with scores."""
 
+    path: str
     sentences: tuple[list[str], list[str]]
     scores: np.ndarray
 
     names = (SPEARMAN,)
+
+    def __str__(self):
+        return f"{self.path}: pairs {len(self.scores):,}"
 
     def score(self, encode):
         """100 times Spearman's correlation of cosines with the scores, by `encode(texts, is_query)`."""
@@ -39,15 +44,20 @@ class ScoredPairs:
 class Retrieval:
     """Queries, documents, and which documents answer which queries."""
 
+    path: str  # of the qrels: a folder may have several
     documents: dict[str, str]
     queries: dict[str, str]
     relevant: dict[str, dict[str, float]]  # query to document to gain
 
     names = (f"ndcg@{DEPTH}", f"mrr@{DEPTH}", *(f"recall@{depth}" for depth in RECALLS))
 
+    def __str__(self):
+        return f"{self.path}: queries {len(self.relevant):,}, documents {len(self.documents):,}"
+
     def score(self, encode):
         """100 times the mean over queries of nDCG, reciprocal rank and recall."""
         ids = list(self.documents)
+        places = {name: place for place, name in enumerate(ids)}
         documents = unit(encode(list(self.documents.values()), False))
         queries = unit(encode([self.queries[name] for name in self.relevant], True))
         most = min(max(DEPTH, *RECALLS), len(ids))
@@ -55,10 +65,11 @@ class Retrieval:
         for vector, (query, gains) in zip(queries, self.relevant.items(), strict=True):
             similar = documents @ vector
             if query in self.documents:  # as in BEIR: a question that is a document does not find itself
-                similar[ids.index(query)] = -np.inf
+                similar[places[query]] = -np.inf
             # Equal similarities go by the order of the corpus
             best = np.argsort(-similar, kind="stable")[:most]
-            rows.append(_of_query([gains.get(ids[place], 0.0) for place in best], gains.values()))
+            found = [gains.get(ids[place], 0.0) for place in best if ids[place] != query]
+            rows.append(_of_query(found, gains.values()))
         return dict(zip(self.names, 100 * np.mean(rows, axis=0), strict=True))
 
 
@@ -74,27 +85,32 @@ def _of_query(found, gains):
 
 
 def read_evaluation(path):
-    """`ScoredPairs` of a file, or the `Retrieval` of a folder in BEIR's form; raises `InputError`."""
+    """`ScoredPairs` of a file, or the `Retrieval` of a folder in BEIR's form; raises `InputError`.
+
+    A file of such a folder's qrels may be named; of a folder it is dev.tsv, else test.tsv, else the first.
+    """
     folder = Path(path)
-    if (folder / "corpus.jsonl").is_file():
-        return _read_beir(folder)
+    if (folder / CORPUS).is_file():
+        files = sorted(folder.glob("qrels/*.tsv"))
+        # A checkpoint that is chosen by the test set is better there than on other queries
+        chosen = [file for stem in ("dev", "test") for file in files if file.stem == stem] or files
+        if not chosen:
+            raise InputError(f"{folder} must have qrels/*.tsv. Received: none.")
+        return _read_beir(folder, chosen[0])
+    if folder.suffix == ".tsv" and (folder.parent.parent / CORPUS).is_file():
+        return _read_beir(folder.parent.parent, folder)
     rows = read_rows(path)
     if rows.scores is None:
         raise InputError(f"{path} must have sentence1, sentence2 and score. Received: no scores.")
     if len(rows) < 2 or np.ptp(rows.scores) == 0:
         raise InputError(f"{path} must have two scores that differ. Received: {len(rows)} rows.")
-    return ScoredPairs(tuple(rows.texts), rows.scores)
+    return ScoredPairs(str(path), tuple(rows.texts), rows.scores)
 
 
-def _read_beir(folder):
-    documents = {name: text for name, text in _by_id(folder / "corpus.jsonl")}
-    queries = {name: text for name, text in _by_id(folder / "queries.jsonl")}
-    paths = sorted(folder.glob("qrels/*.tsv"))
-    test = [path for path in paths if path.stem in ("dev", "test")][:1] or paths[:1]
-    if not test:
-        raise InputError(f"{folder} must have qrels/*.tsv. Received: none.")
+def _read_beir(folder, qrels):
+    documents, queries = _by_id(folder / CORPUS), _by_id(folder / "queries.jsonl")
     relevant = {}
-    lines = read_text(test[0]).splitlines()
+    lines = read_text(qrels).splitlines()
     for number, line in enumerate(lines[1:], 2):
         parts = line.split("\t")
         try:
@@ -103,22 +119,28 @@ def _read_beir(folder):
                 raise ValueError
         except (IndexError, ValueError) as error:
             raise InputError(
-                f"{test[0]}, line {number}: must be query, document and score. Received: {line[:80]!r}."
+                f"{qrels}, line {number}: must be query, document and score. Received: {line[:80]!r}."
             ) from error
-        for name, known, what in ((query, queries, "queries.jsonl"), (document, documents, "corpus.jsonl")):
+        for name, known, what in ((query, queries, "queries.jsonl"), (document, documents, CORPUS)):
             if name not in known:
-                raise InputError(f"{test[0]}, line {number}: {what} must have it. Received: {name!r}.")
+                raise InputError(f"{qrels}, line {number}: {what} must have it. Received: {name!r}.")
         if gain > 0:
             relevant.setdefault(query, {})[document] = gain
     if not relevant:
-        raise InputError(f"{test[0]} must have a score above 0. Received: none.")
-    return Retrieval(documents, queries, relevant)
+        raise InputError(f"{qrels} must have a score above 0. Received: none.")
+    return Retrieval(str(qrels), documents, queries, relevant)
 
 
 def _by_id(path):
+    """Texts of a file by their ids: dict."""
+    found = {}
     if not path.is_file():
         raise InputError(f"{path} must exist. Received: no such file.")
     for number, row in json_rows(path):
         title = row.get("title") or ""
         text = row.get("text") if not title else f"{title} {row.get('text') or ''}".strip()
-        yield str(check_text(path, number, "_id", row.get("_id"))), check_text(path, number, "text", text)
+        name = check_text(path, number, "_id", row.get("_id"))
+        if name in found:
+            raise InputError(f"{path}, row {number}: each _id must be there once. Received: {name!r} again.")
+        found[name] = check_text(path, number, "text", text)
+    return found

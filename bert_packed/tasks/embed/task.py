@@ -14,13 +14,14 @@ import numpy as np
 from bert_packed.assembly.update_packs import pack_all
 from bert_packed.checkpoints import checkpoint
 from bert_packed.checkpoints.export_formats import write_hugging_face
-from bert_packed.checkpoints.sentence_transformers import VectorSettings, read_settings, write_settings
+from bert_packed.checkpoints.sentence_transformers import VectorSettings, write_settings
 from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import write_folder
 from bert_packed.objectives.objective import Objective
 from bert_packed.runs.exports import CARD_FILE
 from bert_packed.runs.run_summary import describe_counts
+from bert_packed.runs.vocabulary import find_vector_settings
 from bert_packed.tasks import run
 from bert_packed.tasks.batches import LabelledSequences, predict
 from bert_packed.tasks.embed.config import EmbedConfig
@@ -29,10 +30,12 @@ from bert_packed.tasks.embed.losses import COSENT, RANKING, LossSettings, embedd
 from bert_packed.tasks.embed.scores import read_evaluation
 from bert_packed.tasks.rows import arrow_files
 from bert_packed.tasks.texts import make_text_sequences
+from bert_packed.text.vocabularies import lowers_case
 from bert_packed.training.backend import compiled, out_of_memory_names
 from bert_packed.training.engines.engine import named_weights
 
 MODEL_FOLDER = "model"
+PREFIXES = ("query_prefix", "passage_prefix")
 QUERY, PASSAGE, DOCUMENT = "query", "passage", "document"  # names of prompts
 
 
@@ -50,12 +53,18 @@ def finetune(config):
     settings = vector_settings(config, text)
     # Files are read before training: a mistake in them would show after hours
     rows = read_rows(config.train_file, config.columns, config.score_column) if config.do_train else None
+    for name in PREFIXES:
+        if rows and rows.scores is not None and getattr(config, name):
+            rule = "be left out for pairs with scores, of which neither text is a query"
+            raise InputError(f"`{name}` must {rule}. Received: {getattr(config, name)!r}.")
     if rows and rows.texts[0] is rows.texts[1] and not _has_dropout(text.config):
         raise InputError(
             "`hidden_dropout_prob` must be above 0 for texts alone, as two vectors of a text would be equal. "
             "Received: a model without dropout."
         )
     evaluation = read_evaluation(config.eval_file) if config.eval_file else None
+    if evaluation:
+        print(f"evaluation {evaluation}")
     objective = embedding_objective(loss_settings(config, rows, settings))
     encoder = Encoder(config, text, objective, settings)
 
@@ -72,21 +81,28 @@ def finetune(config):
         if config.keep_best and best.exists():
             checkpoint.assign_tensors(best, checkpoint.read_weights(best), named_weights(model))
         scores = score(model) if evaluation else {}
-        _export(config, text, model, folder, settings, scores)
+        _export(config, text, model, folder, settings, scores, evaluation)
         return scores
 
     during = None
     if evaluation:
-        sizes = config.eval_steps, config.keep_best, config.eval_file
+        sizes = config.eval_steps, config.keep_best, evaluation.path
         during = run.Evaluation(evaluation.names, score, *sizes)
     return run.run_task(config, text, objective, read_training, finish, during)
 
 
 def vector_settings(config, text):
     """The `VectorSettings` of a run: as its flags say, else as the folder that it starts from."""
-    stored = read_settings(config.init_checkpoint) if config.init_checkpoint else None
-    stored = stored or VectorSettings()
+    is_lower = lowers_case(text.vocab_path, config.do_lower_case)
+    stored = find_vector_settings(config.init_checkpoint, is_lower) or VectorSettings()
+    if stored.default_prompt:
+        rule = "have no default_prompt_name, as texts are trained without"
+        raise InputError(f"`init_checkpoint` must {rule}. Received: {stored.default_prompt!r}.")
+    length = min(config.max_seq_length, text.config.max_position_embeddings)
+    if stored.max_seq_length not in (None, length):
+        print(f"length     {length} tokens (max_seq_length); of init_checkpoint {stored.max_seq_length}")
     prompts = {
+        **stored.prompts,
         QUERY: config.query_prefix or stored.prompts.get(QUERY, ""),
         PASSAGE: config.passage_prefix or stored.prompts.get(PASSAGE, stored.prompts.get(DOCUMENT, "")),
     }
@@ -95,7 +111,7 @@ def vector_settings(config, text):
         stored.pooling if config.pooling == "auto" else config.pooling,
         config.normalize,
         {name: prefix for name, prefix in prompts.items() if prefix},
-        min(config.max_seq_length, text.config.max_position_embeddings),
+        length,
     )
 
 
@@ -180,7 +196,7 @@ class Encoder:
         return np.stack(found["vectors"])
 
 
-def _export(config, text, model, folder, settings, scores):
+def _export(config, text, model, folder, settings, scores, evaluation):
     """Write `model/`, a folder of sentence-transformers, whole or not at all."""
     width = text.config.hidden_size
     with write_folder(folder / MODEL_FOLDER) as partial:
@@ -193,12 +209,12 @@ def _export(config, text, model, folder, settings, scores):
             max_length=settings.max_seq_length,
         )
         write_settings(partial, settings, width)
-        card = _card(config, settings, width, scores)
+        card = _card(config, settings, width, scores, evaluation)
         (Path(partial) / CARD_FILE).write_text(card, encoding="utf-8")
     print(f"wrote {folder / MODEL_FOLDER}")
 
 
-def _card(config, settings, width, scores):
+def _card(config, settings, width, scores, evaluation):
     """The text of the model card, whose front matter the hub reads."""
     names = "sentence-transformers", "sentence-similarity", "feature-extraction", "sequence-packing"
     lines = ["---", "library_name: sentence-transformers", "pipeline_tag: sentence-similarity", "tags:"]
@@ -213,7 +229,7 @@ def _card(config, settings, width, scores):
         "",
         "## Scores",
         "",
-        *([f"On {config.eval_file}:", ""] if scores else ["Not known."]),
+        *([f"On {evaluation}:", ""] if scores else ["Not known."]),
         *(f"- {name}: {value:.2f}" for name, value in scores.items()),
     ]
     return "\n".join(lines) + "\n"
