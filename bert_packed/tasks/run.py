@@ -86,7 +86,7 @@ class Evaluation:
     patience: int = 0  # evaluations in a row without a better score that end the run; 0 for no end
 
     @classmethod
-    def of(cls, config, names, score):
+    def of(cls, config, names, score, source):
         """As a `ScoredConfig` says; raises `InputError` where its `best_score` is none of `names`."""
         best = config.best_score or names[0]
         if best not in names:
@@ -97,7 +97,7 @@ class Evaluation:
             score,
             config.eval_steps,
             config.keep_best,
-            config.eval_file,
+            source,
             config.early_stopping_patience,
         )
 
@@ -109,6 +109,13 @@ SCORES_OF_BEST = "scores.json"
 def best_folder(folder):
     """The folder of the weights with the best score."""
     return Path(folder) / "best"
+
+
+def check_export(config):
+    """Raise `InputError` where a model that is not trained now would take the place of one that was."""
+    exported = Path(config.output_dir) / MODEL_FOLDER
+    if not config.do_train and exported.exists():
+        raise InputError(f"`output_dir` must hold no {MODEL_FOLDER} unless --do_train. Received: {exported}.")
 
 
 def take_best(config, folder, model):

@@ -126,6 +126,7 @@ def number_sums(outputs, batch):
 def finetune(config):
     """Train, score, predict and export as a `ClassifyConfig` says: `FinetuningResult`."""
     text = run.read_text_model(config)
+    run.check_export(config)
     read = functools.partial(
         read_examples,
         columns=config.columns,
@@ -167,7 +168,9 @@ def finetune(config):
 
     during = None
     if evaluated:
-        during = run.Evaluation.of(config, label_scores.NAMES[problem.kind], evaluated.score)
+        during = run.Evaluation.of(
+            config, label_scores.NAMES[problem.kind], evaluated.score, config.eval_file
+        )
     return run.run_task(config, text, objective, read_training, finish, during)
 
 

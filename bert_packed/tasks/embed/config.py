@@ -3,10 +3,9 @@
 import dataclasses
 
 from bert_packed.checkpoints.sentence_transformers import POOLINGS
-from bert_packed.core import storage
 from bert_packed.core.settings import InputError, setting, variant
-from bert_packed.runs.run_config import DATA, LOGS, OPTIMIZER, PREDICTION
-from bert_packed.tasks.config import FinetuneConfig
+from bert_packed.runs.run_config import DATA, OPTIMIZER
+from bert_packed.tasks.config import FinetuneConfig, ScoredConfig
 
 LOSSES = ("auto", "ranking", "cosent")
 
@@ -20,7 +19,7 @@ def parse_widths(text):
 
 
 @dataclasses.dataclass(frozen=True)
-class EmbedConfig(FinetuneConfig):
+class EmbedConfig(ScoredConfig):
     """Trains an encoder whose vectors compare texts: for search, duplicates, clusters.
 
     TRAIN_FILE has columns anchor and positive, and may have negative, negative_2 and so on; or
@@ -32,17 +31,15 @@ class EmbedConfig(FinetuneConfig):
     with all texts of its step. The same command continues a stopped run.
     """
 
-    result_files = ("model", "best")
     batch_unit = "row"
 
-    train_file: str = setting("", "texts to train on", group=DATA)
-    eval_file: str = setting(
+    eval_file: str = variant(
+        ScoredConfig,
+        "eval_file",
         "",
-        "pairs with scores, for Spearman's correlation, or a folder in BEIR's form (corpus.jsonl, "
+        help="pairs with scores, for Spearman's correlation, or a folder in BEIR's form (corpus.jsonl, "
         "queries.jsonl, qrels/*.tsv), for nDCG@10, MRR@10 and recall; its dev.tsv goes before its test.tsv, "
         "unless a file of qrels is named",
-        changeable=True,
-        group=PREDICTION,
     )
     columns: str = setting(
         "", "names of train_file's columns of texts, with commas; empty = by their names", group=DATA
@@ -82,26 +79,11 @@ class EmbedConfig(FinetuneConfig):
         FinetuneConfig, "train_batch_size", 64, help="rows of train_file in an optimizer step, packed or not"
     )
     num_train_epochs: float = variant(FinetuneConfig, "num_train_epochs", 1.0)
-    eval_steps: int = setting(0, "steps between evaluations; 0 = at the end alone", minimum=0, group=LOGS)
-    keep_best: bool = setting(
-        False, "whether model/ is that of the evaluation with the best score, not the last one"
-    )
 
     def __post_init__(self):
         super().__post_init__()
-        if self.do_train and not self.train_file:
-            raise InputError("`train_file` must be given unless --do_train=false. Received: nothing.")
-        for name in ("train_file", "eval_file"):
-            path = getattr(self, name)
-            if path and not storage.is_file(path) and not storage.is_folder(path):
-                raise InputError(f"`{name}` must be an existing file or folder. Received: {path}.")
-        if self.keep_best and not self.do_train:
-            raise InputError("`keep_best` must be false unless --do_train. Received: True.")
         if self.both_directions and self.loss == "cosent":
             raise InputError("`both_directions` must be false for loss=cosent. Received: True.")
-        if (self.eval_steps or self.keep_best) and not self.eval_file:
-            name = "eval_steps" if self.eval_steps else "keep_best"
-            raise InputError(f"`{name}` must be left out without eval_file. Received: {getattr(self, name)}.")
 
     @property
     def widths(self):

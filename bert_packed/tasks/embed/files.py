@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from bert_packed.core.settings import InputError
-from bert_packed.tasks.rows import check_text, rows_of
+from bert_packed.tasks.rows import check_text, choose_columns, rows_of
 
 SCORE = "score"
 LARGEST = 1e30  # a score, in float32
@@ -60,21 +60,15 @@ def read_rows(path, columns="", score_column=""):
 
 def _choose(path, row, columns, score_column):
     """Names of the columns of texts and of scores; "" for none."""
-    names = [*row]
     if columns:
-        chosen = [name.strip() for name in columns.split(",")]
-    elif "sentence1" in names:
-        chosen, score_column = ["sentence1", "sentence2"], score_column or SCORE
-    elif "anchor" in names:
-        chosen = ["anchor", "positive", *filter(_is_negative, names)]
+        names = []
+    elif "sentence1" in row:
+        names, score_column = ["sentence1", "sentence2"], score_column or SCORE
+    elif "anchor" in row:
+        names = ["anchor", "positive", *filter(_is_negative, row)]
     else:
-        chosen = ["text"]
-    wanted = [*chosen, *([score_column] if score_column else [])]
-    if missing := [name for name in wanted if name not in names]:
-        raise InputError(
-            f"{path} must have a column {missing[0]!r}, or --columns must name others. "
-            f"Received: {', '.join(map(str, names))}."
-        )
+        names = ["text"]
+    chosen = choose_columns(path, row, columns, names, [score_column] if score_column else [])
     if score_column and len(chosen) != 2:
         raise InputError(f"{path} must have two columns of texts to a score. Received: {len(chosen)}.")
     return chosen, score_column

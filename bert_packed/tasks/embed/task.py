@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 
 from bert_packed.assembly.update_packs import pack_all
-from bert_packed.checkpoints import checkpoint
 from bert_packed.checkpoints.export_formats import write_hugging_face
 from bert_packed.checkpoints.sentence_transformers import VectorSettings, write_settings
 from bert_packed.core.progress import count_of
@@ -28,13 +27,12 @@ from bert_packed.tasks.embed.config import EmbedConfig
 from bert_packed.tasks.embed.files import read_rows
 from bert_packed.tasks.embed.losses import COSENT, RANKING, LossSettings, embedding_objective
 from bert_packed.tasks.embed.scores import read_evaluation
-from bert_packed.tasks.rows import arrow_files
+from bert_packed.tasks.rows import source_files
 from bert_packed.tasks.texts import make_text_sequences
 from bert_packed.text.vocabularies import lowers_case
 from bert_packed.training.backend import compiled, out_of_memory_names
 from bert_packed.training.engines.engine import named_weights
 
-MODEL_FOLDER = "model"
 PREFIXES = ("query_prefix", "passage_prefix")
 QUERY, PASSAGE, DOCUMENT = "query", "passage", "document"  # names of prompts
 
@@ -47,9 +45,7 @@ def finetune(config):
         raise InputError(
             f"`matryoshka_widths` must be at most hidden_size={width}. Received: {config.matryoshka_widths}."
         )
-    exported = Path(config.output_dir) / MODEL_FOLDER
-    if not config.do_train and exported.exists():
-        raise InputError(f"`output_dir` must hold no {MODEL_FOLDER} unless --do_train. Received: {exported}.")
+    run.check_export(config)
     settings = vector_settings(config, text)
     # Files are read before training: a mistake in them would show after hours
     rows = read_rows(config.train_file, config.columns, config.score_column) if config.do_train else None
@@ -69,25 +65,21 @@ def finetune(config):
     encoder = Encoder(config, text, objective, settings)
 
     def read_training():
-        return training_data(config, rows, text.tokenizer, settings), {
-            "train_file": _files(config.train_file)
-        }
+        data = training_data(config, rows, text.tokenizer, settings)
+        return data, {"train_file": source_files(config.train_file)}
 
     def score(model):
         return evaluation.score(functools.partial(encoder.encode, model))
 
     def finish(model, folder):
-        best = run.best_folder(folder)
-        if config.keep_best and best.exists():
-            checkpoint.assign_tensors(best, checkpoint.read_weights(best), named_weights(model))
+        run.take_best(config, folder, model)
         scores = score(model) if evaluation else {}
         _export(config, text, model, folder, settings, scores, evaluation)
         return scores
 
     during = None
     if evaluation:
-        sizes = config.eval_steps, config.keep_best, evaluation.path
-        during = run.Evaluation(evaluation.names, score, *sizes)
+        during = run.Evaluation.of(config, evaluation.names, score, evaluation.path)
     return run.run_task(config, text, objective, read_training, finish, during)
 
 
@@ -163,10 +155,6 @@ def training_data(config, rows, tokenizer, settings):
     return LabelledSequences(sequences, labels, texts_per_row=num_texts)
 
 
-def _files(path):
-    return list(map(str, arrow_files(path))) if Path(path).is_dir() else [path]
-
-
 @dataclasses.dataclass
 class Encoder:
     """Vectors of texts by a model in training; its program is compiled once for each set of texts."""
@@ -199,7 +187,7 @@ class Encoder:
 def _export(config, text, model, folder, settings, scores, evaluation):
     """Write `model/`, a folder of sentence-transformers, whole or not at all."""
     width = text.config.hidden_size
-    with write_folder(folder / MODEL_FOLDER) as partial:
+    with write_folder(folder / run.MODEL_FOLDER) as partial:
         write_hugging_face(
             partial,
             model,
@@ -211,7 +199,7 @@ def _export(config, text, model, folder, settings, scores, evaluation):
         write_settings(partial, settings, width)
         card = _card(config, settings, width, scores, evaluation)
         (Path(partial) / CARD_FILE).write_text(card, encoding="utf-8")
-    print(f"wrote {folder / MODEL_FOLDER}")
+    print(f"wrote {folder / run.MODEL_FOLDER}")
 
 
 def _card(config, settings, width, scores, evaluation):
