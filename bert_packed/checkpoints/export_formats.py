@@ -58,6 +58,7 @@ def write_hugging_face(
     classes=(),
     max_length=None,
     problem_type="",
+    activation="",
 ):
     """Write `config.json` and `model.safetensors` for the class of transformers that has the model's head.
 
@@ -65,6 +66,8 @@ def write_hugging_face(
         missing: Our names of tensors to leave out because they were never trained; transformers reports them.
         vocab_file: WordPieces, one a line, or a `tokenizer.json`, to write a tokenizer too; "" for none.
         classes: Names of the model's classes; () where they have none.
+        activation: Path of the module that a CrossEncoder of sentence-transformers puts behind the model; ""
+            leaves it out.
         problem_type: What a classifier learned, as transformers names it; "" leaves it out.
         max_length: Most tokens that a tokenizer gives the model; None is as many as it has positions for.
     """
@@ -86,6 +89,8 @@ def write_hugging_face(
         config["label2id"] = {name: number for number, name in enumerate(classes)}
     if problem_type:
         config["problem_type"] = problem_type
+    if activation:
+        config["sentence_transformers"] = {"activation_fn": activation}
     ids = names.token_ids(vocab_file)
     (folder / "config.json").write_text(json.dumps(config | ids, indent=1) + "\n")
     if vocab_file:

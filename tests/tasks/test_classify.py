@@ -5,6 +5,7 @@ whose labels are in another order, a run that ends early and then goes on.
 """
 
 import csv
+import importlib.util
 import json
 
 import numpy as np
@@ -30,6 +31,7 @@ from bert_packed.tasks.classify.labels import (
 
 CLASSES = ["art", "biology", "chess", "dance", "earth", "film", "golf"]
 LENGTH = 24
+RERANKER = "reranker"  # a number of a pair, a chance
 
 
 def rows_of(kind, number, seed):
@@ -41,13 +43,16 @@ def rows_of(kind, number, seed):
         words = [WORDS[7 + place] for place in rng.integers(0, 19, rng.integers(1, 8))]
         firsts = [WORDS[topic] for topic in topics[: 1 + (kind == SEVERAL)]]
         label = {SINGLE: CLASSES[topics[0]], SEVERAL: "|".join(CLASSES[t] for t in topics)}
-        found.append((" ".join([*firsts, *words]), label.get(kind, str(topics[0] / 2))))
+        label |= {NUMBER: str(topics[0] / 2), RERANKER: str(int(topics[0] > 3))}
+        pair = [words[0]] if kind == RERANKER else []
+        found.append((*pair, " ".join([*firsts, *words]), label[kind]))
     return found
 
 
-def write_csv(path, rows, names=("text", "label")):
+def write_csv(path, rows):
+    names = ("text",) if len(rows[0]) == 2 else ("sentence1", "sentence2")
     with open(path, "w", newline="") as file:
-        csv.writer(file).writerows([names, *rows])
+        csv.writer(file).writerows([(*names, "label"), *rows])
     return str(path)
 
 
@@ -69,13 +74,40 @@ def config_of(folder, kind, start, **changes):
             "learning_rate": 0.01,
             "num_train_epochs": 12.0,
             "label_separator": "|" if kind == SEVERAL else "",
+            "number_loss": "binary" if kind == RERANKER else "squared",
             **changes,
         }
     )
 
 
 SIZES = {"train": 64, "dev": 24}
-LEARNED = {SINGLE: ("accuracy", 90), SEVERAL: ("f1_micro", 50), NUMBER: ("spearman", 70)}
+LEARNED = {
+    SINGLE: ("accuracy", 90),
+    SEVERAL: ("f1_micro", 50),
+    NUMBER: ("spearman", 70),
+    RERANKER: ("pearson", 70),
+}
+
+
+def check_others(folder, kind, texts, chances):
+    """The folder's probabilities are those of the libraries that open it, where they are installed."""
+    if importlib.util.find_spec("sentence_transformers") is None:
+        return
+    import torch
+    from sentence_transformers import CrossEncoder
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    if kind in (NUMBER, RERANKER):
+        pairs = texts if kind == RERANKER else [(text, text) for text in texts]
+        want = CrossEncoder(str(folder), device="cpu").predict(pairs)
+        got = bert_packed.load_classifier(folder).predict(pairs).probabilities[:, 0]
+    else:
+        model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+        tokens = AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
+        with torch.no_grad():
+            logits = model(**tokens).logits
+        want, got = (logits.sigmoid() if kind == SEVERAL else logits.softmax(dim=-1)).numpy(), chances
+    np.testing.assert_allclose(got, want, atol=2e-6)
 
 
 @pytest.mark.usefixtures("uncompiled")
@@ -84,13 +116,15 @@ def test_a_run_learns_labels_and_leaves_a_folder(tmp_path, start, kind):
     config = config_of(tmp_path, kind, start, eval_steps=24)
     result, folder = bert_packed.finetune(config), tmp_path / "run"
     name, least = LEARNED[kind]
-    assert tuple(result.scores) == scores.NAMES[kind] and result.scores[name] > least
+    problem_type = NUMBER if kind == RERANKER else kind
+    assert tuple(result.scores) == scores.NAMES[problem_type] and result.scores[name] > least
     assert json.loads((folder / "eval_results.json").read_text()) == result.scores
     header, *lines = [line.split("\t") for line in (folder / "predictions.tsv").read_text().splitlines()]
     content = json.loads((folder / "model" / "config.json").read_text())
-    assert content["problem_type"] == kind
-    true = [label for _, label in rows_of(kind, 24, 24)]
-    if kind == NUMBER:
+    assert content["problem_type"] == problem_type
+    *texts, true = zip(*rows_of(kind, 24, 24), strict=True)
+    texts = list(zip(*texts, strict=True)) if kind == RERANKER else list(texts[0])
+    if problem_type == NUMBER:
         assert header == ["prediction"] and not (folder / "labels.txt").exists()
     else:
         assert header == ["prediction", *CLASSES] == ["prediction", *content["id2label"].values()]
@@ -102,13 +136,14 @@ def test_a_run_learns_labels_and_leaves_a_folder(tmp_path, start, kind):
         assert table.sum() == 24 and table.trace() / 24 == pytest.approx(result.scores["accuracy"] / 100)
     # The folder gives the same predictions from Python, and the same scores, whose names and kind it knows
     classifier = bert_packed.load_classifier(folder / "model")
-    labels, chances = classifier.predict([text for text, _ in rows_of(kind, 24, 24)])
-    if kind == NUMBER:
+    labels, chances = classifier.predict(texts)
+    if problem_type == NUMBER:
         assert classifier.names == () and chances[:, 0].tolist() == labels
         np.testing.assert_allclose(labels, [float(line[0]) for line in lines], rtol=1e-4)
     else:
         assert ["|".join(one) if kind == SEVERAL else one for one in labels] == [line[0] for line in lines]
         np.testing.assert_allclose(chances, [list(map(float, line[1:])) for line in lines], atol=1e-5)
+    check_others(folder / "model", kind, texts, chances)
     again = ClassifyConfig(
         do_train=False,
         init_checkpoint=str(folder / "model"),
@@ -196,6 +231,8 @@ SETTINGS = [
     ({"label_separator": ",", "problem_type": SINGLE}, "`label_separator` must be left out for"),
     ({"problem_type": NUMBER, "class_weights": "balanced"}, "`class_weights` must be left out for"),
     ({"class_weights": "x=2"}, "`class_weights` must name classes, art, biology, chess"),
+    ({"number_loss": "binary", "problem_type": SINGLE}, "`number_loss` must be left out for"),
+    ({"number_loss": "binary"}, "row 1: the label must be a number from 0 to 1. Received: "),
     ({"best_score": "f1"}, "`best_score` must be one of accuracy, f1_macro, f1_weighted, matthews."),
 ]
 
@@ -218,11 +255,11 @@ def test_weights_of_classes():
 def test_scores_by_hand():
     """Of labels that are never true or predicted, and of constants."""
     true, found = np.array([0, 0, 1]), np.array([[0.9, 0.1, 0], [0.2, 0.8, 0], [0.1, 0.9, 0]])
-    got = scores.score(SINGLE, found, true)
+    got = scores.score(Problem(SINGLE), found, true)
     assert got["accuracy"] == pytest.approx(2 / 3) and got["f1_macro"] == pytest.approx(2 / 3)
     assert got["matthews"] == pytest.approx(0.5)
     bits, chances = np.array([[1, 0, 0], [0, 1, 0]], np.float32), np.array([[0.9, 0.6, 0.1], [0.8, 0.7, 0.2]])
-    several = scores.score(SEVERAL, chances, bits)
+    several = scores.score(Problem(SEVERAL), chances, bits)
     assert several["f1_micro"] == pytest.approx(2 / 3) and several["average_precision"] == 1
-    assert scores.score(NUMBER, np.ones((3, 1)), np.arange(3.0)) == {"pearson": 0, "spearman": 0}
+    assert scores.score(Problem(NUMBER), np.ones((3, 1)), np.arange(3.0)) == {"pearson": 0, "spearman": 0}
     assert metrics.f1_score(true, found.argmax(1), average="weighted") == got["f1_weighted"]

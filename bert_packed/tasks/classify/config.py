@@ -8,6 +8,8 @@ from bert_packed.runs.run_config import DATA, OPTIMIZER, PREDICTION
 from bert_packed.tasks.classify.labels import NUMBER, PROBLEMS, SINGLE, parse_weights
 from bert_packed.tasks.config import FinetuneConfig, ScoredConfig
 
+SQUARED, BINARY = "squared", "binary"
+
 
 @dataclasses.dataclass(frozen=True)
 class ClassifyConfig(ScoredConfig):
@@ -44,6 +46,13 @@ class ClassifyConfig(ScoredConfig):
         "one class, several labels at once, or a number, as transformers names them; auto = by the labels",
         choices=("auto", *PROBLEMS),
     )
+    number_loss: str = setting(
+        SQUARED,
+        "loss of a number: squared error, or binary, the cross-entropy of labels from 0 to 1, of which the "
+        "model gives the chance, as rerankers do",
+        choices=(SQUARED, BINARY),
+        group=OPTIMIZER,
+    )
     class_weights: str = setting(
         "",
         "weights of the classes in the loss, as spam=3,news=0.5, 1 for others; or balanced, which gives all "
@@ -71,6 +80,8 @@ class ClassifyConfig(ScoredConfig):
                 f"`label_separator` must be left out for {self.problem_type}. Received: "
                 f"{self.label_separator!r}."
             )
+        if self.number_loss == BINARY and self.problem_type not in ("auto", NUMBER):
+            raise InputError(f"`number_loss` must be left out for {self.problem_type}. Received: {BINARY}.")
         if self.class_weights and self.problem_type not in ("auto", SINGLE):
             raise InputError(
                 f"`class_weights` must be left out for {self.problem_type}. Received: {self.class_weights}."

@@ -25,7 +25,7 @@ class Predictions(NamedTuple):
     """What a classifier says of n texts."""
 
     labels: list  # a str each; of several labels a tuple of str; of numbers a float
-    probabilities: np.ndarray  # float32 `[n, C]`, in the order of `names`; of numbers they, `[n, 1]`
+    probabilities: np.ndarray  # float32 `[n, C]`, in the order of `names`; numbers as they are, `[n, 1]`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,9 +66,8 @@ class TextClassifier:
         depth = min(1 << (spec.max_sequences_per_pack - 1).bit_length(), self.max_seq_length)
         spec = dataclasses.replace(spec, max_sequences_per_pack=depth)
         outputs = predict(self.forward, sequences, packs, spec, self.batch_size)
-        kind = self.problem.kind
-        found = probabilities(kind, np.stack(outputs["logits"]))
-        return Predictions([self.problem.shown(one) for one in decide(kind, found).tolist()], found)
+        found = probabilities(self.problem, np.stack(outputs["logits"]))
+        return Predictions([self.problem.shown(one) for one in decide(self.problem, found).tolist()], found)
 
 
 def _is_pair(text):

@@ -39,6 +39,7 @@ class Problem:
 
     kind: str  # one of `PROBLEMS`
     names: tuple[str, ...] = ()  # of the C labels by number; () for a number
+    is_chance: bool = False  # a number from 0 to 1, predicted by the sigmoid of the model's output
 
     def numbers(self, examples):
         """The labels of `Examples`: int32 `[n]` classes, or float32 `[n, C]` of 0 and 1, or `[n]` numbers.
@@ -46,7 +47,9 @@ class Problem:
         `InputError` names the row of a label that is none of `names`, or no number.
         """
         if self.kind == NUMBER:
-            found = [_number(examples.path, row, label) for row, label in enumerate(examples.labels, 1)]
+            least, most = (0, 1) if self.is_chance else (-LARGEST, LARGEST)
+            rows = enumerate(examples.labels, 1)
+            found = [_number(examples.path, row, label, least, most) for row, label in rows]
             return np.array(found, np.float32)
         places = {name: number for number, name in enumerate(self.names)}
         bits = np.zeros((len(examples), len(self.names)), np.float32)
@@ -180,10 +183,11 @@ def _is_number(text):
         return False
 
 
-def _number(path, row, label):
-    if isinstance(label, str) and _is_number(label) and abs(float(label)) < LARGEST:
+def _number(path, row, label, least, most):
+    if isinstance(label, str) and _is_number(label) and least <= float(label) <= most:
         return float(label)
-    raise InputError(f"{path}, row {row}: the label must be a number. Received: {label!r:.80}.")
+    rule = "a number" if most == LARGEST else f"a number from {least} to {most}"
+    raise InputError(f"{path}, row {row}: the label must be {rule}. Received: {label!r:.80}.")
 
 
 def parse_weights(text):

@@ -4,7 +4,7 @@ Legend: n examples, C labels.
 """
 
 import numpy as np
-from scipy import stats
+from scipy import special, stats
 from sklearn import metrics
 
 from bert_packed.tasks.classify.labels import NUMBER, SEVERAL, SINGLE
@@ -16,28 +16,27 @@ NAMES = {
 }
 
 
-def probabilities(kind, logits):
-    """Float32 `[n, C]` from logits: a softmax for classes, sigmoids for several labels; numbers unchanged."""
-    if kind == SINGLE:
-        powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-        return powers / powers.sum(axis=1, keepdims=True)
-    return 1 / (1 + np.exp(-logits)) if kind == SEVERAL else logits
+def probabilities(problem, logits):
+    """Float32 `[n, C]` from logits: a softmax for classes, sigmoids for labels and chances; numbers are kept."""
+    if problem.kind == SINGLE:
+        return special.softmax(logits, axis=1)
+    return special.expit(logits) if problem.kind == SEVERAL or problem.is_chance else logits
 
 
-def decide(kind, found):
+def decide(problem, found):
     """The prediction of each example from `probabilities`, in the form of `Problem.numbers`."""
-    if kind == SINGLE:
+    if problem.kind == SINGLE:
         return found.argmax(axis=1)
-    return (found > 0.5).astype(np.float32) if kind == SEVERAL else found[:, 0]
+    return (found > 0.5).astype(np.float32) if problem.kind == SEVERAL else found[:, 0]
 
 
-def score(kind, found, labels):
+def score(problem, found, labels):
     """Scores by `NAMES`: dict of float.
 
     `f1_macro` and `f1_weighted` are means over the labels that are true or predicted, `average_precision`
     over those that are true somewhere. A correlation with a constant is 0.
     """
-    predicted = decide(kind, found)
+    kind, predicted = problem.kind, decide(problem, found)
     if kind == NUMBER:
         return {name: correlation(name, predicted, labels) for name in NAMES[kind]}
     f1 = {

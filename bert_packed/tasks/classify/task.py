@@ -26,6 +26,7 @@ from bert_packed.runs.run_summary import describe_counts
 from bert_packed.tasks import run
 from bert_packed.tasks.batches import LabelledSequences
 from bert_packed.tasks.classify import scores as label_scores
+from bert_packed.tasks.classify.config import BINARY
 from bert_packed.tasks.classify.labels import (
     NUMBER,
     SEVERAL,
@@ -42,6 +43,8 @@ from bert_packed.training.engines.engine import named_weights
 
 LABELS = Feature("labels", "K")
 PREDICTIONS_FILE, CONFUSION_FILE = "predictions.tsv", "confusion.json"
+# What a CrossEncoder of sentence-transformers does to a number
+SIGMOID, IDENTITY = "torch.nn.modules.activation.Sigmoid", "torch.nn.modules.linear.Identity"
 MOST_SHOWN = 12  # classes whose confusion is printed, too
 
 
@@ -137,6 +140,7 @@ def finetune(config):
     training = read(config.train_file) if config.do_train else None
     held_out = read(config.eval_file) if config.eval_file else None
     problem = find_problem(training, _asked_kind(config)) if training else _problem_of_start(config, held_out)
+    problem = dataclasses.replace(problem, is_chance=problem.is_chance or config.number_loss == BINARY)
     names = f": {len(problem.names)} labels, {', '.join(problem.names):.200}" if problem.names else ""
     print(f"labels     {problem.kind}{names}")
     labels = problem.numbers(training) if training else None
@@ -144,7 +148,7 @@ def finetune(config):
     objective = {
         SINGLE: lambda: classes_objective(len(problem.names), weights),
         SEVERAL: lambda: several_objective(len(problem.names)),
-        NUMBER: numbers_objective,
+        NUMBER: (lambda: several_objective(1)) if problem.is_chance else numbers_objective,
     }[problem.kind]()
 
     def predictor(examples):
@@ -155,7 +159,9 @@ def finetune(config):
 
     def read_training():
         sequences = _sequences_of(config, text, training)
-        data = LabelledSequences(sequences, {LABELS.name: labels}, classes=problem.names)
+        # A chance is a label beside no others
+        values = labels[:, None] if problem.is_chance else labels
+        data = LabelledSequences(sequences, {LABELS.name: values}, classes=problem.names)
         return data, {"train_file": source_files(config.train_file)}
 
     def finish(model, folder):
@@ -175,6 +181,8 @@ def finetune(config):
 
 
 def _asked_kind(config):
+    if config.number_loss == BINARY:
+        return NUMBER
     return SEVERAL if config.label_separator else config.problem_type
 
 
@@ -197,10 +205,12 @@ def stored_problem(init_checkpoint, asked="auto"):
             f"`init_checkpoint` must be fine-tuned to classify. Received: {init_checkpoint}, of head {head}."
         )
     path = Path(init_checkpoint) / HUGGING_FACE_CONFIG
-    stored = read_json(path).get("problem_type") if path.is_file() else None
-    kind = (stored or (NUMBER if num_outputs == 1 else SINGLE)) if asked == "auto" else asked
+    stored = read_json(path) if path.is_file() else {}
+    kind = stored.get("problem_type") or (NUMBER if num_outputs == 1 else SINGLE)
+    kind = kind if asked == "auto" else asked
     if kind == NUMBER:
-        return Problem(kind)
+        activation = (stored.get("sentence_transformers") or {}).get("activation_fn")
+        return Problem(kind, is_chance=activation == SIGMOID)
     return Problem(kind, stored_labels(init_checkpoint) or tuple(map(str, range(num_outputs))))
 
 
@@ -228,19 +238,19 @@ class Predictor:
         if self._forward is None:
             self._forward = run.forward_of(model)
         outputs, _ = run.predict_packed(self.config, model, self.sequences, self._forward)
-        return label_scores.probabilities(self.problem.kind, np.stack(outputs["logits"]))
+        return label_scores.probabilities(self.problem, np.stack(outputs["logits"]))
 
     def score(self, model):
         """Scores times 100, dict of float."""
         found = self.probabilities(model)
-        scores = label_scores.score(self.problem.kind, found, self.problem.numbers(self.examples))
+        scores = label_scores.score(self.problem, found, self.problem.numbers(self.examples))
         return {name: 100 * value for name, value in scores.items()}
 
     def tell(self, model, folder):
         """The same; prints the confusion of classes and writes it, too."""
         kind, names = self.problem.kind, self.problem.names
         if kind == SINGLE:
-            predicted = label_scores.decide(kind, self.probabilities(model))
+            predicted = label_scores.decide(self.problem, self.probabilities(model))
             table = label_scores.confusion(predicted, self.problem.numbers(self.examples), len(names))
             write_json(folder / CONFUSION_FILE, {"labels": list(names), "true_by_predicted": table.tolist()})
             if len(names) <= MOST_SHOWN:
@@ -255,7 +265,7 @@ class Predictor:
         found = self.probabilities(model)
         separator = self.config.label_separator or ","
         lines = ["\t".join(["prediction", *names])]
-        for row, decision in zip(found, label_scores.decide(kind, found), strict=True):
+        for row, decision in zip(found, label_scores.decide(self.problem, found), strict=True):
             shown = self.problem.shown(decision)
             shown = f"{shown:.6g}" if kind == NUMBER else shown
             shown = separator.join(shown) if kind == SEVERAL else shown
@@ -276,6 +286,7 @@ def _export(config, text, problem, model, folder):
             classes=problem.names,
             max_length=config.max_seq_length,
             problem_type=problem.kind,
+            activation=(SIGMOID if problem.is_chance else IDENTITY) if problem.kind == NUMBER else "",
         )
         write_model_card(partial, model)
     print(f"wrote {folder / run.MODEL_FOLDER}")
