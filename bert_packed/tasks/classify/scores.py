@@ -17,7 +17,7 @@ NAMES = {
 
 
 def probabilities(problem, logits):
-    """Float32 `[n, C]` from logits: a softmax for classes, sigmoids for labels and chances; numbers are kept."""
+    """Float32 `[n, C]` from logits: softmax for classes, sigmoids for labels and chances, else unchanged."""
     if problem.kind == SINGLE:
         return special.softmax(logits, axis=1)
     return special.expit(logits) if problem.kind == SEVERAL or problem.is_chance else logits
