@@ -61,8 +61,8 @@ def main(config):
         batch_size=config.batch_size or None,
     )
     ways = {
-        "packed": functools.partial(encoder.encode, texts),
-        "padded": functools.partial(encoder.encode, texts, max_sequences_per_pack=1),
+        "packed": functools.partial(encoder.encode, texts, normalize=False),  # as transformers
+        "padded": functools.partial(encoder.encode, texts, max_sequences_per_pack=1, normalize=False),
     }
     with contextlib.ExitStack() as stack:
         if config.reference:
