@@ -51,7 +51,7 @@ def write_files(folder):
 
 
 def write_tasks(folder):
-    """SQuAD, its predictions, CoNLL and two tasks of GLUE."""
+    """SQuAD, its predictions, pairs of sentences, CoNLL and two tasks of GLUE."""
     entries = tuple(
         entry(f"q{number}", f"What is {word}?", answer)
         for number, (word, answer) in enumerate(
@@ -60,6 +60,9 @@ def write_tasks(folder):
     )
     for name in ("train-v1.1.json", "dev-v1.1.json"):
         write(folder / name, (CONTEXT, entries))
+    pairs = zip(make_documents(), make_documents()[1:], strict=False)
+    lines = [json.dumps({"anchor": one[0], "positive": other[1]}) for one, other in pairs]
+    (folder / "pairs.jsonl").write_text("\n".join(lines) + "\n")
     (folder / "predictions.json").write_text(json.dumps({"q0": "Ada", "q1": "1843", "q2": ""}))
     sentence = "ba O\nbe B-PER\nbi I-PER\n\nbo O\nbu B-LOC\n\n"
     for split in ("train", "valid"):

@@ -56,6 +56,7 @@ MOST = {
     "squad": {"num_train_epochs": 0.1, "train_batch_size": 2},
     "glue": {"num_train_epochs": 1, "train_batch_size": 4},
     "ner": {"num_train_epochs": 1, "train_batch_size": 4},
+    "embed": {"num_train_epochs": 1, "train_batch_size": 16},
 }
 SMALL = {"": "bert-tiny", "bert-mini": "bert-tiny", "bert-base": "bert-tiny"}
 # Lines that a page shows and its commands print
