@@ -34,6 +34,8 @@ WRITTEN |= {
         "predictions.json",
         "pairs.jsonl",
         "sts.jsonl",
+        "STS-B/train.tsv",
+        "STS-B/dev.tsv",
         "conll/train.txt",
         "conll/valid.txt",
     )
