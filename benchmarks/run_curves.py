@@ -1,6 +1,7 @@
 """Learning curves of runs in one table and one picture, from their logs, seeds as bands.
 
 python -m benchmarks.run_curves --run_dirs='runs/static*,runs/dynamic*' --picture=curves.png
+python -m benchmarks.run_curves --run_dirs=my/vectors --figures=spearman --over=hours --picture=vectors.png
 """
 
 import dataclasses
@@ -22,17 +23,17 @@ LOGS = {"training": "metrics.csv", "held out": "eval_metrics.csv"}
 
 @dataclasses.dataclass(frozen=True)
 class CurvesConfig(Settings):
-    """Reads the output directories of run_pretraining.py. Runs in folders NAME-seed1, NAME-seed2, ... are
-    seeds of one variant NAME; any other folder is a variant with one run.
+    """Reads the output directories of pre-training and fine-tuning. Runs in folders NAME-seed1,
+    NAME-seed2, ... are seeds of one variant NAME; any other folder is a variant with one run.
 
     The table has for each variant the last figures of its complete runs, mean, least and most over the
-    seeds. The picture has a row for each figure over --over, in training and held out; runs that are
-    still under way, or were stopped, are drawn as far as they are. Hours are those of training steps
+    seeds. The picture has a row for each figure over --over, in training and held out if both have it; runs
+    that are still under way, or were stopped, are drawn as far as they are. Hours are those of training steps
     alone, without compiling, evaluating and saving.
     """
 
     run_dirs: str = setting("", "output directories of runs: comma-separated paths or globs", required=True)
-    figures: str = setting("mlm_loss", "columns of metrics.csv and eval_metrics.csv, comma-separated")
+    figures: str = setting("mlm_loss", "columns of metrics.csv or eval_metrics.csv, comma-separated")
     picture: str = setting("", "also draw the curves into this PNG")
     over: str = setting("step", "what the curves are drawn over", choices=("step", "sequences", "hours"))
 
@@ -70,37 +71,41 @@ def read_run(folder, figures):
     from bert_packed.training.metrics_log import read_rows
 
     record = read_json(folder / RUN_FILE)
-    flags, factor = record["flags"], record["data"]["packing_factor"]
+    flags, factor = record["flags"], record["data"].get("packing_factor")
     # A batch that grows is another number of sequences at each step
     grows = flags.get("batch_warmup_steps")
     per_step = None if grows or not factor else factor * flags["train_batch_size"]
-    rows = {data: [row for row in read_rows(folder / log) if row["loss"]] for data, log in LOGS.items()}
+    per_step = record.get("sequences_per_step", per_step)  # of fine-tuning, whose batch has no packs
+    # Scores of fine-tuning have no loss
+    logs = {data: read_rows(folder / log) for data, log in LOGS.items()}
+    rows = {data: [row for row in logged if row.get("loss", True)] for data, logged in logs.items()}
     if not rows["training"]:
         raise InputError(
             f"`run_dirs` must hold runs with rows in metrics.csv. Received: {folder}, without any."
         )
     hours = _hours(rows["training"], per_step)
+    columns = [name for logged in rows.values() if logged for name in logged[0]]
+    if missing := [name for name in figures if name not in columns]:
+        raise InputError(
+            f"`figures` must be columns of the logs in {folder}: {', '.join(dict.fromkeys(columns))}. "
+            f"Received: {missing[0]}."
+        )
     points = {}
     for data, logged in rows.items():
-        missing = [name for name in figures if logged and name not in logged[0]]
-        if missing:
-            columns = ", ".join(logged[0])
-            raise InputError(
-                f"`figures` must be columns of {folder / LOGS[data]}: {columns}. Received: {missing[0]}."
-            )
         points[data] = [
             {
                 "step": int(row["step"]),
                 "sequences": per_step and per_step * int(row["step"]),
                 # Evaluations may lie between the rows of training
                 "hours": float(np.interp(int(row["step"]), [*hours], [*hours.values()])) if hours else None,
-                **{name: float(row[name]) for name in figures if row[name]},
+                **{name: float(row[name]) for name in figures if row.get(name)},
             }
             for row in logged
         ]
     last = {data: of_data[-1]["step"] for data, of_data in points.items() if of_data}
     # The held-out log counts too: a run killed in its last evaluation is not complete
-    is_complete = set(last.values()) == {flags["num_train_steps"]}
+    num_steps = flags.get("num_train_steps", record.get("num_train_steps"))
+    is_complete = set(last.values()) == {num_steps}
     return LoggedRun(re.sub(r"-seed\d+$", "", folder.resolve().name), is_complete, points)
 
 
@@ -132,7 +137,8 @@ def summary_rows(runs, figures):
             row[name] = statistics.fmean(last) if last and None not in last else None
         for name in figures:
             for data in LOGS:
-                last = [one.points[data][-1][name] for one in complete if one.points[data]]
+                points = [one.points[data][-1] for one in complete if one.points[data]]
+                last = [point[name] for point in points if name in point]
                 row |= {
                     f"{data} {name}": statistics.fmean(last) if last else None,
                     f"{data} {name}, least": min(last, default=None),
@@ -151,7 +157,7 @@ def bands(runs, data, over, figure):
     found = {}
     for one in runs:
         for point in one.points[data]:
-            if point[over] is not None:
+            if point[over] is not None and figure in point:
                 # Steps are the keys rather than x: sequences and hours of two seeds are never quite equal
                 of_step = found.setdefault(one.variant, {}).setdefault(point["step"], [])
                 of_step.append((point[over], point[figure]))
@@ -164,6 +170,12 @@ def bands(runs, data, over, figure):
 
 def draw(runs, figures, panels, path):
     """Draw a row of panels, (key of `LOGS`, "step", "sequences" or "hours"), for each figure, as PNG."""
+    # Scores are held out alone
+    panels = [
+        (data, over)
+        for data, over in panels
+        if any(name in point for one in runs for point in one.points[data] for name in figures)
+    ]
     figure, grid = new_figure(len(panels), len(figures), size=(4.0, 2.8))
     for name, row in zip(figures, grid, strict=True):
         for (data, over), axes in zip(panels, row, strict=True):

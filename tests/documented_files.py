@@ -51,7 +51,7 @@ def write_files(folder):
 
 
 def write_tasks(folder):
-    """SQuAD, its predictions, CoNLL and two tasks of GLUE."""
+    """SQuAD, its predictions, pairs of sentences, CoNLL and two tasks of GLUE."""
     entries = tuple(
         entry(f"q{number}", f"What is {word}?", answer)
         for number, (word, answer) in enumerate(
@@ -63,6 +63,9 @@ def write_tasks(folder):
     labels = [f"{word} {other},{kind}" for word, other, kind in (("ba", "be", "x"), ("bi", "bo", "y"))]
     for name in ("train.csv", "dev.csv"):
         (folder / name).write_text("\n".join(["text,label", *labels]) + "\n")
+    pairs = zip(make_documents(), make_documents()[1:], strict=False)
+    lines = [json.dumps({"anchor": one[0], "positive": other[1]}) for one, other in pairs]
+    (folder / "pairs.jsonl").write_text("\n".join(lines) + "\n")
     (folder / "predictions.json").write_text(json.dumps({"q0": "Ada", "q1": "1843", "q2": ""}))
     sentence = "ba O\nbe B-PER\nbi I-PER\n\nbo O\nbu B-LOC\n\n"
     for split in ("train", "valid"):

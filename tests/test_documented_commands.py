@@ -36,6 +36,8 @@ WRITTEN |= {
         "sts.jsonl",
         "train.csv",
         "dev.csv",
+        "STS-B/train.tsv",
+        "STS-B/dev.tsv",
         "conll/train.txt",
         "conll/valid.txt",
     )
@@ -59,6 +61,7 @@ LOWERED = {
     "classify": {"num_train_epochs": 1, "train_batch_size": 2},
     "glue": {"num_train_epochs": 1, "train_batch_size": 4},
     "ner": {"num_train_epochs": 1, "train_batch_size": 4},
+    "embed": {"num_train_epochs": 1, "train_batch_size": 16},
 }
 SMALL = {"": "bert-tiny", "bert-mini": "bert-tiny", "bert-base": "bert-tiny"}
 # A page shows these lines and its commands print them

@@ -216,7 +216,12 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation):
             run_directory.check_outside(config.init_checkpoint, folder)
             _load_weights(config, model_config, engine.model)
         # This removes an earlier run, so it comes last: weights that cannot be loaded have raised above
-        run_directory.start_run(folder, config, {**facts, "packing_factor": updates.packing_factor})
+        planned = {
+            "packing_factor": updates.packing_factor,
+            "sequences_per_step": config.train_batch_size * data.texts_per_row,
+            "num_train_steps": steps.num_train_steps,
+        }
+        run_directory.start_run(folder, config, {**facts, **planned})
         write_text(str(folder / file_name(text.vocab_path)), vocab_text)
         if data.classes:
             names = "".join(f"{name}\n" for name in data.classes)

@@ -95,6 +95,23 @@ def test_the_command(tmp_path):
     assert is_png(tmp_path / "a" / "p.pdf")
 
 
+def test_scores_of_a_fine_tuning(tmp_path):
+    """Only evaluations have them; a step has a known number of sequences."""
+    folder = write_run(tmp_path / "vectors", [(2, 3.0, 0.1, 40), (4, 2.5, 0.2, 40)])
+    record = {"flags": {"train_batch_size": 5}, "data": {}, "packing_factor": 3.0}
+    write_json(folder / "run.json", {**record, "sequences_per_step": 10, "num_train_steps": 4})
+    (folder / "eval_metrics.csv").write_text("step,spearman\n2,40.5\n4,50.25\n")
+    one = read_run(folder, ["spearman"])
+    assert one.is_complete
+    assert [point["spearman"] for point in one.points["held out"]] == [40.5, 50.25]
+    assert [3600 * point["hours"] for point in one.points["held out"]] == pytest.approx([0.5, 1])
+    (row,) = summary_rows([one], ["spearman"])
+    assert row["held out spearman"] == 50.25 and row["training spearman"] is None
+    flags = {"run_dirs": folder, "figures": "spearman", "over": "hours", "picture": tmp_path / "p.png"}
+    tables_of("run_curves", tmp_path, **flags)
+    assert is_png(tmp_path / "p.png")
+
+
 def test_mistakes(tmp_path, capsys):
     folder = write_run(tmp_path / "one", [(1, 3.0, 0.1, 5)])
     with pytest.raises(InputError, match=r"`figures` must be columns of .*Received: f1"):
