@@ -95,7 +95,8 @@ class ScoredConfig(FinetuneConfig):
     eval_file: str = setting("", "texts to score on", changeable=True, group=PREDICTION)
     eval_steps: int = setting(0, "steps between evaluations; 0 = at the end alone", minimum=0, group=LOGS)
     keep_best: bool = setting(
-        False, "whether model/ is that of the evaluation with the best score, not the last one"
+        False,
+        "whether model/ is that of the evaluation with the best score, the start's included, not the last",
     )
     early_stopping_patience: int = setting(
         0, "evaluations without a better score after which the run ends; 0 = it never ends early", minimum=0

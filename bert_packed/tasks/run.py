@@ -200,7 +200,7 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation):
     vocab_text = text.vocab_path.read_bytes().decode()  # it may be in the folder that a new start empties
     engine, schedule = _build_engine(config, model_config, objective, steps)
     path = folder / metrics_log.TRAIN_FILE
-    first_step, state, rows, scored = 0, None, [], []
+    first_step, state, rows, scored, starts_whole = 0, None, [], [], False
     if latest:
         state = checkpoint.restore_checkpoint(latest, engine)
         first_step = state["step"]
@@ -214,7 +214,7 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation):
     else:
         if config.init_checkpoint:
             run_directory.check_outside(config.init_checkpoint, folder)
-            _load_weights(config, model_config, engine.model)
+            starts_whole = not _load_weights(config, model_config, engine.model).missing
         # This removes an earlier run, so it comes last: weights that cannot be loaded have raised above
         planned = {
             "packing_factor": updates.packing_factor,
@@ -234,6 +234,9 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation):
     evaluated = None
     if evaluation:
         evaluated = _EvaluationLog(evaluation, folder, engine.model, scored)
+        # Training may harm a model that can do its task: its start is scored, and may be the best
+        if starts_whole and (evaluation.every or evaluation.keeps_best):
+            evaluated.evaluate(0)
 
     def save(step, state):
         # Rows come first: a run that continues from this checkpoint needs every row up to its step

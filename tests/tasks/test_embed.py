@@ -77,7 +77,7 @@ def test_a_run_leaves_a_folder_with_its_vectors(files, tmp_path, kind):
     result = bert_packed.finetune(config)
     rows = (tmp_path / "run" / "eval_metrics.csv").read_text().splitlines()
     scores = [float(row.split(",")[1]) for row in rows[1:]]
-    assert rows[0] == "step,spearman" and len(scores) == 3
+    assert rows[0] == "step,spearman" and [row.split(",")[0] for row in rows[1:]] == ["0", "2", "4", "6"]
     assert result.scores == {"spearman": pytest.approx(max(scores))}
     encoder = bert_packed.load_encoder(tmp_path / "run" / "model", batch_size=2)
     assert find_vector_settings(tmp_path / "run", True) == encoder.settings
@@ -214,6 +214,7 @@ def test_a_run_goes_on_and_is_scored_again(files, tmp_path):
     whole = bert_packed.finetune(EmbedConfig(**given)).scores
     rows = (tmp_path / "run" / "eval_metrics.csv").read_text()
     weights = (tmp_path / "run" / "checkpoint-6" / "model.safetensors").read_bytes()
+    assert whole["spearman"] == pytest.approx(max(float(row.split(",")[1]) for row in rows.split()[1:]))
     for step in (4, 6):
         shutil.rmtree(tmp_path / "run" / f"checkpoint-{step}")
     assert bert_packed.finetune(EmbedConfig(**given)).scores == pytest.approx(whole)
