@@ -57,8 +57,7 @@ def write_hugging_face(
     do_lower_case=True,
     classes=(),
     max_length=None,
-    problem_type="",
-    activation="",
+    more=None,
 ):
     """Write `config.json` and `model.safetensors` for the class of transformers that has the model's head.
 
@@ -66,9 +65,7 @@ def write_hugging_face(
         missing: Our names of tensors to leave out because they were never trained; transformers reports them.
         vocab_file: WordPieces, one a line, or a `tokenizer.json`, to write a tokenizer too; "" for none.
         classes: Names of the model's classes; () where they have none.
-        activation: Path of the module that a CrossEncoder of sentence-transformers puts behind the model; ""
-            leaves it out.
-        problem_type: What a classifier learned, as transformers names it; "" leaves it out.
+        more: Dict of further entries of `config.json`; None for none.
         max_length: Most tokens that a tokenizer gives the model; None is as many as it has positions for.
     """
     folder, family = Path(folder), family_of(model.config)
@@ -87,12 +84,8 @@ def write_hugging_face(
     if classes:
         config["id2label"] = {str(number): name for number, name in enumerate(classes)}
         config["label2id"] = {name: number for number, name in enumerate(classes)}
-    if problem_type:
-        config["problem_type"] = problem_type
-    if activation:
-        config["sentence_transformers"] = {"activation_fn": activation}
     ids = names.token_ids(vocab_file)
-    (folder / "config.json").write_text(json.dumps(config | ids, indent=1) + "\n")
+    (folder / "config.json").write_text(json.dumps(config | ids | (more or {}), indent=1) + "\n")
     if vocab_file:
         limit = model.config.max_position_embeddings
         if limit is not None and max_length:  # None for an architecture without positions

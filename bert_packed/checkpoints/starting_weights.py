@@ -110,7 +110,7 @@ def check(path, model_config, head):
         _check_config(path, config, model_config)
 
 
-def load(path, weights, model_config, head=None, any_head=None):
+def load(path, weights, model_config, head=None, any_head=None, new_head=""):
     """Put a checkpoint's weights into a model: `StartingWeights`.
 
     The encoder (`bert/...`, `backbone/...`) must be complete; heads that the checkpoint lacks keep their
@@ -123,6 +123,8 @@ def load(path, weights, model_config, head=None, any_head=None):
         head: Head of the model; None is the first of its family.
         any_head: True where a checkpoint of ours may have another head; None: in all but pre-training. One
             with masked tokens alone always may.
+        new_head: Beginning of our names of weights that keep their initial values whatever the checkpoint
+            has; "" for none.
     """
     family = family_of(model_config)
     names, head = family.load_names(), head or family.heads[0]
@@ -133,7 +135,8 @@ def load(path, weights, model_config, head=None, any_head=None):
         files = (checkpoint.WEIGHTS, checkpoint.MODEL_CONFIG)
         checkpoint.check_checksums(source.path, files, others=False)
         # A head that only an objective knows has no table: its tensors are just those of the model
-        if not _may_differ(path, head, any_head) or weights.keys() == source.shapes().keys():
+        is_same = not _may_differ(path, head, any_head) or weights.keys() == source.shapes().keys()
+        if is_same and not new_head:
             checkpoint.check_config(source.path, model_config)
             stored = checkpoint.read_weights(source.path)
             checkpoint.assign_tensors(source.path / checkpoint.WEIGHTS, stored, weights)
@@ -142,18 +145,21 @@ def load(path, weights, model_config, head=None, any_head=None):
     found = _without_namesake(source.read(model_config, head), names, head, path)
     if found.config:
         _check_config(found.path, found.config, model_config)
-    missing = [name for name in weights if name not in found.tensors]
+    tensors = {
+        name: values for name, values in found.tensors.items() if not (new_head and name.startswith(new_head))
+    }
+    missing = [name for name in weights if name not in tensors]
     for name in missing:
         if name.startswith(names.encoder):
             raise checkpoint.other_model(found.path, f"the file has no tensor for {name}.")
-    for name, values in found.tensors.items():
+    for name, values in tensors.items():
         rule = f"{found.stored_names[name]}, which is {name} here, must have shape"
         checkpoint.check_equal(found.path, rule, tuple(weights[name].shape), values.shape)
-    check_arrays(found.tensors, f"of {found.path}")
-    for name, values in found.tensors.items():
+    check_arrays(tensors, f"of {found.path}")
+    for name, values in tensors.items():
         weights[name].assign(values)
     changed = _changed_settings(found.config, model_config)
-    return StartingWeights(found.path, len(found.tensors), found.unused, missing, changed)
+    return StartingWeights(found.path, len(tensors), found.unused, missing, changed)
 
 
 def without_heads(tensors, model_config):

@@ -111,8 +111,10 @@ class ScoredConfig(FinetuneConfig):
             path = getattr(self, name)
             if path and not storage.exists(path):
                 raise InputError(f"`{name}` must be an existing file or folder. Received: {path}.")
-        if self.keep_best and not self.do_train:
-            raise InputError("`keep_best` must be false unless --do_train. Received: True.")
+        for name in ("keep_best", "eval_steps", "best_score", "early_stopping_patience"):
+            if getattr(self, name) and not self.do_train:
+                value = getattr(self, name)
+                raise InputError(f"`{name}` must be left out unless --do_train. Received: {value}.")
         for name in ("eval_steps", "keep_best", "best_score"):
             if getattr(self, name) and not self.eval_file:
                 raise InputError(

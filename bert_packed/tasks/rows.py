@@ -26,17 +26,20 @@ def rows_of(path):
         )
 
 
-def choose_columns(path, row, asked, names, more=()):
+def choose_columns(path, row, asked, names, label_flag="", label=""):
     """Names of the columns of texts: `asked`, separated by commas, or `names` where nothing is asked.
 
-    Raises `InputError` where the first row of a file lacks one of them, or of `more`.
+    Raises `InputError` where the first row of a file lacks one of them, or the column `label`, which
+    `label_flag` names; "" for none.
     """
     chosen = [name.strip() for name in asked.split(",")] if asked else names
-    if missing := [name for name in (*chosen, *more) if name not in row]:
-        raise InputError(
-            f"{path} must have a column {missing[0]!r}, or --columns must name others. "
-            f"Received: {', '.join(map(str, row))}."
-        )
+    flags = {**dict.fromkeys(chosen, "columns"), **({label: label_flag} if label else {})}
+    for name, flag in flags.items():
+        if name not in row:
+            raise InputError(
+                f"{path} must have a column {name!r}, or --{flag} must name another. "
+                f"Received: {', '.join(map(str, row))}."
+            )
     return chosen
 
 
@@ -57,9 +60,14 @@ def _csv_rows(path):
         with open(path, encoding="utf-8-sig", newline="") as file:
             rows = csv.DictReader(file, strict=path.suffix == ".csv", **form)
             names = rows.fieldnames or []
+            lines_read = rows.line_num
             if len({*names}) < len(names):
                 raise InputError(f"{path} must name each column once. Received: {', '.join(names)}.")
             for number, row in enumerate(rows, 1):
+                # `csv` skips blank lines; where there is one column, each is an empty value
+                if len(names) == 1 and rows.line_num - lines_read > 1 and not row[names[0]].count("\n"):
+                    raise InputError(f"{path}, row {number}: must not be blank. Received: ''.")
+                lines_read = rows.line_num
                 if None in row:
                     received = len(names) + len(row[None])
                     raise InputError(
@@ -87,7 +95,9 @@ def json_rows(path):
         except UnicodeDecodeError as error:
             raise InputError(f"{path} must be UTF-8. Received: {error}.") from error
         except json.JSONDecodeError as error:
-            raise InputError(f"{path}, row {number}: must be JSON. Received: {error}.") from error
+            raise InputError(
+                f"{path}, row {number}: must be JSON, an object a line. Received: {error}."
+            ) from error
 
 
 def _arrow_rows(path, batches_of):

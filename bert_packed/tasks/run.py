@@ -125,7 +125,7 @@ def take_best(config, folder, model):
         checkpoint.assign_tensors(best, checkpoint.read_weights(best), named_weights(model))
 
 
-def run_task(config, text, objective, read_training, predict=None, evaluation=None):
+def run_task(config, text, objective, read_training, predict=None, evaluation=None, new_head=""):
     """Train a model with `--do_train`, else load it; predict; print and write the scores.
 
     Args:
@@ -135,6 +135,7 @@ def run_task(config, text, objective, read_training, predict=None, evaluation=No
         predict: Function of model and output directory that writes predictions. It returns scores, a dict of
             float, {} where there is nothing to score against, None where scores are not wanted.
         evaluation: `Evaluation` in training, or None.
+        new_head: Beginning of the names of weights that training does not take from the start; "" for none.
 
     Returns a `FinetuningResult`. Raises `InputError` where another run is in the directory, or the checkpoint
     to start from does not fit.
@@ -146,7 +147,9 @@ def run_task(config, text, objective, read_training, predict=None, evaluation=No
             if not len(data.sequences):
                 (path, *_), *_ = inputs.values()
                 raise InputError(f"{path} must give at least one sequence. Received: none.")
-            model, stopped_by = _fine_tune(config, text, objective, data, inputs, folder, evaluation)
+            model, stopped_by = _fine_tune(
+                config, text, objective, data, inputs, folder, evaluation, new_head
+            )
             if stopped_by:
                 print("stopped after saving; the same command continues", file=sys.stderr)
                 return FinetuningResult(config.output_dir, {}, stopped_by)
@@ -169,7 +172,7 @@ def _plan_updates(config, data, num_steps):
     return plan_updates(lengths, num_steps, config.train_batch_size, *sizes)
 
 
-def _fine_tune(config, text, objective, data, inputs, folder, evaluation):
+def _fine_tune(config, text, objective, data, inputs, folder, evaluation, new_head):
     """Train from the start, or from where a run stopped: the model, and the signal that stopped it."""
     model_config = text.config
     steps = LoopSteps(
@@ -214,7 +217,8 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation):
     else:
         if config.init_checkpoint:
             run_directory.check_outside(config.init_checkpoint, folder)
-            starts_whole = not _load_weights(config, model_config, engine.model).missing
+            found = _load_weights(config, model_config, engine.model, new_head)
+            starts_whole = not found.missing
         # This removes an earlier run, so it comes last: weights that cannot be loaded have raised above
         planned = {
             "packing_factor": updates.packing_factor,
@@ -330,8 +334,10 @@ def _load_model(config, model_config, objective):
     return model
 
 
-def _load_weights(config, model_config, model):
-    found = starting_weights.load(config.init_checkpoint, named_weights(model), model_config, model.head)
+def _load_weights(config, model_config, model, new_head=""):
+    weights = named_weights(model)
+    path = config.init_checkpoint
+    found = starting_weights.load(path, weights, model_config, model.head, new_head=new_head)
     print("\n".join(found.lines()))
     return found
 
@@ -356,7 +362,7 @@ def forward_of(model):
 def predict_packed(config, model, sequences, forward=None):
     """The outputs of a model for each sequence, computed packed, and the number of packs.
 
-    `forward` is `forward_of(model)`, for who predicts more than once; None makes it.
+    `forward` is `forward_of(model)`, for callers that predict more than once; None makes it.
     """
     packs, spec = pack_all(
         sequences["lengths"], config.max_seq_length, config.max_sequences_per_pack, config.packing_algorithm

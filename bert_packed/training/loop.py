@@ -81,7 +81,10 @@ def train(engine, config, hooks, first_step=0, state=None):
         hooks.profile,
         contextlib.ExitStack() as stack,
     ):
-        is_over = state["evaluation_due"] and _evaluate_step(hooks, first_step)
+        is_due_now = bool(hooks.evaluate) and state["evaluation_due"]
+        is_over = is_due_now and _evaluate_step(hooks, first_step)
+        if is_over and first_step < config.num_train_steps:
+            hooks.save(first_step, {**interval.state(), "evaluation_due": False})
         goes_on = first_step < config.num_train_steps and not is_over
         batches = iter(hooks.batches(first_step) if goes_on else ())
         if hasattr(batches, "close"):

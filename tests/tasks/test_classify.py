@@ -5,8 +5,10 @@ whose labels are in another order, a run that ends early and then goes on.
 """
 
 import csv
+import dataclasses
 import importlib.util
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from bert_packed import cli
 from bert_packed.core.settings import InputError
 from bert_packed.tasks.classify import scores
 from bert_packed.tasks.classify.config import ClassifyConfig
+from bert_packed.tasks.classify.inference import TextClassifier
 from bert_packed.tasks.classify.labels import (
     NUMBER,
     SEVERAL,
@@ -97,16 +100,15 @@ def check_others(folder, kind, texts, chances):
     from sentence_transformers import CrossEncoder
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    if kind in (NUMBER, RERANKER):
-        pairs = texts if kind == RERANKER else [(text, text) for text in texts]
-        want = CrossEncoder(str(folder), device="cpu").predict(pairs)
-        got = bert_packed.load_classifier(folder).predict(pairs).probabilities[:, 0]
+    if kind == RERANKER:
+        want, got = CrossEncoder(str(folder), device="cpu").predict(texts), chances[:, 0]
     else:
         model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
         tokens = AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
         with torch.no_grad():
             logits = model(**tokens).logits
-        want, got = (logits.sigmoid() if kind == SEVERAL else logits.softmax(dim=-1)).numpy(), chances
+        applied = {SINGLE: logits.softmax(dim=-1), SEVERAL: logits.sigmoid(), NUMBER: logits}
+        want, got = applied[kind].numpy(), chances
     np.testing.assert_allclose(got, want, atol=2e-6)
 
 
@@ -157,7 +159,7 @@ def test_a_run_learns_labels_and_leaves_a_folder(tmp_path, start, kind):
 
 @pytest.mark.usefixtures("uncompiled")
 def test_a_run_that_ends_early_is_over(tmp_path, start, capsys):
-    """And its model is that of the best score, packed or not."""
+    """Also where it was killed before it knew, or goes on without a file to score."""
     changes = {"eval_steps": 2, "keep_best": True, "early_stopping_patience": 2, "best_score": "matthews"}
     config = config_of(tmp_path, SINGLE, start, learning_rate=0.0, **changes)
     first = bert_packed.finetune(config)
@@ -166,6 +168,56 @@ def test_a_run_that_ends_early_is_over(tmp_path, start, capsys):
     assert rows[0].startswith("step,matthews,") and [row.split(",")[0] for row in rows[1:]] == ["2", "4", "6"]
     assert bert_packed.finetune(config).scores == first.scores
     assert (tmp_path / "run" / "eval_metrics.csv").read_text().splitlines() == rows
+    shutil.rmtree(tmp_path / "run" / "checkpoint-6")
+    assert bert_packed.finetune(config).scores == first.scores
+    assert (tmp_path / "run" / "eval_metrics.csv").read_text().splitlines() == rows
+    write_csv(tmp_path / "dev.csv", rows_of(SINGLE, 10, 3))
+    with pytest.raises(InputError, match="eval_file"):
+        bert_packed.finetune(config)
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_the_best_weights_are_given_and_a_start_of_other_labels_gives_its_encoder(tmp_path, start, capsys):
+    config = config_of(tmp_path, SINGLE, start, eval_steps=4, keep_best=True, keep_checkpoint_max=9)
+    best = bert_packed.finetune(config).scores["accuracy"]
+    lines = (tmp_path / "run" / "eval_metrics.csv").read_text().split()[1:]
+    assert best == pytest.approx(max(float(line.split(",")[1]) for line in lines))
+    capsys.readouterr()
+    rows = [(text, "zoo" if label == "art" else label) for text, label in rows_of(SINGLE, 40, 5)]
+    other = dataclasses.replace(
+        config,
+        train_file=write_csv(tmp_path / "other.csv", rows),
+        init_checkpoint=str(tmp_path / "run" / "model"),
+        eval_file="",
+        eval_steps=0,
+        keep_best=False,
+        num_train_epochs=1.0,
+        output_dir=str(tmp_path / "other"),
+    )
+    bert_packed.finetune(other)
+    out = capsys.readouterr().out
+    assert "head       starts anew" in out and "initial values kept: classification/classifier/kernel" in out
+    single = bert_packed.load_classifier(tmp_path / "other")
+    assert single.names == tuple(sorted({*CLASSES[1:], "zoo"}))
+
+
+TEXTS = [
+    ("ab", "`texts` must be a list of str or of pairs. Received: 'ab'."),
+    (["a", ("b", "c")], "`texts[1]` must be a str, as the first. Received: ('b', 'c')."),
+    ([("a", "b"), "cd"], "`texts[1]` must be a pair of str, as the first. Received: 'cd'."),
+    ([("a",)], "`texts[0]` must be a pair of str, as the first. Received: ('a',)."),
+    (["a", None], "`texts[1]` must be a str, as the first. Received: None."),
+    ([("a", "b")], "`texts` must have single texts, as the model was trained on. Received: pairs of texts."),
+]
+
+
+@pytest.mark.parametrize(("texts", "message"), TEXTS)
+def test_texts_that_cannot_be_are_named(texts, message):
+    classifier = TextClassifier(None, None, Problem(NUMBER, num_texts=1), 8, 1)
+    assert classifier.predict([]).probabilities.shape == (0, 1)
+    with pytest.raises(InputError) as error:
+        classifier.predict(texts)
+    assert str(error.value) == message
 
 
 def examples(tmp_path, labels, **options):
@@ -181,6 +233,7 @@ def examples(tmp_path, labels, **options):
         (["b", "a", "b"], {}, SINGLE, ("a", "b"), [1, 0, 1]),
         (["10", "9", "-1"], {}, SINGLE, ("-1", "9", "10"), [2, 1, 0]),
         ([True, False], {}, SINGLE, ("false", "true"), [1, 0]),
+        (["+1", "-1.0"], {}, SINGLE, ("-1", "1"), [1, 0]),
         (["0.5", "2", "-1e2"], {}, NUMBER, (), [0.5, 2, -100]),
         ([["b"], [], ["a", "b"]], {}, SEVERAL, ("a", "b"), [[0, 1], [0, 0], [1, 1]]),
         (["b; a", "c"], {"separator": ";"}, SEVERAL, ("a", "b", "c"), [[1, 1, 0], [0, 0, 1]]),
@@ -195,10 +248,10 @@ def test_labels_are_recognised_sorted_and_numbered(tmp_path, labels, options, ki
 MISTAKES = [
     ("text,label\na,b\na,\n", "a.csv, row 2: the label must not be empty. Received: ''."),
     ("text,label\n ,b\n", "a.csv, row 1: text must be a text. Received: ' '."),
-    ("text,kind\na,b\n", "a.csv must have a column 'label', or --columns must name others."),
+    ("text,kind\na,b\n", "a.csv must have a column 'label', or --label_column must name another."),
     ("text,label\na,b\na,c\na,3\n", "a.csv, row 3: the label must be a word, as in most rows"),
     ("text,label\na,1\na,2\na,x\n", "a.csv, row 3: the label must be a number, as in most rows"),
-    ("text,label\na,b\na,b\n", "a.csv must have two labels or more. Received: b."),
+    ("text,label\na,b\na,b\n", "a.csv must have 2 or more different labels. Received: b."),
     ('text,label\na,b\na,"b\nc"\n', "a.csv, row 2: the label must have neither tabs nor line ends."),
     ("text,label\n", "a.csv must have a row. Received: none."),
 ]
@@ -212,10 +265,34 @@ def test_a_mistake_in_a_file_is_named(tmp_path, content, message):
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_label_that_training_lacks_is_named(tmp_path):
-    problem = Problem(SINGLE, ("a", "b"))
-    with pytest.raises(InputError, match=r"rows.jsonl, row 2: the label must be one of a, b. Received: 'c'"):
-        problem.numbers(examples(tmp_path, ["a", "c"]))
+LABELS = [
+    (["a", "c"], "row 2: the label must be one of a, b. Received: 'c'."),
+    (["a", ["b", "a"]], "row 2: must have one label. Received: 2."),
+    (["a", []], "row 2: must have one label. Received: 0."),
+    (["a", float("nan")], "row 2: the label must not be empty. Received: nan."),
+    (["a", "\ud800"], "row 2: the label must be a text. Received: '\\ud800'."),
+]
+
+
+@pytest.mark.parametrize(("labels", "message"), LABELS)
+def test_a_label_that_cannot_be_is_named(tmp_path, labels, message):
+    with pytest.raises(InputError) as error:
+        Problem(SINGLE, ("a", "b")).numbers(examples(tmp_path, labels))
+    assert str(error.value).endswith(f"rows.jsonl, {message}")
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([["a"], ["b"], "c"], "row 3: must have a list of labels, as most rows. Received: 'c'."),
+        (["a", ["b"], "c"], "row 2: must have one label, as most rows. Received: ('b',)."),
+        ([[], []], "must have 1 or more different labels. Received: none."),
+    ],
+)
+def test_labels_of_two_kinds_are_named(tmp_path, labels, message):
+    with pytest.raises(InputError) as error:
+        find_problem(examples(tmp_path, labels))
+    assert message in str(error.value)
 
 
 SETTINGS = [
@@ -233,6 +310,10 @@ SETTINGS = [
     ({"class_weights": "x=2"}, "`class_weights` must name classes, art, biology, chess"),
     ({"number_loss": "binary", "problem_type": SINGLE}, "`number_loss` must be left out for"),
     ({"number_loss": "binary"}, "row 1: the label must be a number from 0 to 1. Received: "),
+    ({"class_weights": "art=2,art=3"}, "`class_weights` must name each class once."),
+    ({"do_train": False, "eval_file": ""}, "`eval_file` or `predict_file` must be given unless --do_train."),
+    ({"do_train": False, "eval_steps": 2}, "`eval_steps` must be left out unless --do_train. Received: 2."),
+    ({"do_train": False}, "`init_checkpoint` must be fine-tuned to classify. Received: "),
     ({"best_score": "f1"}, "`best_score` must be one of accuracy, f1_macro, f1_weighted, matthews."),
 ]
 
@@ -260,6 +341,9 @@ def test_scores_by_hand():
     assert got["matthews"] == pytest.approx(0.5)
     bits, chances = np.array([[1, 0, 0], [0, 1, 0]], np.float32), np.array([[0.9, 0.6, 0.1], [0.8, 0.7, 0.2]])
     several = scores.score(Problem(SEVERAL), chances, bits)
-    assert several["f1_micro"] == pytest.approx(2 / 3) and several["average_precision"] == 1
+    # Of the labels, the first is always right, the second predicted, the third neither true nor predicted
+    assert several["f1_micro"] == pytest.approx(2 * 2 / (2 * 2 + 2)) and several["average_precision"] == 1
+    assert several["f1_macro"] == pytest.approx(2 / 3)
+    assert scores.score(Problem(SEVERAL), np.zeros((4, 1)), np.array([[1], [0], [0], [0]]))["f1_micro"] == 0
     assert scores.score(Problem(NUMBER), np.ones((3, 1)), np.arange(3.0)) == {"pearson": 0, "spearman": 0}
     assert metrics.f1_score(true, found.argmax(1), average="weighted") == got["f1_weighted"]

@@ -123,9 +123,14 @@ def test_rows_of_every_form(tmp_path):
 
 
 MISTAKES = [
-    ("a.jsonl", '{"anchor": "a"}\n', "a.jsonl must have a column 'positive', or --columns must name others."),
+    ("a.csv", "text\na\n\nb\n", "a.csv, row 2: must not be blank. Received: ''."),
+    (
+        "a.jsonl",
+        '{"anchor": "a"}\n',
+        "a.jsonl must have a column 'positive', or --columns must name another.",
+    ),
     ("a.jsonl", '{"text": "a"}\n{"text": " "}\n', "a.jsonl, row 2: text must be a text. Received: ' '."),
-    ("a.jsonl", '{"text": "a"}\n{\n', "a.jsonl, row 2: must be JSON."),
+    ("a.jsonl", '{"text": "a"}\n{\n', "a.jsonl, row 2: must be JSON, an object a line."),
     ("a.jsonl", "[1]\n", "a.jsonl, row 1: must be a JSON object."),
     ("a.jsonl", "", "a.jsonl must have a row. Received: none."),
     ("a.csv", "anchor,positive\nx,y\nhello, world,b\n", "a.csv, row 2: must have 2 fields. Received: 3."),

@@ -73,6 +73,10 @@ class ClassifyConfig(ScoredConfig):
             raise InputError(
                 f"`predict_file` must be an existing file or folder. Received: {self.predict_file}."
             )
+        if not self.do_train and not (self.eval_file or self.predict_file):
+            raise InputError(
+                "`eval_file` or `predict_file` must be given unless --do_train. Received: neither."
+            )
         if not self.label_column:
             raise InputError("`label_column` must be a name. Received: nothing.")
         if self.label_separator and self.problem_type in (SINGLE, NUMBER):

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_packed.assembly.update_packs import pack_all
+from bert_packed.core.settings import InputError
 from bert_packed.tasks.classify.labels import Problem
 from bert_packed.tasks.texts import make_text_sequences
 from bert_packed.training.engines import choose_backend
@@ -53,13 +54,12 @@ class TextClassifier:
         # The modules import Keras, whose backend is chosen by now
         from bert_packed.tasks.batches import predict
         from bert_packed.tasks.classify.scores import decide, probabilities
+        from bert_packed.tasks.classify.task import check_num_texts
 
-        if isinstance(texts, str):  # which would be a list of its characters
-            raise ValueError(f"`texts` must be a list of str or of pairs. Received: {texts[:40]!r}.")
-        texts = list(texts)
-        columns = list(map(list, zip(*texts, strict=True))) if texts and _is_pair(texts[0]) else [texts]
-        if not texts:
+        columns = _columns_of(texts)
+        if not columns[0]:
             return Predictions([], np.zeros((0, max(len(self.names), 1)), np.float32))
+        check_num_texts(self.problem, len(columns), "`texts`")
         sequences, _ = make_text_sequences(columns, self.tokenizer, self.max_seq_length)
         packs, spec = pack_all(sequences["lengths"], self.max_seq_length, "max", ALGORITHM)
         # Few values of K: each is another program
@@ -70,8 +70,18 @@ class TextClassifier:
         return Predictions([self.problem.shown(one) for one in decide(self.problem, found).tolist()], found)
 
 
-def _is_pair(text):
-    return isinstance(text, tuple | list)
+def _columns_of(texts):
+    """One list of texts, or two of pairs; raises `InputError`."""
+    if isinstance(texts, str):  # which would be a list of its characters
+        raise InputError(f"`texts` must be a list of str or of pairs. Received: {texts[:40]!r}.")
+    rows = [text if isinstance(text, tuple | list) else (text,) for text in texts]
+    size = 2 if rows and isinstance(texts[0], tuple | list) else 1
+    for number, (text, row) in enumerate(zip(texts, rows, strict=True)):
+        is_sound = len(row) == size and all(isinstance(part, str) for part in row)
+        if not is_sound or isinstance(text, str) != (size == 1):
+            rule = "a pair of str" if size == 2 else "a str"
+            raise InputError(f"`texts[{number}]` must be {rule}, as the first. Received: {text!r:.80}.")
+    return [list(column) for column in zip(*rows, strict=True)] or [[]]
 
 
 def load_classifier(
@@ -80,8 +90,8 @@ def load_classifier(
     """Load a model that `bert-packed classify`, `glue` or transformers fine-tuned: `TextClassifier`.
 
     Args:
-        init_checkpoint: Folder `model` of `classify`, a run of fine-tuning, or a Hugging Face folder of
-            `AutoModelForSequenceClassification`.
+        init_checkpoint: Folder `model` of `classify`, a run of fine-tuning, whose last weights it takes, or a
+            Hugging Face folder of `AutoModelForSequenceClassification`.
         vocab_file: WordPieces, one a line, or a `tokenizer.json` of byte-level BPE; "" is that of the folder.
         max_seq_length: S; None is what the folder says, at most 512.
         batch_size: Packs computed at once.
@@ -109,6 +119,9 @@ def load_classifier(
     check_form(path, config)
     known = vocabulary.known_case(init_checkpoint)
     tokenizer = load_text_tokenizer(path, True if known is None else known)
+    for name, value, least in (("max_seq_length", max_seq_length, 8), ("batch_size", batch_size, 1)):
+        if value is not None and not (isinstance(value, int) and value >= least):
+            raise InputError(f"`{name}` must be a whole number of at least {least}. Received: {value!r}.")
     length = max_seq_length or min(
         config.max_position_embeddings, vocabulary.known_length(init_checkpoint) or MOST_TOKENS, MOST_TOKENS
     )
@@ -118,5 +131,10 @@ def load_classifier(
     check_memory(config)
     num_outputs = max(len(problem.names), 1)
     model = build_model(CLASSIFICATION, config, seed=0, dtype=dtype, num_outputs=num_outputs)
-    starting_weights.load(init_checkpoint, named_weights(model), config, CLASSIFICATION)
+    found = starting_weights.load(init_checkpoint, named_weights(model), config, CLASSIFICATION)
+    if found.missing:  # random values would predict noise
+        raise InputError(
+            f"`init_checkpoint` must have all weights of a classifier. Received: {init_checkpoint}, which "
+            f"lacks {', '.join(found.missing):.200}."
+        )
     return TextClassifier(forward_of(model), tokenizer, problem, length, batch_size)

@@ -5,20 +5,22 @@ Legend: n examples, C labels.
 
 import dataclasses
 import math
+import re
 
 import numpy as np
 
 from bert_packed.core.settings import InputError
 from bert_packed.tasks.rows import check_text, choose_columns, rows_of
 
-# As transformers names them
+# The names are those of transformers
 SINGLE, SEVERAL, NUMBER = PROBLEMS = (
     "single_label_classification",
     "multi_label_classification",
     "regression",
 )
 BALANCED = "balanced"
-LARGEST = 1e30  # of a number, in float32
+LARGEST = 1e18  # number to learn, whose square is finite in float32
+WHOLE = re.compile(r"\+?(-?[0-9]+)(\.0*)?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Problem:
     kind: str  # one of `PROBLEMS`
     names: tuple[str, ...] = ()  # of the C labels by number; () for a number
     is_chance: bool = False  # a number from 0 to 1, predicted by the sigmoid of the model's output
+    num_texts: int | None = None  # 1 for single texts, 2 for pairs, None where it is not known
 
     def numbers(self, examples):
         """The labels of `Examples`: int32 `[n]` classes, or float32 `[n, C]` of 0 and 1, or `[n]` numbers.
@@ -52,17 +55,23 @@ class Problem:
             found = [_number(examples.path, row, label, least, most) for row, label in rows]
             return np.array(found, np.float32)
         places = {name: number for number, name in enumerate(self.names)}
-        bits = np.zeros((len(examples), len(self.names)), np.float32)
-        for row, label in enumerate(examples.labels):
-            for name in label if isinstance(label, tuple) else (label,):
-                if name not in places:
-                    known = ", ".join(self.names)
-                    raise InputError(
-                        f"{examples.path}, row {row + 1}: the label must be one of {known:.200}. "
-                        f"Received: {name!r:.80}."
-                    )
-                bits[row, places[name]] = 1
-        return bits if self.kind == SEVERAL else bits.argmax(axis=1).astype(np.int32)
+        found = []
+        for row, label in enumerate(examples.labels, 1):
+            each = label if isinstance(label, tuple) else (label,)
+            if self.kind == SINGLE and len(each) != 1:
+                raise InputError(f"{examples.path}, row {row}: must have one label. Received: {len(each)}.")
+            if unknown := [name for name in each if name not in places]:
+                raise InputError(
+                    f"{examples.path}, row {row}: the label must be one of {', '.join(self.names):.200}. "
+                    f"Received: {unknown[0]!r:.80}."
+                )
+            found.append([places[name] for name in each])
+        if self.kind == SINGLE:
+            return np.array(found, np.int32)[:, 0]
+        bits = np.zeros((len(found), len(places)), np.float32)
+        for row, own in enumerate(found):
+            bits[row, own] = 1
+        return bits
 
     def shown(self, decision):
         """One decision, in the form of `numbers`, as people read it: a str, a tuple of str, or a float."""
@@ -87,8 +96,9 @@ def read_examples(path, columns="", label_column="label", separator="", has_labe
     chosen, texts, labels = None, [], []
     for number, row in rows_of(path):
         if chosen is None:
-            names = ["sentence1", "sentence2"] if "sentence1" in row else ["text"]
-            chosen = choose_columns(path, row, columns, names, [label_column] if has_labels else [])
+            names = ["sentence1", "sentence2"] if "sentence1" in row and "text" not in row else ["text"]
+            label = label_column if has_labels else ""
+            chosen = choose_columns(path, row, columns, names, "label_column", label)
             if len(chosen) > 2:
                 raise InputError(f"`columns` must name one or two columns. Received: {columns}.")
             texts = [[] for _ in chosen]
@@ -114,21 +124,23 @@ def _one_label(path, number, value):
     # JSON has numbers and truth values, which are labels as CSV writes them
     text = str(value).lower() if isinstance(value, bool) else value
     text = str(text) if isinstance(text, int | float) else text
-    if not isinstance(text, str) or not text.strip():
+    if not isinstance(text, str) or not text.strip() or value != value:  # NaN is no label
         raise InputError(f"{path}, row {number}: the label must not be empty. Received: {value!r:.80}.")
-    text = text.strip()
-    if "\n" in text or "\t" in text:
+    text = check_text(path, number, "the label", text).strip()
+    if "\t" in text or len(text.splitlines()) > 1:
         raise InputError(
             f"{path}, row {number}: the label must have neither tabs nor line ends. Received: {text!r:.80}."
         )
-    return text
+    # A column that once had gaps has 1.0 for 1
+    whole = WHOLE.fullmatch(text)
+    return whole[1] if whole else text
 
 
 def find_problem(examples, asked="auto"):
     """The `Problem` of training examples; `asked` is a kind of `PROBLEMS`, or "auto" for that of the labels.
 
         spam, ham        one class        [a, b], [c]      several labels
-        0, 1, 2          one class        0.5, 1           a number
+        0, 1.0, +2       one class        0.5, 1           a number
 
     Classes are sorted, whole numbers by value. Raises `InputError` for a number among words, labels of two
     kinds, or fewer than two classes.
@@ -140,28 +152,30 @@ def find_problem(examples, asked="auto"):
     if kind == SINGLE and (row := next((row for row, own in enumerate(each, 1) if len(own) != 1), 0)):
         raise InputError(f"{examples.path}, row {row}: must have one label. Received: {len(each[row - 1])}.")
     names = {name for own in each for name in own}
-    if len(names) < (2 if kind == SINGLE else 1):
-        raise InputError(f"{examples.path} must have two labels or more. Received: {', '.join(names)}.")
-    is_whole = all(_is_whole(name) for name in names)
+    least = 2 if kind == SINGLE else 1
+    if len(names) < least:
+        received = ", ".join(names) or "none"
+        raise InputError(f"{examples.path} must have {least} or more different labels. Received: {received}.")
+    is_whole = all(WHOLE.fullmatch(name) for name in names)
     return Problem(kind, tuple(sorted(names, key=(lambda name: (int(name), name)) if is_whole else None)))
 
 
 def _kind(examples):
-    for kind in (tuple, str):
-        odd = [row for row, label in enumerate(examples.labels, 1) if not isinstance(label, kind)]
-        if not odd:
-            break
-    else:
-        raise InputError(
-            f"{examples.path}, row {odd[0]}: must have one label, as other rows. Received: several."
-        )
-    if kind is tuple:
+    are_several = [isinstance(label, tuple) for label in examples.labels]
+    if any(are_several):
+        if not all(are_several):
+            row = are_several.index(sum(are_several) * 2 <= len(are_several))
+            label = examples.labels[row]
+            rule = "one label" if are_several[row] else "a list of labels"
+            raise InputError(
+                f"{examples.path}, row {row + 1}: must have {rule}, as most rows. Received: {label!r:.80}."
+            )
         return SEVERAL
     are_numbers = [_is_number(label) for label in examples.labels]
     if not any(are_numbers):
         return SINGLE
     if not all(are_numbers):
-        # A slip, or a column that is shifted: who means it says so
+        # It may be a slip or a shifted column, so it must be said
         rare = sum(are_numbers) * 2 <= len(are_numbers)
         row = are_numbers.index(rare)
         rule = "a word" if rare else "a number"
@@ -169,11 +183,7 @@ def _kind(examples):
             f"{examples.path}, row {row + 1}: the label must be {rule}, as in most rows, unless "
             f"--problem_type={SINGLE}. Received: {examples.labels[row]!r:.80}."
         )
-    return SINGLE if all(_is_whole(label) for label in examples.labels) else NUMBER
-
-
-def _is_whole(text):
-    return text.removeprefix("-").isdecimal() and text.isascii()
+    return SINGLE if all(WHOLE.fullmatch(label) for label in examples.labels) else NUMBER
 
 
 def _is_number(text):
@@ -215,6 +225,8 @@ def weights_of(text, problem, labels):
     found = np.ones(len(problem.names), np.float32)
     for part in text.split(","):
         name, _, weight = part.rpartition("=")
+        if sum(other.rpartition("=")[0].strip() == name.strip() for other in text.split(",")) > 1:
+            raise InputError(f"`class_weights` must name each class once. Received: {text}.")
         if name.strip() not in problem.names:
             raise InputError(
                 f"`class_weights` must name classes, {', '.join(problem.names):.200}. Received: {name}."

@@ -3,6 +3,8 @@
 Legend: n examples, C labels.
 """
 
+import functools
+
 import numpy as np
 from scipy import special, stats
 from sklearn import metrics
@@ -36,27 +38,27 @@ def score(problem, found, labels):
     `f1_macro` and `f1_weighted` are means over the labels that are true or predicted, `average_precision`
     over those that are true somewhere. A correlation with a constant is 0.
     """
-    kind, predicted = problem.kind, decide(problem, found)
-    if kind == NUMBER:
-        return {name: correlation(name, predicted, labels) for name in NAMES[kind]}
-    f1 = {
-        f"f1_{average}": float(metrics.f1_score(labels, predicted, average=average, zero_division=0))
-        for average in ("micro", "macro", "weighted")
-    }
-    if kind == SEVERAL:
-        is_used = labels.any(axis=0)
-        precision = (
-            float(metrics.average_precision_score(labels[:, is_used], found[:, is_used]))
-            if is_used.any()
-            else 0.0
-        )
-        return {"f1_micro": f1["f1_micro"], "f1_macro": f1["f1_macro"], "average_precision": precision}
-    return {
-        "accuracy": float(metrics.accuracy_score(labels, predicted)),
-        "f1_macro": f1["f1_macro"],
-        "f1_weighted": f1["f1_weighted"],
-        "matthews": float(metrics.matthews_corrcoef(labels, predicted)),
-    }
+    predicted = decide(problem, found)
+    if problem.kind == NUMBER:
+        return {name: correlation(name, predicted, labels) for name in NAMES[NUMBER]}
+    if problem.kind == SEVERAL:
+        is_true, is_used = labels.any(axis=0), labels.any(axis=0) | predicted.any(axis=0)
+        # A single column would be read as two classes, so a column without labels stands beside it
+        wide = [np.pad(bits, ((0, 0), (0, 1))) for bits in (labels, predicted)]
+        used = np.flatnonzero(is_used) if is_used.any() else [0]
+        f1 = functools.partial(metrics.f1_score, *wide, labels=used, zero_division=0)
+        precisions = [
+            metrics.average_precision_score(labels[:, place], found[:, place])
+            for place in np.flatnonzero(is_true)
+        ]
+        scores = f1(average="micro"), f1(average="macro"), np.mean(precisions) if precisions else 0.0
+    else:
+        f1 = functools.partial(metrics.f1_score, labels, predicted, zero_division=0)
+        matthews = 0.0
+        if len({*labels.tolist(), *predicted.tolist()}) > 1:
+            matthews = metrics.matthews_corrcoef(labels, predicted)
+        scores = np.mean(labels == predicted), f1(average="macro"), f1(average="weighted"), matthews
+    return dict(zip(NAMES[problem.kind], map(float, scores), strict=True))
 
 
 def correlation(name, predicted, true):

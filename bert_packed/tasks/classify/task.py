@@ -23,12 +23,14 @@ from bert_packed.objectives.features import SEQUENCES, Feature
 from bert_packed.objectives.objective import Objective, count_sequences, nll_and_right
 from bert_packed.runs.exports import write_model_card
 from bert_packed.runs.run_summary import describe_counts
+from bert_packed.runs.vocabulary import run_folder
 from bert_packed.tasks import run
 from bert_packed.tasks.batches import LabelledSequences
 from bert_packed.tasks.classify import scores as label_scores
 from bert_packed.tasks.classify.config import BINARY
 from bert_packed.tasks.classify.labels import (
     NUMBER,
+    PROBLEMS,
     SEVERAL,
     SINGLE,
     Examples,
@@ -43,8 +45,10 @@ from bert_packed.training.engines.engine import named_weights
 
 LABELS = Feature("labels", "K")
 PREDICTIONS_FILE, CONFUSION_FILE = "predictions.tsv", "confusion.json"
-# What a CrossEncoder of sentence-transformers does to a number
+# A CrossEncoder of sentence-transformers applies one of these to a number
 SIGMOID, IDENTITY = "torch.nn.modules.activation.Sigmoid", "torch.nn.modules.linear.Identity"
+NUM_TEXTS = "num_texts"  # entry of config.json: 1 for single texts, 2 for pairs
+HEAD = "classification/classifier/"  # beginning of the names of its weights
 MOST_SHOWN = 12  # classes whose confusion is printed, too
 
 
@@ -139,8 +143,10 @@ def finetune(config):
     # Files are read before training: a mistake in them would show after hours
     training = read(config.train_file) if config.do_train else None
     held_out = read(config.eval_file) if config.eval_file else None
-    problem = find_problem(training, _asked_kind(config)) if training else _problem_of_start(config, held_out)
-    problem = dataclasses.replace(problem, is_chance=problem.is_chance or config.number_loss == BINARY)
+    wanted = read(config.predict_file, has_labels=False) if config.predict_file else None
+    problem = _find_problem(config, training, held_out)
+    for examples in filter(None, (held_out, wanted)):
+        check_num_texts(problem, len(examples.texts), examples.path)
     names = f": {len(problem.names)} labels, {', '.join(problem.names):.200}" if problem.names else ""
     print(f"labels     {problem.kind}{names}")
     labels = problem.numbers(training) if training else None
@@ -155,29 +161,38 @@ def finetune(config):
         return Predictor(config, problem, examples, _sequences_of(config, text, examples))
 
     evaluated = predictor(held_out) if held_out else None
-    asked = predictor(read(config.predict_file, has_labels=False)) if config.predict_file else evaluated
+    asked = predictor(wanted) if wanted else evaluated
 
     def read_training():
         sequences = _sequences_of(config, text, training)
         # A chance is a label beside no others
         values = labels[:, None] if problem.is_chance else labels
         data = LabelledSequences(sequences, {LABELS.name: values}, classes=problem.names)
-        return data, {"train_file": source_files(config.train_file)}
+        inputs = {"train_file": source_files(config.train_file)}
+        if config.early_stopping_patience:  # scores of another file do not compare
+            inputs["eval_file"] = source_files(config.eval_file)
+        return data, inputs
 
     def finish(model, folder):
         run.take_best(config, folder, model)
-        scores = evaluated.tell(model, folder) if evaluated else {}
+        for name in (PREDICTIONS_FILE, CONFUSION_FILE):  # an earlier call's would be taken for this one's
+            (folder / name).unlink(missing_ok=True)
+        found = evaluated.probabilities(model) if evaluated else None
+        if evaluated:
+            evaluated.write_confusion(found, folder)
         if asked:
-            asked.write(model, folder)
-        _export(config, text, problem, model, folder)
-        return scores
+            asked.write(found if asked is evaluated else asked.probabilities(model), folder)
+        if config.do_train:
+            _export(config, text, problem, model, folder)
+        return evaluated.scores_of(found) if evaluated else {}
 
     during = None
     if evaluated:
         during = run.Evaluation.of(
             config, label_scores.NAMES[problem.kind], evaluated.score, config.eval_file
         )
-    return run.run_task(config, text, objective, read_training, finish, during)
+    new_head = HEAD if training and not _has_head(config.init_checkpoint, problem) else ""
+    return run.run_task(config, text, objective, read_training, finish, during, new_head)
 
 
 def _asked_kind(config):
@@ -186,32 +201,67 @@ def _asked_kind(config):
     return SEVERAL if config.label_separator else config.problem_type
 
 
-def _problem_of_start(config, held_out):
+def _find_problem(config, training, held_out):
+    """That of the training file; without training that of the model."""
+    is_chance = config.number_loss == BINARY
+    if training:
+        problem = find_problem(training, _asked_kind(config))
+        return dataclasses.replace(problem, is_chance=is_chance, num_texts=len(training.texts))
+    several = held_out is not None and all(isinstance(label, tuple) for label in held_out.labels)
     kind = _asked_kind(config)
-    if kind == "auto" and held_out is not None and all(isinstance(label, tuple) for label in held_out.labels):
-        kind = SEVERAL
-    return stored_problem(config.init_checkpoint, kind)
+    problem = stored_problem(config.init_checkpoint, kind, SEVERAL if several else SINGLE)
+    return dataclasses.replace(problem, is_chance=problem.is_chance or is_chance)
 
 
-def stored_problem(init_checkpoint, asked="auto"):
+def check_num_texts(problem, number, source):
+    """Raise `InputError` where a model that learned single texts is asked about pairs, or the reverse."""
+    if problem.num_texts not in (None, number):
+        names = {1: "single texts", 2: "pairs of texts"}
+        rule = f"have {names[problem.num_texts]}, as the model was trained on"
+        raise InputError(f"{source} must {rule}. Received: {names[number]}.")
+
+
+def _has_head(init_checkpoint, problem):
+    """False where the head of a start has other labels than those to learn, or another order of them."""
+    if not init_checkpoint or stored_head(init_checkpoint)[0] != CLASSIFICATION:
+        return True  # there is none, and nothing to say about it
+    _, num_outputs = stored_head(init_checkpoint)
+    names = stored_labels(init_checkpoint)
+    if num_outputs == max(len(problem.names), 1) and (problem.kind == NUMBER or names in ((), problem.names)):
+        return True
+    print(f"head       starts anew: the labels of {init_checkpoint} are others, {', '.join(names):.200}")
+    return False
+
+
+def stored_problem(init_checkpoint, asked="auto", otherwise=SINGLE):
     """The `Problem` of a fine-tuned model; raises `InputError` where it does not classify sequences.
 
-    Its kind is `asked`, or for "auto" what its folder says, else a number for one output. Labels without a
-    name have their numbers.
+    Its kind is `asked`, or for "auto" what its folder says, or `model/` of its run, else a number for one
+    output, or `otherwise`. Labels without a name have their numbers.
     """
     head, num_outputs = stored_head(init_checkpoint)
     if head != CLASSIFICATION:
         raise InputError(
             f"`init_checkpoint` must be fine-tuned to classify. Received: {init_checkpoint}, of head {head}."
         )
-    path = Path(init_checkpoint) / HUGGING_FACE_CONFIG
-    stored = read_json(path) if path.is_file() else {}
-    kind = stored.get("problem_type") or (NUMBER if num_outputs == 1 else SINGLE)
+    folder = run_folder(init_checkpoint)
+    places = [Path(init_checkpoint), *([folder / run.MODEL_FOLDER] if folder else [])]
+    paths = [place / HUGGING_FACE_CONFIG for place in places if (place / HUGGING_FACE_CONFIG).is_file()]
+    stored = read_json(paths[0]) if paths else {}
+    kind = stored.get("problem_type") or (NUMBER if num_outputs == 1 else otherwise)
     kind = kind if asked == "auto" else asked
+    if kind not in PROBLEMS:
+        raise InputError(f"`problem_type` must be one of {', '.join(PROBLEMS)}. Received: {kind!r}.")
+    num_texts = stored.get(NUM_TEXTS)
     if kind == NUMBER:
         activation = (stored.get("sentence_transformers") or {}).get("activation_fn")
-        return Problem(kind, is_chance=activation == SIGMOID)
-    return Problem(kind, stored_labels(init_checkpoint) or tuple(map(str, range(num_outputs))))
+        activation = activation or stored.get("sbert_ce_default_activation_function")
+        return Problem(kind, (), activation == SIGMOID, num_texts)
+    numbers = tuple(map(str, range(num_outputs)))
+    names = stored_labels(init_checkpoint)
+    # transformers names labels that have no names
+    is_unnamed = names in ((), tuple(f"LABEL_{number}" for number in numbers))
+    return Problem(kind, numbers if is_unnamed else names, num_texts=num_texts)
 
 
 def _sequences_of(config, text, examples):
@@ -241,28 +291,30 @@ class Predictor:
         return label_scores.probabilities(self.problem, np.stack(outputs["logits"]))
 
     def score(self, model):
-        """Scores times 100, dict of float."""
-        found = self.probabilities(model)
+        """Scores of a model times 100, dict of float."""
+        return self.scores_of(self.probabilities(model))
+
+    def scores_of(self, found):
+        """Scores of `probabilities` times 100, dict of float."""
         scores = label_scores.score(self.problem, found, self.problem.numbers(self.examples))
         return {name: 100 * value for name, value in scores.items()}
 
-    def tell(self, model, folder):
-        """The same; prints the confusion of classes and writes it, too."""
-        kind, names = self.problem.kind, self.problem.names
-        if kind == SINGLE:
-            predicted = label_scores.decide(self.problem, self.probabilities(model))
-            table = label_scores.confusion(predicted, self.problem.numbers(self.examples), len(names))
-            write_json(folder / CONFUSION_FILE, {"labels": list(names), "true_by_predicted": table.tolist()})
-            if len(names) <= MOST_SHOWN:
-                print("\npredicted, a row for each true class")
-                rows = zip(names, table.tolist(), strict=True)
-                print_table([{"true": name, **dict(zip(names, row, strict=True))} for name, row in rows])
-        return self.score(model)
+    def write_confusion(self, found, folder):
+        """Write how often each class was predicted for each true one, and print it where they are few."""
+        names = self.problem.names
+        if self.problem.kind != SINGLE:
+            return
+        predicted = label_scores.decide(self.problem, found)
+        table = label_scores.confusion(predicted, self.problem.numbers(self.examples), len(names))
+        write_json(folder / CONFUSION_FILE, {"labels": list(names), "true_by_predicted": table.tolist()})
+        if len(names) <= MOST_SHOWN:
+            print("\npredicted, a row for each true class")
+            rows = zip(names, table.tolist(), strict=True)
+            print_table([{"true": name, **dict(zip(names, row, strict=True))} for name, row in rows])
 
-    def write(self, model, folder):
+    def write(self, found, folder):
         """Write `predictions.tsv`: the prediction, then the probability of each label."""
         kind, names = self.problem.kind, self.problem.names
-        found = self.probabilities(model)
         separator = self.config.label_separator or ","
         lines = ["\t".join(["prediction", *names])]
         for row, decision in zip(found, label_scores.decide(self.problem, found), strict=True):
@@ -276,6 +328,9 @@ class Predictor:
 
 def _export(config, text, problem, model, folder):
     """Write `model/`, a folder of transformers, whole or not at all."""
+    more = {"problem_type": problem.kind, NUM_TEXTS: problem.num_texts}
+    if problem.kind == NUMBER:
+        more["sentence_transformers"] = {"activation_fn": SIGMOID if problem.is_chance else IDENTITY}
     with write_folder(folder / run.MODEL_FOLDER) as partial:
         write_hugging_face(
             partial,
@@ -285,8 +340,7 @@ def _export(config, text, problem, model, folder):
             do_lower_case=config.do_lower_case,
             classes=problem.names,
             max_length=config.max_seq_length,
-            problem_type=problem.kind,
-            activation=(SIGMOID if problem.is_chance else IDENTITY) if problem.kind == NUMBER else "",
+            more=more,
         )
         write_model_card(partial, model)
     print(f"wrote {folder / run.MODEL_FOLDER}")

@@ -68,7 +68,7 @@ def _choose(path, row, columns, score_column):
         names = ["anchor", "positive", *filter(_is_negative, row)]
     else:
         names = ["text"]
-    chosen = choose_columns(path, row, columns, names, [score_column] if score_column else [])
+    chosen = choose_columns(path, row, columns, names, "score_column", score_column)
     if score_column and len(chosen) != 2:
         raise InputError(f"{path} must have two columns of texts to a score. Received: {len(chosen)}.")
     return chosen, score_column
