@@ -2,9 +2,7 @@
 
 import dataclasses
 import functools
-import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import keras
@@ -17,11 +15,12 @@ from bert_packed.checkpoints.export_formats import check_form
 from bert_packed.core.command_line import print_table, to_flagfile
 from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError
-from bert_packed.core.storage import file_sha256, read_json, write_folder, write_json, write_text
+from bert_packed.core.storage import file_sha256, write_json, write_text
 from bert_packed.runs import run_directory, vocabulary
 from bert_packed.runs.run_summary import show_line, tell_skipped
 from bert_packed.tasks.batches import predict, train_batches
 from bert_packed.tasks.config import FinetuningResult
+from bert_packed.tasks.evaluation import EvaluationLog
 from bert_packed.text.tokenization import TextTokenizer
 from bert_packed.text.vocabularies import file_name, load_text_tokenizer
 from bert_packed.training import loop, metrics_log
@@ -74,41 +73,7 @@ def read_text_model(config):
     return TextModel(override_dropout(model_config, config), path, tokenizer)
 
 
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """Scores while a run trains."""
-
-    names: tuple[str, ...]  # of the scores; the first decides which are best
-    score: Callable  # from a model to a dict of float
-    every: int  # steps; 0 for after the last alone
-    keeps_best: bool  # whether the weights with the best score stay, in `best_folder`
-    source: str  # path of what is scored: others' scores do not compare
-    patience: int = 0  # evaluations in a row without a better score that end the run; 0 for no end
-
-    @classmethod
-    def of(cls, config, names, score, source):
-        """As a `ScoredConfig` says; raises `InputError` where its `best_score` is none of `names`."""
-        best = config.best_score or names[0]
-        if best not in names:
-            raise InputError(f"`best_score` must be one of {', '.join(names)}. Received: {best}.")
-        names = (best, *(name for name in names if name != best))
-        return cls(
-            names,
-            score,
-            config.eval_steps,
-            config.keep_best,
-            source,
-            config.early_stopping_patience,
-        )
-
-
 MODEL_FOLDER = "model"  # of an export, in an output directory
-SCORES_OF_BEST = "scores.json"
-
-
-def best_folder(folder):
-    """The folder of the weights with the best score."""
-    return Path(folder) / "best"
 
 
 def check_export(config):
@@ -116,13 +81,6 @@ def check_export(config):
     exported = Path(config.output_dir) / MODEL_FOLDER
     if not config.do_train and exported.exists():
         raise InputError(f"`output_dir` must hold no {MODEL_FOLDER} unless --do_train. Received: {exported}.")
-
-
-def take_best(config, folder, model):
-    """With `keep_best`, give a trained model the weights that scored best."""
-    best = best_folder(folder)
-    if config.keep_best and best.exists():
-        checkpoint.assign_tensors(best, checkpoint.read_weights(best), named_weights(model))
 
 
 def run_task(config, text, objective, read_training, predict=None, evaluation=None, new_head=""):
@@ -237,7 +195,7 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation, new_he
     log = metrics_log.MetricsLog(path, metrics_log.train_columns(objective), rows)
     evaluated = None
     if evaluation:
-        evaluated = _EvaluationLog(evaluation, folder, engine.model, scored)
+        evaluated = EvaluationLog(evaluation, folder, engine.model, scored)
         # Training may harm a model that can do its task: its start is scored, and may be the best
         if starts_whole and (evaluation.every or evaluation.keeps_best):
             evaluated.evaluate(0)
@@ -269,41 +227,6 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation, new_he
     if engine.num_train_traces:
         print(f"compiled   {engine.num_train_traces} training program")
     return engine.model, stopped_by
-
-
-class _EvaluationLog(metrics_log.MetricsLog):
-    """The scores of a run by step, and the weights with the best."""
-
-    def __init__(self, evaluation, folder, model, rows):
-        super().__init__(folder / metrics_log.EVAL_FILE, ("step", *evaluation.names), rows)
-        self._evaluation, self._folder, self._model = evaluation, folder, model
-        self._scores = [float(row[evaluation.names[0]]) for row in rows]
-
-    def is_over(self):
-        """True if `patience` evaluations in a row had no better score than one before."""
-        patience, scores = self._evaluation.patience, self._scores
-        return 0 < patience < len(scores) and not max(scores[-patience:]) > max(scores[:-patience])
-
-    def evaluate(self, step):
-        """Score the model and note it; returns `is_over`."""
-        scores = self._evaluation.score(self._model)
-        if self._evaluation.keeps_best and self._is_best(scores):
-            with write_folder(best_folder(self._folder)) as partial:
-                checkpoint.save_weights(partial, named_weights(self._model), self._model.config)
-                write_json(Path(partial) / SCORES_OF_BEST, {"of": self._evaluation.source, **scores})
-        self.write({"step": step, **scores})
-        show_line(f"step {step:,}: " + ", ".join(f"{name} {value:.2f}" for name, value in scores.items()))
-        self._scores.append(scores[self._evaluation.names[0]])
-        if self.is_over():
-            show_line(f"no better {self._evaluation.names[0]} in {self._evaluation.patience} evaluations")
-        return self.is_over()
-
-    def _is_best(self, scores):
-        name = self._evaluation.names[0]
-        best = read_json(best_folder(self._folder) / SCORES_OF_BEST, default={})
-        if best.get("of") != self._evaluation.source or math.isnan(best[name]):
-            return True
-        return scores[name] > best[name]
 
 
 def has_results(config, text, inputs, results, evaluated):

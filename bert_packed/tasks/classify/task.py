@@ -39,6 +39,7 @@ from bert_packed.tasks.classify.labels import (
     read_examples,
     weights_of,
 )
+from bert_packed.tasks.evaluation import Evaluation, take_best
 from bert_packed.tasks.rows import source_files
 from bert_packed.tasks.texts import make_text_sequences
 from bert_packed.training.engines.engine import named_weights
@@ -174,7 +175,7 @@ def finetune(config):
         return data, inputs
 
     def finish(model, folder):
-        run.take_best(config, folder, model)
+        take_best(config, folder, model)
         for name in (PREDICTIONS_FILE, CONFUSION_FILE):  # an earlier call's would be taken for this one's
             (folder / name).unlink(missing_ok=True)
         found = evaluated.probabilities(model) if evaluated else None
@@ -188,9 +189,7 @@ def finetune(config):
 
     during = None
     if evaluated:
-        during = run.Evaluation.of(
-            config, label_scores.NAMES[problem.kind], evaluated.score, config.eval_file
-        )
+        during = Evaluation.of(config, label_scores.NAMES[problem.kind], evaluated.score, config.eval_file)
     new_head = HEAD if training and not _has_head(config.init_checkpoint, problem) else ""
     return run.run_task(config, text, objective, read_training, finish, during, new_head)
 

@@ -27,6 +27,7 @@ from bert_packed.tasks.embed.config import EmbedConfig
 from bert_packed.tasks.embed.files import read_rows
 from bert_packed.tasks.embed.losses import COSENT, RANKING, LossSettings, embedding_objective
 from bert_packed.tasks.embed.scores import read_evaluation
+from bert_packed.tasks.evaluation import Evaluation, take_best
 from bert_packed.tasks.rows import source_files
 from bert_packed.tasks.texts import make_text_sequences
 from bert_packed.text.vocabularies import lowers_case
@@ -72,14 +73,14 @@ def finetune(config):
         return evaluation.score(functools.partial(encoder.encode, model))
 
     def finish(model, folder):
-        run.take_best(config, folder, model)
+        take_best(config, folder, model)
         scores = score(model) if evaluation else {}
         _export(config, text, model, folder, settings, scores, evaluation)
         return scores
 
     during = None
     if evaluation:
-        during = run.Evaluation.of(config, evaluation.names, score, evaluation.path)
+        during = Evaluation.of(config, evaluation.names, score, evaluation.path)
     return run.run_task(config, text, objective, read_training, finish, during)
 
 
