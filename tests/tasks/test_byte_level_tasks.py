@@ -14,10 +14,10 @@ from tokenizers.processors import ByteLevel as TrimOffsets
 
 from bert_packed.checkpoints.export_formats import write_tokenizer
 from bert_packed.tasks.ner.conll import make_tag_sequences
+from bert_packed.tasks.rows import make_text_sequences
 from bert_packed.tasks.squad.files import read_squad
 from bert_packed.tasks.squad.predictions import extract
 from bert_packed.tasks.squad.windows import make_windows, window_starts
-from bert_packed.tasks.texts import make_text_sequences
 from bert_packed.text import byte_bpe
 from bert_packed.text.vocabularies import encoder_ids, load_text_tokenizer
 

@@ -177,7 +177,7 @@ def test_a_run_that_ends_early_is_over(tmp_path, start, capsys):
 
 
 @pytest.mark.usefixtures("uncompiled")
-def test_the_best_weights_are_given_and_a_start_of_other_labels_gives_its_encoder(tmp_path, start, capsys):
+def test_the_best_weights_and_a_start_of_other_labels(tmp_path, start, capsys):
     config = config_of(tmp_path, SINGLE, start, eval_steps=4, keep_best=True, keep_checkpoint_max=9)
     best = bert_packed.finetune(config).scores["accuracy"]
     lines = (tmp_path / "run" / "eval_metrics.csv").read_text().split()[1:]
@@ -341,7 +341,7 @@ def test_scores_by_hand():
     assert got["matthews"] == pytest.approx(0.5)
     bits, chances = np.array([[1, 0, 0], [0, 1, 0]], np.float32), np.array([[0.9, 0.6, 0.1], [0.8, 0.7, 0.2]])
     several = scores.score(Problem(SEVERAL), chances, bits)
-    # Of the labels, the first is always right, the second predicted, the third neither true nor predicted
+    # The first label is always right, the second predicted, the third neither true nor predicted
     assert several["f1_micro"] == pytest.approx(2 * 2 / (2 * 2 + 2)) and several["average_precision"] == 1
     assert several["f1_macro"] == pytest.approx(2 / 3)
     assert scores.score(Problem(SEVERAL), np.zeros((4, 1)), np.array([[1], [0], [0], [0]]))["f1_micro"] == 0

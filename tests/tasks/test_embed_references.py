@@ -146,7 +146,7 @@ def test_ranks_are_those_of_sentence_transformers(package, num_documents, tmp_pa
     queries = [f"q{number:02}" for number in range(12)]
     documents_MD = rng.normal(size=(num_documents, 12))
     documents_MD[2::3] = documents_MD[1::3][: len(documents_MD[2::3])]
-    # Of one dimension each, so that similarities with equal documents are equal in any order of addition
+    # Vectors have one dimension, so that similarities with equal documents are equal in any order of addition
     vectors = {
         **dict(zip(names, documents_MD, strict=True)),
         **dict(zip(queries, 3 * np.eye(12), strict=True)),

@@ -9,7 +9,7 @@ from bert_packed.tasks.glue.files import (
     read_glue,
     read_glue_test,
 )
-from bert_packed.tasks.texts import cut_sizes, make_text_sequences
+from bert_packed.tasks.rows import cut_sizes, make_text_sequences
 from bert_packed.text import tokenization
 
 FILES = {

@@ -15,7 +15,7 @@ import numpy as np
 from bert_packed.assembly.update_packs import pack_all
 from bert_packed.core.settings import InputError
 from bert_packed.tasks.classify.labels import Problem
-from bert_packed.tasks.texts import make_text_sequences
+from bert_packed.tasks.rows import make_text_sequences
 from bert_packed.training.engines import choose_backend
 
 ALGORITHM = "lpfhp"  # plans at once, where others search

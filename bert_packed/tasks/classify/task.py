@@ -40,8 +40,7 @@ from bert_packed.tasks.classify.labels import (
     weights_of,
 )
 from bert_packed.tasks.evaluation import Evaluation, take_best
-from bert_packed.tasks.rows import source_files
-from bert_packed.tasks.texts import make_text_sequences
+from bert_packed.tasks.rows import make_text_sequences, source_files
 from bert_packed.training.engines.engine import named_weights
 
 LABELS = Feature("labels", "K")

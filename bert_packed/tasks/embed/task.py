@@ -28,8 +28,7 @@ from bert_packed.tasks.embed.files import read_rows
 from bert_packed.tasks.embed.losses import COSENT, RANKING, LossSettings, embedding_objective
 from bert_packed.tasks.embed.scores import read_evaluation
 from bert_packed.tasks.evaluation import Evaluation, take_best
-from bert_packed.tasks.rows import source_files
-from bert_packed.tasks.texts import make_text_sequences
+from bert_packed.tasks.rows import make_text_sequences, source_files
 from bert_packed.text.vocabularies import lowers_case
 from bert_packed.training.backend import compiled, out_of_memory_names
 from bert_packed.training.engines.engine import named_weights
@@ -142,7 +141,7 @@ def training_data(config, rows, tokenizer, settings):
     plain = [text for row in zip(*rows.texts, strict=True) for text in row]
     texts = [prompt + text for prompt, text in zip(itertools.cycle(prompts), plain, strict=False)]
     sequences, num_cut = make_text_sequences([texts], tokenizer, config.max_seq_length, rows.path)
-    # As the model reads them: texts that differ in case alone may be one
+    # Texts are compared as the model reads them: two that differ in case alone may be one
     read = [tuple(ids[: config.max_seq_length]) for ids in tokenizer.encode(plain)]
     numbers = {ids: number for number, ids in enumerate(dict.fromkeys(read), 1)}
     labels = {"text_ids": np.array([numbers[ids] for ids in read], np.int32)}

@@ -16,7 +16,7 @@ from bert_packed.tasks.config import FinetuningResult
 from bert_packed.tasks.glue.config import ALL_TASKS
 from bert_packed.tasks.glue.files import TASKS, read_glue
 from bert_packed.tasks.glue.scores import asked_files, predict_files, table_of_tasks
-from bert_packed.tasks.texts import make_text_sequences
+from bert_packed.tasks.rows import make_text_sequences
 
 
 def finetune(config):
