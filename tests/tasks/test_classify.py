@@ -31,6 +31,7 @@ from bert_packed.tasks.classify.labels import (
     read_examples,
     weights_of,
 )
+from bert_packed.tasks.ner.config import NerConfig
 
 CLASSES = ["art", "biology", "chess", "dance", "earth", "film", "golf"]
 LENGTH = 24
@@ -347,3 +348,27 @@ def test_scores_by_hand():
     assert scores.score(Problem(SEVERAL), np.zeros((4, 1)), np.array([[1], [0], [0], [0]]))["f1_micro"] == 0
     assert scores.score(Problem(NUMBER), np.ones((3, 1)), np.arange(3.0)) == {"pearson": 0, "spearman": 0}
     assert metrics.f1_score(true, found.argmax(1), average="weighted") == got["f1_weighted"]
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_tags_of_words_from_python(tmp_path, start):
+    """The same as the command writes, also of a sentence of several windows."""
+    sentences = [[WORDS[(7 * place + size) % 26] for place in range(size)] for size in (3, 1, 30, 5)]
+    lines = ["".join(f"{word} {'AB'[len(word) % 2]}\n" for word in words) for words in sentences]
+    (tmp_path / "words.txt").write_text("\n".join(lines))
+    flags = dict.fromkeys(("train_file", "predict_file"), str(tmp_path / "words.txt"))
+    sizes = {"max_seq_length": LENGTH, "doc_stride": LENGTH // 2, "train_batch_size": 2}
+    folder = tmp_path / "run"
+    config = NerConfig(**flags, **sizes, init_checkpoint=str(start), output_dir=str(folder))
+    bert_packed.finetune(config)
+    written = [part.split("\n") for part in (folder / "predictions.txt").read_text().strip().split("\n\n")]
+    tagger = bert_packed.load_classifier(folder, max_seq_length=LENGTH)
+    found = tagger.predict(sentences)
+    assert found.labels == [[line.split(" ")[-1] for line in part] for part in written]
+    assert tagger.names == ("A", "B") and [len(part) for part in found.probabilities] == [3, 1, 30, 5]
+    for part, tags in zip(found.probabilities, found.labels, strict=True):
+        np.testing.assert_allclose(part.sum(axis=1), 1, rtol=1e-5)
+        assert [tagger.names[place] for place in part.argmax(axis=1)] == tags
+    with pytest.raises(InputError, match=r"`sentences\[0\]` must be a list of words. Received: 'a b'"):
+        tagger.predict(["a b"])
+    assert tagger.predict([]).labels == []

@@ -1,9 +1,9 @@
-"""Labels of texts from Python: packed, and returned in the order of the texts.
+"""Labels of texts, and tags of words, from Python: packed, and returned in the order of the texts.
 
     classifier = load_classifier("my/classes/model")
     labels, probabilities = classifier.predict(["one text", "another"])
 
-Legend: n texts, C labels, K sequences per pack, S pack length.
+Legend: n texts, C labels, W words of a sentence, K sequences per pack, S pack length.
 """
 
 import dataclasses
@@ -11,9 +11,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from scipy import special
 
 from bert_packed.assembly.update_packs import pack_all
 from bert_packed.core.settings import InputError
+from bert_packed.records.sequences import without_predictions
 from bert_packed.tasks.classify.labels import Problem
 from bert_packed.tasks.rows import make_text_sequences
 from bert_packed.training.engines import choose_backend
@@ -23,10 +25,11 @@ MOST_TOKENS = 512  # of a text, unless more is asked for: scores of attention gr
 
 
 class Predictions(NamedTuple):
-    """What a classifier says of n texts."""
+    """The labels of n texts."""
 
-    labels: list  # a str each; of several labels a tuple of str; of numbers a float
-    probabilities: np.ndarray  # float32 `[n, C]`, in the order of `names`; numbers as they are, `[n, 1]`
+    labels: list  # a str each; of several labels a tuple of str; of numbers a float; of words a list of str
+    # Float32 `[n, C]`, in the order of `names`; numbers as they are, `[n, 1]`; of words a list of n `[W, C]`
+    probabilities: np.ndarray | list
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +55,6 @@ class TextClassifier:
                 their progress where standard error is a terminal.
         """
         # The modules import Keras, whose backend is chosen by now
-        from bert_packed.tasks.batches import predict
         from bert_packed.tasks.classify.scores import decide, probabilities
         from bert_packed.tasks.classify.task import check_num_texts
 
@@ -61,19 +63,59 @@ class TextClassifier:
             return Predictions([], np.zeros((0, max(len(self.names), 1)), np.float32))
         check_num_texts(self.problem, len(columns), "`texts`")
         sequences, _ = make_text_sequences(columns, self.tokenizer, self.max_seq_length)
-        packs, spec = pack_all(sequences["lengths"], self.max_seq_length, "max", ALGORITHM)
-        # Few values of K: each is another program
-        depth = min(1 << (spec.max_sequences_per_pack - 1).bit_length(), self.max_seq_length)
-        spec = dataclasses.replace(spec, max_sequences_per_pack=depth)
-        outputs = predict(self.forward, sequences, packs, spec, self.batch_size)
-        found = probabilities(self.problem, np.stack(outputs["logits"]))
+        logits = _predict(self, sequences)
+        found = probabilities(self.problem, np.stack(logits))
         return Predictions([self.problem.shown(one) for one in decide(self.problem, found).tolist()], found)
+
+
+@dataclasses.dataclass(frozen=True)
+class WordTagger:
+    """A fine-tuned model ready to tag words."""
+
+    forward: Callable  # compiled, from a batch of packs to logits `[B, S, C]`
+    tokenizer: object
+    names: tuple[str, ...]  # of the C tags
+    max_seq_length: int  # S; longer sentences are cut into windows that overlap by half
+    batch_size: int  # packs
+
+    def predict(self, sentences):
+        """The tags of the words of sentences: `Predictions`; `sentences` is a list of lists of str."""
+        from bert_packed.tasks.ner.conll import make_tag_sequences
+        from bert_packed.tasks.ner.task import logits_of_words
+
+        sentences = list(sentences)
+        for number, words in enumerate(sentences):
+            is_sound = isinstance(words, list | tuple) and all(isinstance(word, str) for word in words)
+            if not (is_sound and words):
+                raise InputError(f"`sentences[{number}]` must be a list of words. Received: {words!r:.80}.")
+        if not sentences:
+            return Predictions([], [])
+        sizes = self.max_seq_length, self.max_seq_length // 2
+        found = make_tag_sequences(list(map(list, sentences)), None, self.tokenizer, *sizes)
+        sequences = without_predictions(found.sequences)
+        ends = np.cumsum([len(words) for words in sentences])
+        logits = logits_of_words(found, _predict(self, sequences), int(ends[-1]))
+        parts = np.split(special.softmax(logits, axis=1), ends[:-1])
+        return Predictions([[self.names[tag] for tag in part.argmax(axis=1)] for part in parts], parts)
+
+
+def _predict(model, sequences):
+    """The logits of each sequence, computed packed: list of arrays."""
+    # The module imports Keras, whose backend is chosen by now
+    from bert_packed.tasks.batches import predict
+
+    packs, spec = pack_all(sequences["lengths"], model.max_seq_length, "max", ALGORITHM)
+    # There are few values of K, since each is another program
+    depth = min(1 << (spec.max_sequences_per_pack - 1).bit_length(), model.max_seq_length)
+    spec = dataclasses.replace(spec, max_sequences_per_pack=depth)
+    return predict(model.forward, sequences, packs, spec, model.batch_size)["logits"]
 
 
 def _columns_of(texts):
     """One list of texts, or two of pairs; raises `InputError`."""
     if isinstance(texts, str):  # which would be a list of its characters
         raise InputError(f"`texts` must be a list of str or of pairs. Received: {texts[:40]!r}.")
+    texts = list(texts)
     rows = [text if isinstance(text, tuple | list) else (text,) for text in texts]
     size = 2 if rows and isinstance(texts[0], tuple | list) else 1
     for number, (text, row) in enumerate(zip(texts, rows, strict=True)):
@@ -87,11 +129,13 @@ def _columns_of(texts):
 def load_classifier(
     init_checkpoint, vocab_file="", max_seq_length=None, batch_size=8, problem_type="auto", dtype="float32"
 ):
-    """Load a model that `bert-packed classify`, `glue` or transformers fine-tuned: `TextClassifier`.
+    """Load a model that `bert-packed classify`, `glue`, `ner` or transformers fine-tuned.
+
+    It is a `TextClassifier`, or a `WordTagger` where the model tags words.
 
     Args:
         init_checkpoint: Folder `model` of `classify`, a run of fine-tuning, whose last weights it takes, or a
-            Hugging Face folder of `AutoModelForSequenceClassification`.
+            Hugging Face folder of `AutoModelForSequenceClassification` or `AutoModelForTokenClassification`.
         vocab_file: WordPieces, one a line, or a `tokenizer.json` of byte-level BPE; "" is that of the folder.
         max_seq_length: S; None is what the folder says, at most 512.
         batch_size: Packs computed at once.
@@ -104,7 +148,7 @@ def load_classifier(
     choose_backend()
     # Keras must not be imported before the backend is chosen
     from bert_packed.architectures.packed_model import build_model
-    from bert_packed.architectures.registry import CLASSIFICATION
+    from bert_packed.architectures.registry import CLASSIFICATION, TOKEN_CLASSIFICATION
     from bert_packed.checkpoints import starting_weights
     from bert_packed.checkpoints.export_formats import check_form
     from bert_packed.runs import vocabulary
@@ -126,15 +170,21 @@ def load_classifier(
         config.max_position_embeddings, vocabulary.known_length(init_checkpoint) or MOST_TOKENS, MOST_TOKENS
     )
     sizes = length, tokenizer.vocab_size
-    starting_weights.check_reads(config, [CLASSIFICATION], *sizes, init_checkpoint, "")
-    problem = stored_problem(init_checkpoint, problem_type)
+    head, num_outputs = starting_weights.stored_head(init_checkpoint)
+    tags_words = head == TOKEN_CLASSIFICATION
+    if not tags_words:
+        head, problem = CLASSIFICATION, stored_problem(init_checkpoint, problem_type)
+    starting_weights.check_reads(config, [head], *sizes, init_checkpoint, "")
     check_memory(config)
-    num_outputs = max(len(problem.names), 1)
-    model = build_model(CLASSIFICATION, config, seed=0, dtype=dtype, num_outputs=num_outputs)
-    found = starting_weights.load(init_checkpoint, named_weights(model), config, CLASSIFICATION)
+    model = build_model(head, config, seed=0, dtype=dtype, num_outputs=num_outputs)
+    found = starting_weights.load(init_checkpoint, named_weights(model), config, head)
     if found.missing:  # random values would predict noise
         raise InputError(
             f"`init_checkpoint` must have all weights of a classifier. Received: {init_checkpoint}, which "
             f"lacks {', '.join(found.missing):.200}."
         )
-    return TextClassifier(forward_of(model), tokenizer, problem, length, batch_size)
+    forward = forward_of(model)
+    if tags_words:
+        names = starting_weights.stored_labels(init_checkpoint) or tuple(map(str, range(num_outputs)))
+        return WordTagger(forward, tokenizer, names, length, batch_size)
+    return TextClassifier(forward, tokenizer, problem, length, batch_size)

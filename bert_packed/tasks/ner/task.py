@@ -123,16 +123,22 @@ def _label_names(config, training):
     return find_tags(training)
 
 
+def logits_of_words(found, logits, num_words):
+    """Float32 `[num_words, C]` of all words, from `TagSequences` and logits by sequence, `[tokens, C]`."""
+    starts, positions = found.sequences.offsets("prediction_ids"), found.sequences["prediction_positions"]
+    # Windows overlap, but each word is predicted in one of them alone
+    by_word = np.zeros((num_words, logits[0].shape[-1]), np.float32)
+    for number, of_tokens in enumerate(logits):
+        own = slice(starts[number], starts[number + 1])
+        by_word[found.words[own]] = of_tokens[positions[own]]
+    return by_word
+
+
 def _predict(config, names, sentences, found, model, folder):
     """Tag every word and write the tags; returns scores where the file has its own."""
     sequences = found.sequences
-    starts = sequences.offsets("prediction_ids")
     outputs, num_packs = run.predict_packed(config, model, without_predictions(sequences))
-    # Windows overlap, but each word is predicted in one of them alone
-    by_word = np.zeros(sentences.num_words, np.int64)
-    for number, logits in enumerate(outputs["logits"]):  # [tokens, C]
-        own = slice(starts[number], starts[number + 1])
-        by_word[found.words[own]] = logits[sequences["prediction_positions"][own]].argmax(axis=1)
+    by_word = logits_of_words(found, outputs["logits"], sentences.num_words).argmax(axis=1)
     print(
         f"predicted  {count_of(len(by_word), 'word')} of {count_of(len(sequences), 'sequence')} in "
         f"{count_of(num_packs, 'pack')}"
