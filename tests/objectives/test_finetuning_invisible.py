@@ -13,7 +13,7 @@ from tiny import CONFIG, replace_sums, to_floats
 
 from bert_packed.architectures.registry import ablate
 from bert_packed.evaluation.contamination import unpack_batch
-from bert_packed.tasks.classify.task import classes_objective, numbers_objective, several_objective
+from bert_packed.tasks.classify.losses import classes_objective, numbers_objective, several_objective
 from bert_packed.tasks.ner.task import tags_objective
 from bert_packed.tasks.squad.task import answer_sums, answers_objective
 from bert_packed.training import engines

@@ -21,7 +21,7 @@ from bert_packed.objectives.pretraining import (
     prediction_weights,
     pretraining_objective,
 )
-from bert_packed.tasks.classify.task import classes_objective, numbers_objective, several_objective
+from bert_packed.tasks.classify.losses import classes_objective, numbers_objective, several_objective
 from bert_packed.tasks.ner.task import tags_objective
 from bert_packed.tasks.squad.task import answers_objective
 from bert_packed.training import engines

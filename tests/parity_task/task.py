@@ -6,7 +6,7 @@ import numpy as np
 
 from bert_packed.tasks import run
 from bert_packed.tasks.batches import LabelledSequences
-from bert_packed.tasks.classify.task import LABELS, classes_objective
+from bert_packed.tasks.classify.losses import LABELS, classes_objective
 from bert_packed.tasks.rows import make_text_sequences
 
 

@@ -11,7 +11,7 @@ from bert_packed.runs import run_directory
 from bert_packed.runs.run_summary import describe_counts
 from bert_packed.tasks import run
 from bert_packed.tasks.batches import LabelledSequences
-from bert_packed.tasks.classify.task import LABELS, classes_objective, numbers_objective
+from bert_packed.tasks.classify.losses import LABELS, classes_objective, numbers_objective
 from bert_packed.tasks.config import FinetuningResult
 from bert_packed.tasks.glue.config import ALL_TASKS
 from bert_packed.tasks.glue.files import TASKS, read_glue
