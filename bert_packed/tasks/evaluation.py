@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bert_packed.checkpoints import checkpoint
 from bert_packed.core.settings import InputError
-from bert_packed.core.storage import read_json, write_folder, write_json
+from bert_packed.core.storage import file_sha256, read_json, write_folder, write_json
 from bert_packed.runs.run_summary import show_line
 from bert_packed.training import metrics_log
 from bert_packed.training.engines.engine import named_weights
@@ -23,7 +23,7 @@ class Evaluation:
     score: Callable  # from a model to a dict of float
     every: int  # steps; 0 for after the last alone
     keeps_best: bool  # whether the weights with the best score stay, in `best_folder`
-    source: str  # path of what is scored: others' scores do not compare
+    source: str  # path and checksum of what is scored: others' scores do not compare
     patience: int = 0  # evaluations in a row without a better score that end the run; 0 for no end
 
     @classmethod
@@ -32,6 +32,8 @@ class Evaluation:
         best = config.best_score or names[0]
         if best not in names:
             raise InputError(f"`best_score` must be one of {', '.join(names)}. Received: {best}.")
+        if Path(source).is_file():
+            source = f"{source} {file_sha256(source)}"
         names = (best, *(name for name in names if name != best))
         return cls(
             names,
