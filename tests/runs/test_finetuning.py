@@ -73,7 +73,7 @@ def test_prediction_needs_the_head_of_the_task(monkeypatch, tmp_path):
     model.head = "classification"
     objective = SimpleNamespace(build_model=lambda *_, **__: model)
     found = SimpleNamespace(missing=[], lines=list)
-    monkeypatch.setattr(finetuning.starting_weights, "load", lambda *_: found)
+    monkeypatch.setattr(finetuning.starting_weights, "load", lambda *_, **__: found)
     predicted = []
     inputs = SimpleNamespace(config=ModelConfig())
     arguments = config, inputs, objective, None, lambda *of: predicted.append(of)
@@ -147,7 +147,7 @@ def test_a_stopped_training_predicts_nothing(tmp_path, monkeypatch, capsys):
         finetuning.run_task(config, None, None, lambda: (data, inputs), predict)
     data.sequences.append(1)
     assert finetuning.run_task(config, None, None, lambda: (data, inputs), predict).exit_status == 128 + 15
-    assert given == [(data, inputs, tmp_path, None)]
+    assert given == [(data, inputs, tmp_path, None, "")]
     assert "the same command continues" in capsys.readouterr().err
 
 
