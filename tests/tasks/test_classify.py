@@ -7,6 +7,7 @@ whose labels are in another order, a run that ends early and then goes on.
 import csv
 import dataclasses
 import importlib.util
+import itertools
 import json
 import shutil
 
@@ -31,6 +32,7 @@ from bert_packed.tasks.classify.labels import (
     read_examples,
     weights_of,
 )
+from bert_packed.tasks.classify.task import Predictor
 from bert_packed.tasks.ner.config import NerConfig
 
 CLASSES = ["art", "biology", "chess", "dance", "earth", "film", "golf"]
@@ -178,11 +180,22 @@ def test_a_run_that_ends_early_is_over(tmp_path, start, capsys):
 
 
 @pytest.mark.usefixtures("uncompiled")
-def test_the_best_weights_and_a_start_of_other_labels(tmp_path, start, capsys):
-    config = config_of(tmp_path, SINGLE, start, eval_steps=4, keep_best=True, keep_checkpoint_max=9)
-    best = bert_packed.finetune(config).scores["accuracy"]
-    lines = (tmp_path / "run" / "eval_metrics.csv").read_text().split()[1:]
-    assert best == pytest.approx(max(float(line.split(",")[1]) for line in lines))
+def test_the_best_weights_and_a_start_of_other_labels(tmp_path, start, capsys, monkeypatch):
+    """Each score is worse than the one before, so that the first weights are the best and not the last."""
+    falling = itertools.count(100, -1)
+    monkeypatch.setattr(
+        Predictor, "score", lambda *_: dict.fromkeys(scores.NAMES[SINGLE], float(next(falling)))
+    )
+    config = config_of(tmp_path, SINGLE, start, eval_steps=4, keep_best=True)
+    bert_packed.finetune(config)
+    texts = [text for text, _ in rows_of(SINGLE, 24, 24)]
+    run, vocabulary = tmp_path / "run", str(start / "vocab.txt")
+    given, best, last = (
+        bert_packed.load_classifier(folder, vocabulary).predict(texts).probabilities
+        for folder in (run / "model", run / "best", run)
+    )
+    np.testing.assert_allclose(given, best, atol=1e-6)
+    assert np.abs(given - last).max() > 0.1
     capsys.readouterr()
     rows = [(text, "zoo" if label == "art" else label) for text, label in rows_of(SINGLE, 40, 5)]
     other = dataclasses.replace(
