@@ -260,6 +260,8 @@ def _load_model(config, model_config, objective):
 def _load_weights(config, model_config, model, new_head=""):
     weights = named_weights(model)
     path = config.init_checkpoint
+    if new_head:
+        print(f"head       starts anew: that of {path} has other labels, or another order of them")
     found = starting_weights.load(path, weights, model_config, model.head, new_head=new_head)
     print("\n".join(found.lines()))
     return found

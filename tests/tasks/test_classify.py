@@ -340,6 +340,14 @@ def test_settings_that_cannot_be(tmp_path, start, changes, message):
     assert_refused(cli.fine_tune, ClassifyConfig, message, **flags)
 
 
+def test_labels_of_the_dev_file_are_checked_before_training(tmp_path, start):
+    config = config_of(tmp_path, SINGLE, start)
+    write_csv(tmp_path / "dev.csv", [("w1 w2", "art"), ("w3", "opera")])
+    with pytest.raises(InputError, match=r"dev.csv, row 2: the label must be one of art, .*'opera'"):
+        bert_packed.finetune(config)
+    assert not (tmp_path / "run").exists()
+
+
 def test_weights_of_classes():
     problem, labels = Problem(SINGLE, ("a", "b")), np.array([0, 0, 0, 1])
     # Every class has the same sum, and the weights' mean over examples is 1, as in scikit-learn

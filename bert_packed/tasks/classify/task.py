@@ -15,13 +15,14 @@ from bert_packed.core.command_line import print_table
 from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import read_json, write_folder, write_json, write_text
+from bert_packed.records.sequences import Sequences
 from bert_packed.runs.exports import write_model_card
 from bert_packed.runs.run_summary import describe_counts
 from bert_packed.runs.vocabulary import run_folder
 from bert_packed.tasks import run
 from bert_packed.tasks.batches import LabelledSequences
 from bert_packed.tasks.classify import scores as label_scores
-from bert_packed.tasks.classify.config import BINARY
+from bert_packed.tasks.classify.config import BINARY, ClassifyConfig
 from bert_packed.tasks.classify.labels import (
     NUMBER,
     PROBLEMS,
@@ -73,10 +74,10 @@ def finetune(config):
         NUMBER: (lambda: several_objective(1)) if problem.is_chance else numbers_objective,
     }[problem.kind]()
 
-    def predictor(examples):
-        return Predictor(config, problem, examples, _sequences_of(config, text, examples))
+    def predictor(examples, labels=None):
+        return Predictor(config, problem, examples, _sequences_of(config, text, examples), labels)
 
-    evaluated = predictor(held_out) if held_out else None
+    evaluated = predictor(held_out, problem.numbers(held_out)) if held_out else None
     asked = predictor(wanted) if wanted else evaluated
 
     def read_training():
@@ -138,13 +139,11 @@ def check_num_texts(problem, number, source):
 def _has_head(init_checkpoint, problem):
     """False where the head of a start has other labels than those to learn, or another order of them."""
     if not init_checkpoint or stored_head(init_checkpoint)[0] != CLASSIFICATION:
-        return True  # there is none, and nothing to say about it
+        return True  # there is none to leave out
     _, num_outputs = stored_head(init_checkpoint)
     names = stored_labels(init_checkpoint)
-    if num_outputs == max(len(problem.names), 1) and (problem.kind == NUMBER or names in ((), problem.names)):
-        return True
-    print(f"head       starts anew: the labels of {init_checkpoint} are others, {', '.join(names):.200}")
-    return False
+    is_as_wide = num_outputs == max(len(problem.names), 1)
+    return is_as_wide and (problem.kind == NUMBER or names in ((), problem.names))
 
 
 def stored_problem(init_checkpoint, asked="auto", otherwise=SINGLE):
@@ -191,10 +190,11 @@ def _sequences_of(config, text, examples):
 class Predictor:
     """Predictions and scores of a file by a model, whose program is compiled once."""
 
-    config: object
+    config: ClassifyConfig
     problem: Problem
     examples: Examples
-    sequences: object
+    sequences: Sequences
+    labels: np.ndarray | None  # of `Problem.numbers`; None where there is nothing to score against
     _forward: Callable | None = None
 
     def probabilities(self, model):
@@ -210,7 +210,7 @@ class Predictor:
 
     def scores_of(self, found):
         """Scores of `probabilities` times 100, dict of float."""
-        scores = label_scores.score(self.problem, found, self.problem.numbers(self.examples))
+        scores = label_scores.score(self.problem, found, self.labels)
         return {name: 100 * value for name, value in scores.items()}
 
     def write_confusion(self, found, folder):
@@ -219,7 +219,7 @@ class Predictor:
         if self.problem.kind != SINGLE:
             return
         predicted = label_scores.decide(self.problem, found)
-        table = label_scores.confusion(predicted, self.problem.numbers(self.examples), len(names))
+        table = label_scores.confusion(predicted, self.labels, len(names))
         write_json(folder / CONFUSION_FILE, {"labels": list(names), "true_by_predicted": table.tolist()})
         if len(names) <= MOST_SHOWN:
             print("\npredicted, a row for each true class")
