@@ -1,5 +1,6 @@
 """Fine-tuning runs: from a model that reads texts, by packs, engine and outer loop, to scores."""
 
+import contextlib
 import dataclasses
 import functools
 import sys
@@ -11,11 +12,11 @@ from bert_packed.architectures.base_config import BaseConfig
 from bert_packed.architectures.registry import FINETUNING_HEADS, override_dropout
 from bert_packed.assembly.update_packs import fit_predictions, pack_all, plan_row_updates, plan_updates
 from bert_packed.checkpoints import checkpoint, starting_weights
-from bert_packed.checkpoints.export_formats import check_form
+from bert_packed.checkpoints.export_formats import check_form, write_hugging_face
 from bert_packed.core.command_line import print_table, to_flagfile
 from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError
-from bert_packed.core.storage import file_sha256, write_json, write_text
+from bert_packed.core.storage import file_sha256, write_folder, write_json, write_text
 from bert_packed.runs import run_directory, vocabulary
 from bert_packed.runs.run_summary import show_line, tell_skipped
 from bert_packed.tasks.batches import predict, train_batches
@@ -81,6 +82,21 @@ def check_export(config):
     exported = Path(config.output_dir) / MODEL_FOLDER
     if not config.do_train and exported.exists():
         raise InputError(f"`output_dir` must hold no {MODEL_FOLDER} unless --do_train. Received: {exported}.")
+
+
+@contextlib.contextmanager
+def exported_model(config, text, model, folder, **details):
+    """Write `model/`, a folder of transformers, whole or not at all; the body adds to the folder it is given.
+
+    `details` are further arguments of `write_hugging_face`.
+    """
+    with write_folder(folder / MODEL_FOLDER) as partial:
+        weights, vocabulary = named_weights(model), {"vocab_file": str(text.vocab_path)}
+        write_hugging_face(
+            partial, model, weights, **vocabulary, do_lower_case=config.do_lower_case, **details
+        )
+        yield partial
+    print(f"wrote {folder / MODEL_FOLDER}")
 
 
 def run_task(config, text, objective, read_training, predict=None, evaluation=None, new_head=""):

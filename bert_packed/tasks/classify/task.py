@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from bert_packed.architectures.registry import CLASSIFICATION
-from bert_packed.checkpoints.export_formats import write_hugging_face
 from bert_packed.checkpoints.pretrained_files import HUGGING_FACE_CONFIG
 from bert_packed.checkpoints.starting_weights import stored_head, stored_labels
 from bert_packed.core.command_line import print_table
 from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError
-from bert_packed.core.storage import read_json, write_folder, write_json, write_text
+from bert_packed.core.storage import read_json, write_json, write_text
 from bert_packed.records.sequences import Sequences
 from bert_packed.runs.exports import write_model_card
 from bert_packed.runs.run_summary import describe_counts
@@ -37,7 +36,6 @@ from bert_packed.tasks.classify.labels import (
 from bert_packed.tasks.classify.losses import LABELS, classes_objective, numbers_objective, several_objective
 from bert_packed.tasks.evaluation import Evaluation, take_best
 from bert_packed.tasks.rows import make_text_sequences, source_files
-from bert_packed.training.engines.engine import named_weights
 
 PREDICTIONS_FILE, CONFUSION_FILE = "predictions.tsv", "confusion.json"
 # A CrossEncoder of sentence-transformers applies one of these to a number
@@ -241,20 +239,10 @@ class Predictor:
 
 
 def _export(config, text, problem, model, folder):
-    """Write `model/`, a folder of transformers, whole or not at all."""
+    """Write `model/`."""
     more = {"problem_type": problem.kind, NUM_TEXTS: problem.num_texts}
     if problem.kind == NUMBER:
         more["sentence_transformers"] = {"activation_fn": SIGMOID if problem.is_chance else IDENTITY}
-    with write_folder(folder / run.MODEL_FOLDER) as partial:
-        write_hugging_face(
-            partial,
-            model,
-            named_weights(model),
-            vocab_file=str(text.vocab_path),
-            do_lower_case=config.do_lower_case,
-            classes=problem.names,
-            max_length=config.max_seq_length,
-            more=more,
-        )
+    details = {"classes": problem.names, "max_length": config.max_seq_length, "more": more}
+    with run.exported_model(config, text, model, folder, **details) as partial:
         write_model_card(partial, model)
-    print(f"wrote {folder / run.MODEL_FOLDER}")

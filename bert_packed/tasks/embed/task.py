@@ -12,11 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from bert_packed.assembly.update_packs import pack_all
-from bert_packed.checkpoints.export_formats import write_hugging_face
 from bert_packed.checkpoints.sentence_transformers import VectorSettings, write_settings
 from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError
-from bert_packed.core.storage import write_folder
 from bert_packed.objectives.objective import Objective
 from bert_packed.runs.exports import CARD_FILE
 from bert_packed.runs.run_summary import describe_counts
@@ -31,7 +29,6 @@ from bert_packed.tasks.evaluation import Evaluation, take_best
 from bert_packed.tasks.rows import make_text_sequences, source_files
 from bert_packed.text.vocabularies import lowers_case
 from bert_packed.training.backend import compiled, out_of_memory_names
-from bert_packed.training.engines.engine import named_weights
 
 PREFIXES = ("query_prefix", "passage_prefix")
 QUERY, PASSAGE, DOCUMENT = "query", "passage", "document"  # names of prompts
@@ -187,19 +184,11 @@ class Encoder:
 def _export(config, text, model, folder, settings, scores, evaluation):
     """Write `model/`, a folder of sentence-transformers, whole or not at all."""
     width = text.config.hidden_size
-    with write_folder(folder / run.MODEL_FOLDER) as partial:
-        write_hugging_face(
-            partial,
-            model,
-            named_weights(model),
-            vocab_file=str(text.vocab_path),
-            do_lower_case=config.do_lower_case,
-            max_length=settings.max_seq_length,
-        )
+    length = settings.max_seq_length
+    with run.exported_model(config, text, model, folder, max_length=length) as partial:
         write_settings(partial, settings, width)
         card = _card(config, settings, width, scores, evaluation)
         (Path(partial) / CARD_FILE).write_text(card, encoding="utf-8")
-    print(f"wrote {folder / run.MODEL_FOLDER}")
 
 
 def _card(config, settings, width, scores, evaluation):
