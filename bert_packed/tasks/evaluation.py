@@ -23,17 +23,19 @@ class Evaluation:
     score: Callable  # from a model to a dict of float
     every: int  # steps; 0 for after the last alone
     keeps_best: bool  # whether the weights with the best score stay, in `best_folder`
-    source: str  # path and checksum of what is scored: others' scores do not compare
+    source: str  # paths and checksums of what is scored: others' scores do not compare
     patience: int = 0  # evaluations in a row without a better score that end the run; 0 for no end
 
     @classmethod
-    def of(cls, config, names, score, source):
-        """As a `ScoredConfig` says; raises `InputError` where its `best_score` is none of `names`."""
+    def of(cls, config, names, score, files):
+        """As a `ScoredConfig` says; raises `InputError` where its `best_score` is none of `names`.
+
+        `files` are the paths of what is scored.
+        """
         best = config.best_score or names[0]
         if best not in names:
             raise InputError(f"`best_score` must be one of {', '.join(names)}. Received: {best}.")
-        if Path(source).is_file():
-            source = f"{source} {file_sha256(source)}"
+        source = " ".join(f"{path} {file_sha256(path)}" for path in files)
         names = (best, *(name for name in names if name != best))
         return cls(
             names,

@@ -76,7 +76,7 @@ def finetune(config):
 
     during = None
     if evaluation:
-        during = Evaluation.of(config, evaluation.names, score, evaluation.path)
+        during = Evaluation.of(config, evaluation.names, score, evaluation.files)
     return run.run_task(config, text, objective, read_training, finish, during)
 
 
