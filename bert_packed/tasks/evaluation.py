@@ -76,7 +76,8 @@ class EvaluationLog(metrics_log.MetricsLog):
 
     def evaluate(self, step):
         """Score the model and note it; returns `is_over`."""
-        scores = self._evaluation.score(self._model)
+        found = self._evaluation.score(self._model)
+        scores = {name: found[name] for name in self._evaluation.names}
         if self._evaluation.keeps_best and self._is_best(scores):
             with write_folder(best_folder(self._folder)) as partial:
                 checkpoint.save_weights(partial, named_weights(self._model), self._model.config)

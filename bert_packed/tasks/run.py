@@ -21,7 +21,7 @@ from bert_packed.runs import run_directory, vocabulary
 from bert_packed.runs.run_summary import show_line, tell_skipped
 from bert_packed.tasks.batches import predict, train_batches
 from bert_packed.tasks.config import FinetuningResult
-from bert_packed.tasks.evaluation import EvaluationLog
+from bert_packed.tasks.evaluation import EvaluationLog, take_best
 from bert_packed.text.tokenization import TextTokenizer
 from bert_packed.text.vocabularies import file_name, load_text_tokenizer
 from bert_packed.training import loop, metrics_log
@@ -99,8 +99,8 @@ def exported_model(config, text, model, folder, **details):
     print(f"wrote {folder / MODEL_FOLDER}")
 
 
-def run_task(config, text, objective, read_training, predict=None, evaluation=None, new_head=""):
-    """Train a model with `--do_train`, else load it; predict; print and write the scores.
+def run_task(config, text, objective, read_training, predict=None, evaluation=None, export=None, new_head=""):
+    """Train a model with `--do_train`, else load it; predict, export; print and write the scores.
 
     Args:
         config, text, objective: `FinetuneConfig`, `TextModel` and `Objective`.
@@ -109,6 +109,7 @@ def run_task(config, text, objective, read_training, predict=None, evaluation=No
         predict: Function of model and output directory that writes predictions. It returns scores, a dict of
             float, {} where there is nothing to score against, None where scores are not wanted.
         evaluation: `Evaluation` in training, or None.
+        export: Function of model, output directory and the scores of `predict`; None for no export.
         new_head: Beginning of the names of weights that training does not take from the start; "" for none.
 
     Returns a `FinetuningResult`. Raises `InputError` where another run is in the directory, or the checkpoint
@@ -132,7 +133,11 @@ def run_task(config, text, objective, read_training, predict=None, evaluation=No
             # The flagfile of a training that is in the folder stays
             if not (folder / run_directory.RUN_FILE).exists():
                 write_text(str(folder / run_directory.FLAGFILE), to_flagfile(config))
+        if evaluation:
+            take_best(config, folder, model)
         scores = predict(model, folder) if predict else None
+        if export:
+            export(model, folder, scores)
         if scores is not None:
             _tell_scores(config, scores, folder)
     return FinetuningResult(config.output_dir, scores or {})

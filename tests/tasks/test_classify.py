@@ -426,11 +426,12 @@ def test_tags_of_words_from_python(tmp_path, start):
     (tmp_path / "words.txt").write_text("\n".join(lines))
     flags = dict.fromkeys(("train_file", "predict_file"), str(tmp_path / "words.txt"))
     sizes = {"max_seq_length": LENGTH, "doc_stride": LENGTH // 2, "train_batch_size": 2}
+    sizes |= {"eval_steps": 2, "keep_best": True}
     folder = tmp_path / "run"
     config = NerConfig(**flags, **sizes, init_checkpoint=str(start), output_dir=str(folder))
     bert_packed.finetune(config)
     written = [part.split("\n") for part in (folder / "predictions.txt").read_text().strip().split("\n\n")]
-    tagger = bert_packed.load_classifier(folder, max_seq_length=LENGTH)
+    tagger = bert_packed.load_classifier(folder / "model")
     found = tagger.predict(sentences)
     assert found.labels == [[line.split(" ")[-1] for line in part] for part in written]
     assert tagger.names == ("A", "B") and [len(part) for part in found.probabilities] == [3, 1, 30, 5]

@@ -37,7 +37,7 @@ from bert_packed.tasks.classify.labels import (
 from bert_packed.tasks.classify.losses import LABELS, classes_objective, numbers_objective, several_objective
 from bert_packed.tasks.classify.reranking import RANKING_FILE, read_reranking
 from bert_packed.tasks.config import ScoredConfig
-from bert_packed.tasks.evaluation import Evaluation, take_best
+from bert_packed.tasks.evaluation import Evaluation
 from bert_packed.tasks.retrieval import find_qrels
 from bert_packed.tasks.rows import make_text_sequences, source_files
 
@@ -149,14 +149,10 @@ def learn(config, text, problem, training, inputs, asked, evaluation=None, weigh
         scored = {"eval_file": evaluation[1]} if config.early_stopping_patience else {}
         return data, {**inputs, **scored}
 
-    def finish(model, folder):
-        take_best(config, folder, model)
+    def predict(model, folder):
         for name in replaced:
             (folder / name).unlink(missing_ok=True)
-        scores = predictor.predict(model, folder)
-        if config.do_train:
-            _export(config, text, problem, model, folder)
-        return scores or None
+        return predictor.predict(model, folder) or None
 
     during = None
     if evaluation:
@@ -164,7 +160,8 @@ def learn(config, text, problem, training, inputs, asked, evaluation=None, weigh
         during = Evaluation.of(config, names, predictor.score, files)
     new_head = HEAD if training and not _has_head(config.init_checkpoint, problem) else ""
     objective = _objective_of(problem, weights)
-    return run.run_task(config, text, objective, read_training, finish, during, new_head)
+    export = functools.partial(_export, config, text, problem) if config.do_train else None
+    return run.run_task(config, text, objective, read_training, predict, during, export, new_head)
 
 
 def _objective_of(problem, weights):
@@ -318,7 +315,7 @@ def _write_predictions(config, problem, logits, folder):
     write_text(str(folder / PREDICTIONS_FILE), "".join(f"{line}\n" for line in lines))
 
 
-def _export(config, text, problem, model, folder):
+def _export(config, text, problem, model, folder, scores):
     """Write `model/`."""
     more = {"problem_type": problem.kind, NUM_TEXTS: problem.num_texts}
     if problem.kind == NUMBER:
