@@ -1,0 +1,30 @@
+"""The task of topics: an article's first sentence, which names its topic, is in neither file."""
+
+import csv
+import gzip
+
+from benchmark_command import run_benchmark
+
+ARTICLES = [
+    "Ada is a {} of the north.\nShe lived in rome.\nShe wrote.",
+    "Rome is the capital city of {}.\nIt is old.",
+]
+
+
+def test_topics(tmp_path):
+    texts = [ARTICLES[number % 2].format(["painter", "Italy"][number % 2]) for number in range(40)]
+    with gzip.open(tmp_path / "in.gz", "wt") as file:
+        file.write("\n\n".join([*texts, "Nobody knows.\nAt all."]))
+    flags = {
+        "input_file": tmp_path / "in.gz",
+        "output_dir": tmp_path / "out",
+        "sentences": 1,
+        "dev_share": 0.5,
+    }
+    assert run_benchmark("wikipedia_topics", **flags) == 0
+    parts = [list(csv.reader((tmp_path / "out" / f"{name}.csv").open())) for name in ("train", "dev")]
+    assert all(header == ["text", "label"] for header, *_ in parts) and sum(map(len, parts)) == 42
+    assert {tuple(row) for _, *rows in parts for row in rows} == {
+        ("She lived in rome.", "person"),
+        ("It is old.", "place"),
+    }
