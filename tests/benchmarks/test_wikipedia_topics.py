@@ -3,7 +3,7 @@
 import csv
 import gzip
 
-from benchmark_command import run_benchmark
+from benchmarks import wikipedia_topics as topics
 
 ARTICLES = [
     "Ada is a {} of the north.\nShe lived in rome.\nShe wrote.",
@@ -21,7 +21,7 @@ def test_topics(tmp_path):
         "sentences": 1,
         "dev_share": 0.5,
     }
-    assert run_benchmark("wikipedia_topics", **flags) == 0
+    topics.main(topics.TopicsConfig(*paths, sentences=1, dev_share=0.5))
     parts = [list(csv.reader((tmp_path / "out" / f"{name}.csv").open())) for name in ("train", "dev")]
     assert all(header == ["text", "label"] for header, *_ in parts) and sum(map(len, parts)) == 42
     assert {tuple(row) for _, *rows in parts for row in rows} == {
