@@ -3,6 +3,7 @@
 python -m benchmarks.wikipedia_topics --input_file=enwik8_sentences.txt.gz --output_dir=topics
 """
 
+import collections
 import csv
 import dataclasses
 import gzip
@@ -11,6 +12,7 @@ import re
 import sys
 from pathlib import Path
 
+from benchmarks.runner import Settings, show
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, setting
 from bert_packed.core.storage import write_folder
@@ -31,7 +33,7 @@ TOPIC_OF = {word: topic for topic, words in TOPICS.items() for word in words.spl
 
 
 @dataclasses.dataclass(frozen=True)
-class TopicsConfig:
+class TopicsConfig(Settings):
     """Writes train.csv and dev.csv, of columns text and label. The first sentence of an article, which names
     its topic, is left out. dev.csv has sentences of other articles.
     """
@@ -58,7 +60,9 @@ def main(config):
                 )
             with open(Path(folder) / f"{part}.csv", "w", encoding="utf-8", newline="") as file:
                 csv.writer(file).writerows([("text", "label"), *found])
-            print(f"{part}.csv: {len(found):,} sentences")
+    counts = {part: collections.Counter(topic for _, topic in found) for part, found in rows.items()}
+    table = [{"topic": topic, **{part: found[topic] for part, found in counts.items()}} for topic in TOPICS]
+    show("wikipedia_topics", config, {"sentences": table}, how="Counted")
 
 
 def read_articles(path):
