@@ -17,7 +17,8 @@ def test_topics(tmp_path):
         file.write("\n\n".join([*texts, "Nobody knows.\nAt all."]))
     paths = {"input_file": tmp_path / "in.gz", "output_dir": tmp_path / "out"}
     counts = tables_of("wikipedia_topics", tmp_path, **paths, sentences=1, dev_share=0.5)["sentences"]
-    parts = [list(csv.reader((tmp_path / "out" / f"{name}.csv").open())) for name in ("train", "dev")]
+    files = [(tmp_path / "out" / f"{name}.csv").read_text() for name in ("train", "dev")]
+    parts = [list(csv.reader(content.splitlines())) for content in files]
     assert all(header == ["text", "label"] for header, *_ in parts) and sum(map(len, parts)) == 42
     assert {tuple(row) for _, *rows in parts for row in rows} == {
         ("She lived in rome.", "person"),
