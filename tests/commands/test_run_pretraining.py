@@ -26,6 +26,7 @@ from pretraining_command import (
 from safetensors.numpy import load_file
 from tiny import MAX_SEQ_LENGTH
 
+from bert_packed.records.tfrecords import read_records
 from bert_packed.runs import pretraining
 from bert_packed.runs.run_directory import LOCK_FILE
 from bert_packed.training.engines.tensorflow import TensorFlowEngine
