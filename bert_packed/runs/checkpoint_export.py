@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from bert_packed.architectures.registry import TOKEN_CLASSIFICATION, ablations, check_at_most, family_of
-from bert_packed.checkpoints.starting_weights import check_exists
+from bert_packed.core.hub import find_model
 from bert_packed.core.settings import InputError, check_depth_fits, check_settings, setting
 from bert_packed.core.storage import write_folder
 from bert_packed.schema import PackSpec
@@ -17,7 +17,7 @@ def export_checkpoint(config):
     The folder is complete or absent. Raises `InputError` where the checkpoint, the vocabulary and the format
     do not fit, or the folder is in use.
     """
-    check_exists(config.init_checkpoint)
+    config = dataclasses.replace(config, init_checkpoint=find_model(config.init_checkpoint))
     check_backend(config, choose_backend())
     output = check_output(config.output_dir)
     # These import Keras, which --help need not wait for

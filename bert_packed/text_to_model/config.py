@@ -4,6 +4,7 @@ import dataclasses
 import os
 
 from bert_packed.architectures.registry import ENCODER_SIZES, MODEL_SIZES
+from bert_packed.core.hub import name_of
 from bert_packed.core.settings import InputError, check_settings, result_settings, setting
 from bert_packed.core.storage import check_local
 from bert_packed.packing.histogram import MAX_LENGTH
@@ -136,7 +137,7 @@ class TrainConfig:
     def _settings(self):
         settings = result_settings(self)
         paths = [name for name in PATHS if settings[name] and settings[name] not in MODEL_SIZES]
-        return settings | {name: os.path.abspath(settings[name]) for name in paths}
+        return settings | {name: name_of(os.path.abspath(settings[name])) for name in paths}
 
 
 @dataclasses.dataclass(frozen=True)

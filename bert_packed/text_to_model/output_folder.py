@@ -84,6 +84,11 @@ class OutputFolder:
         """The manifest of a split's packs, as `instances_manifest`."""
         return read_own_manifest(self.path("packed", split), "packed")
 
+    def begun_start(self, overwrite):
+        """The `init_checkpoint` of an earlier call, as it was recorded; "" for none."""
+        call = {} if overwrite else read_json(self.path(CALL_FILE), default={})
+        return call.get("data", {}).get("init_checkpoint", "")
+
     def is_kept(self):
         """True where steps have left what only `overwrite` may remove."""
         made = [name for name in RESULTS if name not in ("flags", "instances")]

@@ -172,7 +172,7 @@ def test_a_kill_inside_each_step_costs_nothing(text, tmp_path):
         ({"bert_config_file": "mamba-tiny"}, "`bert_config_file` must be of a BERT"),
         ({"bert_config_file": "", "max_seq_length": 513}, "`max_seq_length` must be at most .*=512"),
         ({"max_seq_length": 128}, "`max_seq_length` must be at most max_position_embeddings=64"),
-        ({"init_checkpoint": "none"}, "`init_checkpoint` must be a folder, .* that exists"),
+        ({"init_checkpoint": "./none"}, "`init_checkpoint` must be a folder, .* that exists"),
         ({"vocab_file": "none"}, "none"),
         ({"output_dir": "ram://x"}, r"`output_dir` must be a local folder\. Received: ram://x, a URL\."),
     ],
