@@ -8,10 +8,10 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import huggingface_hub.constants as constants
+from huggingface_hub import HfFileSystem, constants
 
 TOKEN = "hf_secret"
-API = re.compile(r"/api/(models|datasets)/([^/?]+(?:/[^/?]+)?)/(revision|tree|paths-info)/([^/?]+)(/[^?]*)?")
+API = re.compile(r"/api/(?:models|datasets)/(.+?)(?:/(revision|tree|paths-info)/([^/]+)(/.*)?)?")
 FILE = re.compile(r"(?:/datasets)?/(.+)/resolve/([^/]+)/([^?]+)")
 
 
@@ -23,13 +23,14 @@ class LocalHub:
         gated: Names that need `TOKEN`.
         moved: From an old name to the one that it redirects to.
         breaks: Files whose transfer breaks, by the number of times; each sends half of what is asked for.
+        fails: Files that end in status 500.
         asked: Pairs of method and path with query, of all requests.
+        num_sent: Bytes of files that were sent.
     """
 
     def __init__(self):
         self.folders, self.commits, self.gated, self.moved, self.breaks = {}, {}, set(), {}, {}
-        self.asked = []
-        self.uploads = {}  # files of commits, by name
+        self.fails, self.asked, self.num_sent = set(), [], 0
 
     def add(self, name, folder, commit="1"):
         self.folders[name] = Path(folder)
@@ -58,7 +59,7 @@ class _Handler(BaseHTTPRequestHandler):
             if re.search(rf"/{old}(/|$)", path):
                 return self._send(307, headers={"Location": path.replace(old, new)})
         if match := API.fullmatch(path.partition("?")[0]):
-            _, name, kind, revision, below = match.groups()
+            name, kind, revision, below = match.groups()
         elif match := FILE.fullmatch(path.partition("?")[0]):
             (name, revision, below), kind = match.groups(), "file"
         else:
@@ -68,21 +69,26 @@ class _Handler(BaseHTTPRequestHandler):
         if name in hub.gated and self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self._send(401, headers={"X-Error-Code": "GatedRepo"})
         commit = hub.commits[name]
-        if revision not in ("main", commit):
+        if revision not in (None, "main", commit):
             return self._send(404, headers={"X-Error-Code": "RevisionNotFound"})
-        files = _list_files(hub.folders[name])
-        if kind == "revision":
-            siblings = [{"rfilename": entry["path"]} for entry in files]
+        entries = _list_entries(hub.folders[name])
+        if kind in (None, "revision"):
+            siblings = [{"rfilename": e["path"]} for e in entries if e["type"] == "file"]
             return self._send(200, {"id": name, "sha": commit, "siblings": siblings})
         if kind == "tree":
-            within = (below or "").strip("/")
-            return self._send(200, [e for e in files if e["path"].startswith(within)])
+            within = f"{below[1:]}/" if below else ""
+            inside = [e for e in entries if e["path"].startswith(within)]
+            if "recursive=True" not in path:
+                inside = [e for e in inside if "/" not in e["path"].removeprefix(within)]
+            return self._send(200, inside)
         if kind == "paths-info":
             wanted = json.loads(body)["paths"]
-            return self._send(200, [e for e in files if e["path"] in wanted])
+            return self._send(200, [e for e in entries if e["path"] in wanted])
         return self._send_file(hub.folders[name] / below, commit, below)
 
     def _send_file(self, path, commit, name):
+        if name in self.server.hub.fails:
+            return self._send(500)
         if not path.is_file():
             return self._send(404, headers={"X-Error-Code": "EntryNotFound"})
         content = path.read_bytes()
@@ -96,6 +102,7 @@ class _Handler(BaseHTTPRequestHandler):
         is_broken = self.command == "GET" and breaks.get(name, 0) > 0
         if is_broken:
             breaks[name] -= 1
+        self.server.hub.num_sent += len(content) if self.command == "GET" else 0
         self._send(status, content, headers, len(content) // 2 if is_broken else None)
 
     def _send(self, status, content=b"", headers=None, num_bytes=None):
@@ -111,16 +118,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
 
-def _list_files(folder):
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+def _list_entries(folder):
     return [
         {
-            "type": "file",
+            "type": "file" if path.is_file() else "directory",
             "path": path.relative_to(folder).as_posix(),
-            "size": path.stat().st_size,
-            "oid": hashlib.sha1(path.read_bytes()).hexdigest(),
+            "size": path.stat().st_size if path.is_file() else 0,
+            "oid": hashlib.sha1(path.read_bytes() if path.is_file() else b"").hexdigest(),
         }
-        for path in paths
+        for path in sorted(folder.rglob("*"))
     ]
 
 
@@ -144,3 +150,4 @@ def point_to(monkeypatch, url, cache):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.delenv("HF_TOKEN", raising=False)
+    HfFileSystem.clear_instance_cache()

@@ -1,12 +1,16 @@
-"""Models by their names on the Hugging Face hub, as local folders of `huggingface_hub`'s cache.
+"""Models and data sets by their names on the Hugging Face hub, through `huggingface_hub`.
 
     bert-base-uncased      answerdotai/ModernBERT-base      OWNER/NAME@REVISION, a branch, tag or commit
+    hf://datasets/OWNER/NAME/data/train-*.parquet           hf://datasets/OWNER/NAME@REVISION/...
 
 Token, cache, endpoint and offline mode are that package's: HF_TOKEN, HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE. A
-name becomes a folder once, at the entry of a command or function (`find_model`). Records of runs hold
-NAME@COMMIT (`name_of`), which another machine, or another cache, understands as well.
+model's name becomes a folder of the cache once, at the entry of a command or function (`find_model`). Records
+of runs hold NAME@COMMIT (`name_of`), which another machine, or another cache, understands as well. Files of
+data sets are read over the network, range by range (`DataFiles`), and not kept.
 """
 
+import contextlib
+import io
 import logging
 import os
 import re
@@ -26,7 +30,7 @@ RULE = (
 )
 REASONS = {
     "GatedRepoError": "the hub gives it only to accounts that were granted access, by HF_TOKEN",
-    "RepositoryNotFoundError": "the hub has no such model, or it is private and HF_TOKEN may not read it",
+    "RepositoryNotFoundError": "the hub has none of that name, or it is private and HF_TOKEN may not read it",
     "RevisionNotFoundError": "the hub has no such revision of it",
     "OfflineModeIsEnabled": "it is not whole in the cache, and HF_HUB_OFFLINE is set",
 }
@@ -75,16 +79,21 @@ def in_cache(name):
 
 
 def _download(name, **options):
-    import huggingface_hub  # half a second, and not for local folders
+    from huggingface_hub import snapshot_download  # half a second, and not for local folders
 
     repo, revision = NAME.fullmatch(name).group("repo", "revision")
+    with _asking(RULE, name):
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=FILES, **options))
+
+
+@contextlib.contextmanager
+def _asking(rule, name):
+    """Turn every error of the client into an `InputError` of a line."""
     try:
-        return Path(
-            huggingface_hub.snapshot_download(repo, revision=revision, allow_patterns=FILES, **options)
-        )
-    # The HTTP library below raises kinds of its own, and changed between versions
+        yield
+    # The HTTP library below it raises kinds of another package, which changed between versions
     except Exception as error:
-        raise InputError(f"{RULE}. Received: {name}; {_reason(error)}.") from error
+        raise InputError(f"{rule}. Received: {name}; {_reason(error)}.") from error
 
 
 def _reason(error):
@@ -94,4 +103,97 @@ def _reason(error):
         causes.append(causes[-1].__cause__)
     kinds = [kind.__name__ for cause in causes for kind in type(cause).__mro__]
     known = next((REASONS[kind] for kind in kinds if kind in REASONS), None)
-    return known or " ".join(f"{type(causes[-1]).__name__}: {causes[-1]}".split()).rstrip(".")
+    lines = str(causes[-1]).strip().splitlines() or [""]
+    return known or f"{type(causes[-1]).__name__}: {lines[0]}".rstrip(".")
+
+
+DATA_SET = re.compile(r"(hf://datasets/(?P<repo>[^/@,]+/[^/@,]+))(@(?P<revision>refs/convert/\w+|[^/,]+))?/")
+DATA_RULE = "a file of hf://datasets/OWNER/NAME[@REVISION]/ must be one that the hub gives"
+
+
+def pin_data_sets(pattern):
+    """Paths and globs with the commit of each data set of the hub: what is read twice is then the same.
+
+    Raises `InputError` where the hub does not give a data set.
+    """
+    return DATA_SET.sub(_pin, pattern)
+
+
+def _pin(match):
+    from huggingface_hub import HfApi
+
+    with _asking(DATA_RULE, match[0]):
+        return f"{match[1]}@{HfApi().dataset_info(match['repo'], revision=match['revision']).sha}/"
+
+
+def is_on_hub(path):
+    return str(path).startswith("hf://")
+
+
+class DataFiles:
+    """Files of the hub's data sets, read only, with the methods of `tf.io.gfile`."""
+
+    def __init__(self):
+        from huggingface_hub import HfFileSystem
+
+        self._files = HfFileSystem()
+
+    def GFile(self, path, mode):  # noqa: N802  TensorFlow's name
+        if mode != "rb":
+            raise OSError(f"{path} can only be read")
+        with _asking(DATA_RULE, path):
+            return io.BufferedReader(_Ranges(self._files.open(path), path))
+
+    def exists(self, path):
+        return bool(self._find(self._files.info, path))
+
+    def isdir(self, path):
+        return self._find(self._files.info, path).get("type") == "directory"
+
+    def listdir(self, path):
+        return [name.rpartition("/")[2] for name in self._find(self._files.ls, path, detail=False)]
+
+    def glob(self, pattern):
+        return [f"hf://{found}" for found in self._find(self._files.glob, pattern)]
+
+    def size_and_time(self, path):
+        """Bytes, and 0: a commit in the path says which content it is."""
+        if not (found := self._find(self._files.info, path)):
+            raise FileNotFoundError(f"{path}: no such file")
+        return found["size"], 0
+
+    def _find(self, ask, path, **options):
+        """What the client says of a path, {} where there is none."""
+        with _asking(DATA_RULE, path):
+            try:
+                return ask(path, **options)
+            except (FileNotFoundError, ValueError) as error:  # two parts with a comma are no URI
+                # Unless a cause says that the data set itself is not to be had
+                if error.__cause__ is None:
+                    return {}
+                raise
+
+
+class _Ranges(io.RawIOBase):
+    """A file of the hub whose errors name it."""
+
+    def __init__(self, file, path):
+        self._file, self._path = file, path
+
+    def readable(self):
+        return True
+
+    def seekable(self):
+        return True
+
+    def seek(self, offset, whence=io.SEEK_SET):
+        return self._file.seek(offset, whence)
+
+    def tell(self):
+        return self._file.tell()
+
+    def readinto(self, buffer):
+        with _asking(DATA_RULE, self._path):
+            content = self._file.read(len(buffer))
+        buffer[: len(content)] = content
+        return len(content)

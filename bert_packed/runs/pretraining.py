@@ -90,7 +90,7 @@ class Run:
         """Station 1: what is evaluated, and `dtype` and `micro_batch_size` as the run began.
 
         Checked here: that `output_dir` is a folder of this machine, and its `run.json`; that
-        `init_checkpoint` is there, or on the hub. The rules of settings were checked when the config was made.
+        `init_checkpoint` is there, or on the hub. Its settings were checked when the config was made.
         """
         config = run_directory.as_begun(self.config.with_eval_file(), self.processes)
         self.config = run_directory.with_local_start(config)

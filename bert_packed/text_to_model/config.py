@@ -36,11 +36,15 @@ class TrainConfig:
     input_file: str = setting(
         "",
         "text files, paths or globs: one sentence a line and a blank line between documents, or JSON lines "
-        "with `text`; also .gz, and tables with the extra `arrow` (docs/guides/text.md)",
+        "with `text`; also .gz, tables with the extra `arrow`, and files of the hub, hf://datasets/OWNER/"
+        "NAME/FILES (docs/guides/text.md)",
         required=True,
         positional=True,
         changeable=True,  # the same text may be named in other words
         group=DATA,
+    )
+    text_column: str = setting(
+        "text", "name of the text in JSON lines and tables, in the place of `text` and `paragraphs`"
     )
     output_dir: str = setting(
         "",
@@ -136,6 +140,8 @@ class TrainConfig:
 
     def _settings(self):
         settings = result_settings(self)
+        if self.text_column == "text":  # older calls had no other
+            del settings["text_column"]
         paths = [name for name in PATHS if settings[name] and settings[name] not in MODEL_SIZES]
         return settings | {name: name_of(os.path.abspath(settings[name])) for name in paths}
 

@@ -10,6 +10,7 @@ from bert_packed.core.storage import (
     exists,
     file_sha256,
     is_folder,
+    is_remote,
     make_folder,
     read_json,
     remove,
@@ -100,7 +101,8 @@ def describe_text(sources):
     stamps = []
     for source in sources:
         for path, size, time in stamp_files(source.paths):
-            stamps.append([os.path.abspath(path), size, time, source.weight])
+            place = path if is_remote(path) else os.path.abspath(path)
+            stamps.append([place, size, time, source.weight])
     return sorted(stamps)
 
 

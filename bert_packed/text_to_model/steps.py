@@ -170,6 +170,7 @@ def _make_instances(config, folder, num_bytes):
     vocab_file, tokenizer = find_vocabulary(config)
     created = CreateConfig(
         input_file=config.input_file,
+        text_column=config.text_column,
         output_dir=output_dir,
         vocab_file=vocab_file,
         vocab_size=choices.choose_vocab_size(config, num_bytes),

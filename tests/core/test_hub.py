@@ -1,11 +1,15 @@
 """Names of the hub: the real client against a local one, what it gives and each way in which it fails."""
 
-import huggingface_hub.constants as constants
+import numpy as np
 import pytest
+from huggingface_hub import constants
 from local_hub import TOKEN, point_to, serve
 
+from bert_packed.core import storage
 from bert_packed.core.hub import find_model, in_cache, name_of
 from bert_packed.core.settings import InputError
+from data_gen.text.corpus import TextDocuments
+from data_gen.text.sources import find_text_sources
 
 NAME = "owner/a-model"
 FILES = {"config.json": b"{}", "vocab.txt": b"the\n", "model.safetensors": bytes(1000)}
@@ -76,7 +80,7 @@ def test_the_client_does_the_rest(hub, monkeypatch, prepare):
 @pytest.mark.parametrize(
     ("name", "prepare", "reason"),
     [
-        ("owner/none", None, "the hub has no such model, or it is private"),
+        ("owner/none", None, "the hub has none of that name, or it is private"),
         (f"{NAME}@v9", None, "the hub has no such revision of it"),
         (NAME, gate, "only to accounts that were granted access, by HF_TOKEN"),
         (NAME, offline, "it is not whole in the cache, and HF_HUB_OFFLINE is set"),
@@ -118,3 +122,61 @@ def test_a_run_keeps_its_commit(hub, monkeypatch):
     assert name_of(find_model(NAME, begun)) == begun == name_of(find_model(begun)) and not hub.asked
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     assert name_of(find_model(NAME, "other/model@1")) == f"{NAME}@{hub.commits[NAME]}" != begun
+
+
+DATA = "owner/a-text"
+
+
+@pytest.fixture
+def texts(hub, tmp_path):
+    """A data set of Parquet, most of which is another column, and of lines."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    folder = write(tmp_path / "texts", {"a.txt": b"One fish.\n\nTwo fish.\n", "b.jsonl": b'{"body": "Red."}'})
+    (folder / "data").mkdir()
+    noise = np.random.default_rng(0).bytes(2**24)
+    for split in ("train", "test"):
+        table = pa.table({"body": [f"{split} fish."] * 4, "image": [noise[n::4] for n in range(4)]})
+        pq.write_table(table, folder / f"data/{split}-00000-of-00001.parquet", compression="none")
+    hub.add(DATA, folder)
+    return f"hf://datasets/{DATA}"
+
+
+def read(pattern, is_verbatim=False, column="body"):
+    paths = [path for source in find_text_sources(pattern) for path in source.paths]
+    return paths, [text for _, text in TextDocuments(tuple(paths), is_verbatim, column)]
+
+
+def test_a_split_of_a_data_set_is_streamed(hub, texts):
+    (path,), found = read(f"{texts}/data/train-*.parquet:2")
+    assert found == ["train fish."] * 4
+    # Another commit is another path, and no later push is read
+    assert path == f"{texts}@{hub.commits[DATA]}/data/train-00000-of-00001.parquet"
+    assert 0 < hub.num_sent < storage.size_and_time(path)[0] / 2
+
+
+def test_lines_of_a_data_set_are_read(texts):
+    assert read(f"{texts}@main/a.txt")[1] == ["One fish.", "Two fish."]
+    paths, found = read(f"{texts}/a.txt,{texts}/*.jsonl", is_verbatim=True)
+    assert len(paths) == 2 and found == ["One fish.", "Two fish.", "Red."]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "prepare", "reason"),
+    [
+        ("hf://datasets/owner/none/a.txt", None, "must be one that the hub gives.*none/.*the hub has none"),
+        ("~@v9/a.txt", None, "the hub has no such revision of it"),
+        ("~/none-*.parquet", None, "must match at least one file"),
+        ("~/data/*.parquet", lambda hub, _: hub.gated.add(DATA), "granted access"),
+        ("~/data/*.parquet", offline, "HF_HUB_OFFLINE is set"),
+        ("~/data/*.parquet", gone, "ConnectError: .*refused"),
+        ("~/data/*.parquet", lambda hub, _: hub.fails.add("data/test-00000-of-00001.parquet"), "500"),
+        ("~/b.jsonl", None, r"must have `no` \(a string\) or `no` \(a list"),
+        ("~/data/*.parquet", None, "a table must have a column `no`, by text_column"),
+    ],
+)
+def test_failures_of_data_sets_are_one_line(hub, texts, monkeypatch, pattern, prepare, reason):
+    if prepare:
+        prepare(hub, monkeypatch)
+    with pytest.raises(InputError, match=reason) as caught:
+        read(pattern.replace("~", texts), column="no" if "`no`" in reason else "body")
+    assert "\n" not in str(caught.value)
