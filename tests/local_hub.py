@@ -19,7 +19,7 @@ class LocalHub:
     """Repositories by name, each a folder, and what goes wrong with them.
 
     Attributes:
-        commits: Commit of a name's branch main.
+        commits: Commits of a name's branch main, the newest last.
         gated: Names that need `TOKEN`.
         moved: From an old name to the one that it redirects to.
         breaks: Files whose transfer breaks, by the number of times; each sends half of what is asked for.
@@ -34,7 +34,7 @@ class LocalHub:
 
     def add(self, name, folder, commit="1"):
         self.folders[name] = Path(folder)
-        self.commits[name] = hashlib.sha1(f"{name} {commit}".encode()).hexdigest()
+        self.commits.setdefault(name, []).append(hashlib.sha1(f"{name} {commit}".encode()).hexdigest())
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -68,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(401, headers={"X-Error-Code": "RepoNotFound"})
         if name in hub.gated and self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self._send(401, headers={"X-Error-Code": "GatedRepo"})
-        commit = hub.commits[name]
+        commit = revision if revision in hub.commits[name] else hub.commits[name][-1]
         if revision not in (None, "main", commit):
             return self._send(404, headers={"X-Error-Code": "RevisionNotFound"})
         entries = _list_entries(hub.folders[name])
