@@ -1,5 +1,6 @@
 """A hub of Hugging Face on 127.0.0.1, which the real `huggingface_hub` asks."""
 
+import base64
 import contextlib
 import hashlib
 import json
@@ -23,14 +24,15 @@ class LocalHub:
         gated: Names that need `TOKEN`.
         moved: From an old name to the one that it redirects to.
         breaks: Files whose transfer breaks, by the number of times; each sends half of what is asked for.
-        fails: Files that end in status 500.
+        fails: Files, and names of uploads, that end in status 500.
+        uploads: Files, a dict from path to bytes, that were pushed, by name.
         asked: Pairs of method and path with query, of all requests.
         num_sent: Bytes of files that were sent.
     """
 
     def __init__(self):
         self.folders, self.commits, self.gated, self.moved, self.breaks = {}, {}, set(), {}, {}
-        self.fails, self.asked, self.num_sent = set(), [], 0
+        self.uploads, self.fails, self.asked, self.num_sent = {}, set(), [], 0
 
     def add(self, name, folder, commit="1"):
         self.folders[name] = Path(folder)
@@ -58,6 +60,8 @@ class _Handler(BaseHTTPRequestHandler):
         for old, new in hub.moved.items():
             if re.search(rf"/{old}(/|$)", path):
                 return self._send(307, headers={"Location": path.replace(old, new)})
+        if self.command == "POST" and "/paths-info/" not in path:
+            return self._take(path, body)
         if match := API.fullmatch(path.partition("?")[0]):
             name, kind, revision, below = match.groups()
         elif match := FILE.fullmatch(path.partition("?")[0]):
@@ -85,6 +89,28 @@ class _Handler(BaseHTTPRequestHandler):
             wanted = json.loads(body)["paths"]
             return self._send(200, [e for e in entries if e["path"] in wanted])
         return self._send_file(hub.folders[name] / below, commit, below)
+
+    def _take(self, path, body):
+        """Answer the requests of an upload; files are kept by `uploads`."""
+        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            return self._send(403)
+        here = f"http://{self.headers['Host']}"
+        if path.endswith("/create"):
+            asked = json.loads(body)
+            return self._send(200, {"url": f"{here}/{asked['organization']}/{asked['name']}"})
+        if "/preupload/" in path:
+            names = [file["path"] for file in json.loads(body)["files"]]
+            answer = {"uploadMode": "regular", "shouldIgnore": False}
+            return self._send(200, {"files": [{"path": name, **answer} for name in names]})
+        if match := re.fullmatch(r"/api/models/(.+)/commit/main", path):
+            if match[1] in self.server.hub.fails:
+                return self._send(500)
+            lines = [json.loads(line)["value"] for line in body.splitlines()]
+            files = {line["path"]: base64.b64decode(line["content"]) for line in lines if "path" in line}
+            self.server.hub.uploads[match[1]] = files
+            url = f"{here}/{match[1]}/commit/{'0' * 40}"
+            return self._send(200, {"commitUrl": url, "commitOid": "0" * 40})
+        return self._send(200, {})
 
     def _send_file(self, path, commit, name):
         if name in self.server.hub.fails:

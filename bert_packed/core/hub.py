@@ -21,6 +21,7 @@ from bert_packed.core.settings import InputError
 logger = logging.getLogger(__name__)
 
 NAME = re.compile(r"(?P<repo>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>[^@\s]+))?")
+OWNED = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 SNAPSHOT = re.compile(r".*/models--(?P<repo>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})")
 # Weights in safetensors alone: a pickle runs what it holds
 FILES = ("model*.safetensors", "*.json", "*.txt")
@@ -76,6 +77,20 @@ def in_cache(name):
         return str(_download(name, local_files_only=True))
     except InputError:
         return name
+
+
+def push_folder(folder, name):
+    """Upload a folder to a repository of models, made private where it is new; returns the commit's URL.
+
+    Raises `InputError` where the hub does not take it; the folder stays as it is.
+    """
+    from huggingface_hub import HfApi
+
+    with _asking("`push_to_hub` must be OWNER/NAME of a repository that HF_TOKEN may write to", name):
+        HfApi().create_repo(name, private=True, exist_ok=True)
+        return (
+            HfApi().upload_folder(repo_id=name, folder_path=folder, commit_message="bert_packed").commit_url
+        )
 
 
 def _download(name, **options):

@@ -6,7 +6,7 @@ from huggingface_hub import constants
 from local_hub import TOKEN, point_to, serve
 
 from bert_packed.core import storage
-from bert_packed.core.hub import find_model, in_cache, name_of
+from bert_packed.core.hub import find_model, in_cache, name_of, push_folder
 from bert_packed.core.settings import InputError
 from data_gen.text.corpus import TextDocuments
 from data_gen.text.sources import find_text_sources
@@ -180,3 +180,28 @@ def test_failures_of_data_sets_are_one_line(hub, texts, monkeypatch, pattern, pr
     with pytest.raises(InputError, match=reason) as caught:
         read(pattern.replace("~", texts), column="no" if "`no`" in reason else "body")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("token", "name", "reason"),
+    [
+        (TOKEN, "owner/mine", ""),
+        (TOKEN, "owner/broken", "500"),
+        ("hf_other", "owner/mine", "403"),
+        ("", "owner/mine", "LocalTokenNotFoundError|403"),
+    ],
+)
+def test_a_folder_is_pushed_or_stays_whole(hub, tmp_path, monkeypatch, token, name, reason):
+    monkeypatch.setenv("HF_TOKEN", token)
+    hub.fails.add("owner/broken")
+    folder = write(tmp_path / "export", FILES)
+    if reason:
+        with pytest.raises(
+            InputError, match=rf"`push_to_hub` must be .* Received: {name}; .*({reason}).*\.$"
+        ):
+            push_folder(folder, name)
+        assert not hub.uploads
+    else:
+        assert push_folder(folder, name).endswith(f"/owner/mine/commit/{'0' * 40}")
+        assert hub.uploads == {"owner/mine": FILES}
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == FILES
