@@ -151,9 +151,14 @@ def _list_entries(folder):
             "path": path.relative_to(folder).as_posix(),
             "size": path.stat().st_size if path.is_file() else 0,
             "oid": hashlib.sha1(path.read_bytes() if path.is_file() else b"").hexdigest(),
+            **(_lfs(path.read_bytes()) if path.suffix == ".parquet" else {}),
         }
         for path in sorted(folder.rglob("*"))
     ]
+
+
+def _lfs(content):
+    return {"lfs": {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}}
 
 
 @contextlib.contextmanager

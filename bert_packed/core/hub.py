@@ -177,6 +177,11 @@ class DataFiles:
             raise FileNotFoundError(f"{path}: no such file")
         return found["size"], 0
 
+    def sha256(self, path):
+        """SHA-256 as the hub knows it, "" where the file is small and the hub does not."""
+        lfs = self._find(self._files.info, path).get("lfs")
+        return lfs["sha256"] if lfs else ""
+
     def _find(self, ask, path, **options):
         """What the client says of a path, {} where there is none."""
         with _asking(DATA_RULE, path):

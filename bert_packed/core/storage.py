@@ -312,6 +312,8 @@ class _Remote:
 
 def file_sha256(path):
     """Hexadecimal SHA-256 of a file."""
+    if is_on_hub(path) and (known := DataFiles().sha256(path)):
+        return known
     digest = hashlib.sha256()
     with open_file(path) as file:
         while content := file.read(HASH_BYTES):

@@ -151,6 +151,8 @@ def test_a_split_of_a_data_set_is_streamed(hub, texts):
     assert found == ["train fish."] * 4
     # Another commit is another path, and no later push is read
     assert path == f"{texts}@{hub.commits[DATA][-1]}/data/train-00000-of-00001.parquet"
+    local = hub.folders[DATA] / "data/train-00000-of-00001.parquet"
+    assert storage.file_sha256(path) == storage.file_sha256(local)
     assert 0 < hub.num_sent < storage.size_and_time(path)[0] / 2
 
 
