@@ -340,11 +340,11 @@ def test_a_start_of_the_hub_is_a_name_and_a_commit(started, monkeypatch):
     assert find_checkpoint(folder, same, facts) == folder / "checkpoint-1"
     with pytest.raises(InputError, match=f"init_checkpoint '{begun}' -> 'owner/a-model@{commits[1]}'"):
         find_checkpoint(folder, other, facts)
-    monkeypatch.setattr(run_directory, "find_model", lambda *asked: asked)
+    monkeypatch.setattr(run_directory, "find_model", lambda *asked: " ".join(asked))
     named = dataclasses.replace(config, init_checkpoint="owner/a-model")
-    assert run_directory.with_local_start(named).init_checkpoint == ("owner/a-model", begun)
+    assert run_directory.with_local_start(named).init_checkpoint == f"owner/a-model {begun}"
     again = dataclasses.replace(named, overwrite=True)
-    assert run_directory.with_local_start(again).init_checkpoint == ("owner/a-model", "")
+    assert run_directory.with_local_start(again).init_checkpoint == "owner/a-model "
 
 
 def test_the_micro_batch_is_that_of_the_start(started):
