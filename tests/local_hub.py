@@ -82,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
         if kind == "tree":
             within = f"{below[1:]}/" if below else ""
             inside = [e for e in entries if e["path"].startswith(within)]
-            if "recursive=True" not in path:
+            if "recursive=true" not in path.lower():
                 inside = [e for e in inside if "/" not in e["path"].removeprefix(within)]
             return self._send(200, inside)
         if kind == "paths-info":
