@@ -18,7 +18,7 @@ import os
 from bert_packed.architectures.registry import MASKED_LM, family_of
 from bert_packed.checkpoints import starting_weights
 from bert_packed.core.command_line import parse, print_table, to_flagfile
-from bert_packed.core.hub import find_model
+from bert_packed.core.hub import find_model, pin_data_sets
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import exists, lock, make_folder, read_json, write_json, write_text
 from bert_packed.evaluation.checkpoint_audit import AuditConfig, audit_checkpoint
@@ -60,8 +60,8 @@ def train(config):
         OSError: a file cannot be read or written.
         MemoryError: the devices have too little memory.
     """
-    sources = find_text_sources(config.input_file)
-    text = describe_text(sources)
+    config = dataclasses.replace(config, input_file=pin_data_sets(config.input_file))
+    text = describe_text(find_text_sources(config.input_file))
     num_bytes = sum(size for _, size, *_ in text)
     folder = OutputFolder(config.output_dir)
     start = find_model(config.init_checkpoint, folder.begun_start(config.overwrite))

@@ -154,6 +154,7 @@ def read(pattern, is_verbatim=False, column="body"):
 
 
 def test_a_split_of_a_data_set_is_streamed(hub, texts):
+    hub.breaks["data/train-00000-of-00001.parquet"] = 2  # the client asks again
     (path,), found = read(f"{texts}/data/train-*.parquet:2")
     assert found == ["train fish."] * 4
     # Another commit is another path, and no later push is read
@@ -179,6 +180,7 @@ def test_lines_of_a_data_set_are_read(texts):
         ("~/data/*.parquet", offline, "HF_HUB_OFFLINE is set"),
         ("~/data/*.parquet", gone, "ConnectError: .*refused"),
         ("~/data/*.parquet", lambda hub, _: hub.fails.add("data/test-00000-of-00001.parquet"), "500"),
+        ("~/b.jsonl", lambda hub, _: hub.breaks.update({"b.jsonl": 99}), "RemoteProtocolError: peer closed"),
         ("~/b.jsonl", None, r"must have `no` \(a string\) or `no` \(a list"),
         ("~/data/*.parquet", None, "a table must have a column `no`, by text_column"),
     ],
