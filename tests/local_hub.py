@@ -73,7 +73,7 @@ class _Handler(BaseHTTPRequestHandler):
         if name in hub.gated and self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self._send(401, headers={"X-Error-Code": "GatedRepo"})
         commit = revision if revision in hub.commits[name] else hub.commits[name][-1]
-        if revision not in (None, "main", commit):
+        if revision not in (None, "main", "refs%2Fconvert%2Fparquet", commit):
             return self._send(404, headers={"X-Error-Code": "RevisionNotFound"})
         entries = _list_entries(hub.folders[name])
         if kind in (None, "revision"):

@@ -125,10 +125,10 @@ def test_a_run_keeps_its_commit(hub, monkeypatch):
     begun = name_of(find_model(NAME))
     hub.add(NAME, hub.folders[NAME], commit="2")
     assert name_of(find_model(NAME, "other/model@1")) == f"{NAME}@{hub.commits[NAME][-1]}" != begun
-    assert name_of(find_model(NAME, begun)) == begun
-    offline(hub, monkeypatch)
     hub.asked.clear()
-    assert name_of(find_model(begun)) == begun and not hub.asked
+    assert name_of(find_model(NAME, begun)) == begun == name_of(find_model(begun)) and not hub.asked
+    offline(hub, monkeypatch)
+    assert name_of(find_model(begun)) == begun
 
 
 DATA = "owner/a-text"
@@ -165,7 +165,8 @@ def test_a_split_of_a_data_set_is_streamed(hub, texts):
 
 
 def test_lines_of_a_data_set_are_read(texts):
-    assert read(f"{texts}@main/a.txt")[1] == ["One fish.", "Two fish."]
+    for revision in ("", "@main", "@refs/convert/parquet"):
+        assert read(f"{texts}{revision}/a.txt")[1] == ["One fish.", "Two fish."]
     paths, found = read(f"{texts}/a.txt,{texts}/*.jsonl", is_verbatim=True)
     assert len(paths) == 2 and found == ["One fish.", "Two fish.", "Red."]
 
