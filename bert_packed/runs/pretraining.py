@@ -93,7 +93,7 @@ class Run:
         `init_checkpoint` is there, or on the hub. Its settings were checked when the config was made.
         """
         config = run_directory.as_begun(self.config.with_eval_file(), self.processes)
-        self.config = run_directory.with_local_start(config)
+        self.config = run_directory.with_local_start(config, may_be_gone=True)
 
     def read_data(self):
         """Station 2: the records, the model's config and the number of steps.

@@ -269,15 +269,23 @@ def as_begun(config, processes=ALONE):
     )
 
 
-def with_local_start(config):
+def with_local_start(config, may_be_gone=False):
     """A config whose `init_checkpoint`, where it is a name on the hub, is the folder of its files here.
 
-    A run that continues keeps the commit that it began with. Raises `InputError` as `find_model`.
+    A run that continues keeps the commit that it began with, and with `may_be_gone` needs no files of it.
+    Raises `InputError` as `find_model`.
     """
-    if not config.init_checkpoint:
+    given = config.init_checkpoint
+    if not given:
         return config
     begun = _begun_flags(config).get("init_checkpoint", "")
-    return dataclasses.replace(config, init_checkpoint=find_model(config.init_checkpoint, begun))
+    try:
+        start = find_model(given, begun)
+    except InputError:
+        if not may_be_gone or given not in (begun, begun.rpartition("@")[0]):
+            raise
+        start = begun
+    return dataclasses.replace(config, init_checkpoint=start)
 
 
 def _begun_flags(config):

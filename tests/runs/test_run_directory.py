@@ -346,6 +346,16 @@ def test_a_start_of_the_hub_is_a_name_and_a_commit(started, monkeypatch):
     again = dataclasses.replace(named, overwrite=True)
     assert run_directory.with_local_start(again).init_checkpoint == "owner/a-model "
 
+    def lost(name, begun):
+        raise InputError("the hub is down")
+
+    monkeypatch.setattr(run_directory, "find_model", lost)
+    assert run_directory.with_local_start(named, may_be_gone=True).init_checkpoint == begun
+    other = dataclasses.replace(named, init_checkpoint="owner/other")
+    for config, may_be_gone in ((named, False), (again, True), (other, True)):
+        with pytest.raises(InputError, match="the hub is down"):
+            run_directory.with_local_start(config, may_be_gone)
+
 
 def test_the_micro_batch_is_that_of_the_start(started):
     folder, config, _ = started
