@@ -1,6 +1,7 @@
 """Files and folders, local or behind a URL: whole writes, locks, text and JSON.
 
-URLs such as gs://, s3:// or hdfs:// go through `tf.io.gfile`. TensorFlow is imported at the first one.
+URLs such as gs://, s3:// or hdfs:// go through `tf.io.gfile`. TensorFlow is imported at the first one. Files
+of the Hugging Face hub, hf://, are read through `huggingface_hub`.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ import shutil
 import uuid
 from pathlib import Path
 
+from bert_packed.core.hub import DataFiles, is_on_hub
 from bert_packed.core.runtime import import_quietly
 from bert_packed.core.settings import InputError
 
@@ -39,7 +41,8 @@ def open_file(path, mode="rb", buffering=-1):
     """Open a binary file: "rb" or "wb"; raises `OSError`. `buffering`, of `open`, is for local files."""
     if not is_remote(path):
         return open(path, mode, buffering)
-    return _Remote(_gfile().GFile(str(path), mode))
+    file = _gfile(path).GFile(str(path), mode)
+    return file if is_on_hub(path) else _Remote(file)
 
 
 @contextlib.contextmanager
@@ -169,11 +172,11 @@ def make_folder(path):
 
 
 def exists(path):
-    return _call(_gfile().exists, str(path)) if is_remote(path) else os.path.exists(path)
+    return _call(_gfile(path).exists, str(path)) if is_remote(path) else os.path.exists(path)
 
 
 def is_folder(path):
-    return _call(_gfile().isdir, str(path)) if is_remote(path) else os.path.isdir(path)
+    return _call(_gfile(path).isdir, str(path)) if is_remote(path) else os.path.isdir(path)
 
 
 def is_file(path):
@@ -182,18 +185,20 @@ def is_file(path):
 
 def list_names(folder):
     """The names in a folder, sorted."""
-    names = _call(_gfile().listdir, str(folder)) if is_remote(folder) else os.listdir(folder)
+    names = _call(_gfile(folder).listdir, str(folder)) if is_remote(folder) else os.listdir(folder)
     return sorted(name.rstrip("/") for name in names)
 
 
 def match(pattern):
     """The paths that a glob names; `**` crosses folders, on this machine only."""
-    return _call(_gfile().glob, pattern) if is_remote(pattern) else glob.glob(pattern, recursive=True)
+    return _call(_gfile(pattern).glob, pattern) if is_remote(pattern) else glob.glob(pattern, recursive=True)
 
 
 def size_and_time(path):
     """Bytes of a file, and when it was last written, in nanoseconds; raises `OSError`."""
     if is_remote(path):
+        if is_on_hub(path):
+            return _gfile(path).size_and_time(path)
         found = _call(_gfile().stat, str(path))
         return int(found.length), int(found.mtime_nsec)
     found = os.stat(path)
@@ -307,6 +312,8 @@ class _Remote:
 
 def file_sha256(path):
     """Hexadecimal SHA-256 of a file."""
+    if is_on_hub(path) and (known := DataFiles().sha256(path)):
+        return known
     digest = hashlib.sha256()
     with open_file(path) as file:
         while content := file.read(HASH_BYTES):
@@ -314,12 +321,14 @@ def file_sha256(path):
     return digest.hexdigest()
 
 
-def _gfile():
-    return import_quietly("tensorflow").io.gfile
+def _gfile(path=""):
+    return DataFiles() if is_on_hub(path) else import_quietly("tensorflow").io.gfile
 
 
 def _call(function, *arguments, **named):
     """Call a function of TensorFlow's files, whose errors become an `OSError` that names the file."""
+    if isinstance(getattr(function, "__self__", None), DataFiles):
+        return function(*arguments, **named)
     errors = import_quietly("tensorflow").errors
     try:
         return function(*arguments, **named)

@@ -89,10 +89,11 @@ class Run:
     def settle_config(self):
         """Station 1: what is evaluated, and `dtype` and `micro_batch_size` as the run began.
 
-        Checked here: that `output_dir` is a folder of this machine, and its `run.json`. The rules of settings
-        were checked when the config was made.
+        Checked here: that `output_dir` is a folder of this machine, and its `run.json`; that
+        `init_checkpoint` is there, or on the hub. Its settings were checked when the config was made.
         """
-        self.config = run_directory.as_begun(self.config.with_eval_file(), self.processes)
+        config = run_directory.as_begun(self.config.with_eval_file(), self.processes)
+        self.config = run_directory.with_local_start(config, may_be_gone=True)
 
     def read_data(self):
         """Station 2: the records, the model's config and the number of steps.

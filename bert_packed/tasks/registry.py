@@ -61,6 +61,8 @@ def finetune(config):
         if task.config == f"{kind.__module__}:{kind.__name__}":
             config.check_inputs()
             choose_backend()
+            run_directory = importlib.import_module("bert_packed.runs.run_directory")
+            config = run_directory.with_local_start(config)
             return importlib.import_module(f"{task.package}.task").finetune(config)
     names = ", ".join(task.config_name for task in TASKS.values())
     raise InputError(f"`config` must be one of {names}. Received: {type(config).__name__}.")

@@ -6,7 +6,6 @@ import sys
 import pytest
 
 from bert_packed import cli
-from bert_packed.checkpoints.starting_weights import check_exists
 from bert_packed.core.settings import InputError
 from bert_packed.parallel import cluster
 from bert_packed.runs.pretraining_config import PretrainingConfig
@@ -62,11 +61,3 @@ def test_a_cluster_meets_before_files_are_checked(tmp_path, monkeypatch, distrib
     )
     with pytest.raises(JoinedError if distribution == "multi_worker" else InputError):
         cli.pretrain(config)
-
-
-def test_a_prefix_and_a_folder_are_there(tmp_path):
-    (tmp_path / "bert_model.ckpt.index").touch()
-    for path in (tmp_path, tmp_path / "bert_model.ckpt", ""):
-        check_exists(str(path))
-    with pytest.raises(InputError, match=r"Received: .*bert_model"):
-        check_exists(str(tmp_path / "bert_model"))

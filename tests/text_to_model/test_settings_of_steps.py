@@ -35,6 +35,7 @@ STEPS = {
 # Each setting has another value here, and the settings of steps that take it or follow from it
 REACHES = {
     "input_file": ("other.txt", {"create.input_file"}),
+    "text_column": ("body", {"create.text_column"}),
     "output_dir": ("other", PLACES),
     "vocab_file": ("words.txt", {"create.vocab_file"}),
     "vocab_size": (300, {"create.vocab_size"}),
