@@ -6,11 +6,10 @@
 Token, cache, endpoint and offline mode are that package's: HF_TOKEN, HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE. A
 model's name becomes a folder of the cache once, at the entry of a command or function (`find_model`). Records
 of runs hold NAME@COMMIT (`name_of`), which another machine, or another cache, understands as well. Files of
-data sets are read over the network, range by range (`DataFiles`), and not kept.
+data sets are read over the network, range by range (`storage.open_file`), and not kept.
 """
 
 import contextlib
-import io
 import logging
 import os
 import re
@@ -86,7 +85,7 @@ def push_folder(folder, name):
     """
     from huggingface_hub import HfApi
 
-    with _asking("`push_to_hub` must be OWNER/NAME of a repository that HF_TOKEN may write to", name):
+    with asking("`push_to_hub` must be OWNER/NAME of a repository that HF_TOKEN may write to", name):
         HfApi().create_repo(name, private=True, exist_ok=True)
         return (
             HfApi().upload_folder(repo_id=name, folder_path=folder, commit_message="bert_packed").commit_url
@@ -97,12 +96,12 @@ def _download(name, **options):
     from huggingface_hub import snapshot_download  # half a second, and not for local folders
 
     repo, revision = NAME.fullmatch(name).group("repo", "revision")
-    with _asking(RULE, name):
+    with asking(RULE, name):
         return Path(snapshot_download(repo, revision=revision, allow_patterns=FILES, **options))
 
 
 @contextlib.contextmanager
-def _asking(rule, name):
+def asking(rule, name):
     """Turn every error of the client into an `InputError` of a line."""
     try:
         yield
@@ -137,7 +136,7 @@ def pin_data_sets(pattern):
 def _pin(match):
     from huggingface_hub import HfApi
 
-    with _asking(DATA_RULE, match[0]):
+    with asking(DATA_RULE, match[0]):
         return f"{match[1]}@{HfApi().dataset_info(match['repo'], revision=match['revision']).sha}/"
 
 
@@ -145,75 +144,10 @@ def is_on_hub(path):
     return str(path).startswith("hf://")
 
 
-class DataFiles:
-    """Files of the hub's data sets, read only, with the methods of `tf.io.gfile`."""
+def data_sha256(path):
+    """SHA-256 of a file of a data set as the hub knows it; "" where the file is small and the hub does not."""
+    from huggingface_hub import HfFileSystem
 
-    def __init__(self):
-        from huggingface_hub import HfFileSystem
-
-        self._files = HfFileSystem()
-
-    def GFile(self, path, mode):  # noqa: N802  TensorFlow's name
-        if mode != "rb":
-            raise OSError(f"{path} can only be read")
-        with _asking(DATA_RULE, path):
-            return io.BufferedReader(_Ranges(self._files.open(path), path))
-
-    def exists(self, path):
-        return bool(self._find(self._files.info, path))
-
-    def isdir(self, path):
-        return self._find(self._files.info, path).get("type") == "directory"
-
-    def listdir(self, path):
-        return [name.rpartition("/")[2] for name in self._find(self._files.ls, path, detail=False)]
-
-    def glob(self, pattern):
-        return [f"hf://{found}" for found in self._find(self._files.glob, pattern)]
-
-    def size_and_time(self, path):
-        """Bytes, and 0: a commit in the path says which content it is."""
-        if not (found := self._find(self._files.info, path)):
-            raise FileNotFoundError(f"{path}: no such file")
-        return found["size"], 0
-
-    def sha256(self, path):
-        """SHA-256 as the hub knows it, "" where the file is small and the hub does not."""
-        lfs = self._find(self._files.info, path).get("lfs")
+    with asking(DATA_RULE, path):
+        lfs = HfFileSystem().info(path).get("lfs")
         return lfs["sha256"] if lfs else ""
-
-    def _find(self, ask, path, **options):
-        """What the client says of a path, {} where there is none."""
-        with _asking(DATA_RULE, path):
-            try:
-                return ask(path, **options)
-            except (FileNotFoundError, ValueError) as error:  # two parts with a comma are no URI
-                # Unless a cause says that the data set itself is not to be had
-                if error.__cause__ is None:
-                    return {}
-                raise
-
-
-class _Ranges(io.RawIOBase):
-    """A file of the hub whose errors name it."""
-
-    def __init__(self, file, path):
-        self._file, self._path = file, path
-
-    def readable(self):
-        return True
-
-    def seekable(self):
-        return True
-
-    def seek(self, offset, whence=io.SEEK_SET):
-        return self._file.seek(offset, whence)
-
-    def tell(self):
-        return self._file.tell()
-
-    def readinto(self, buffer):
-        with _asking(DATA_RULE, self._path):
-            content = self._file.read(len(buffer))
-        buffer[: len(content)] = content
-        return len(content)

@@ -211,7 +211,10 @@ def test_a_kill_inside_each_step_costs_nothing(text, tmp_path):
         ({"max_seq_length": 128}, "`max_seq_length` must be at most max_position_embeddings=64"),
         ({"init_checkpoint": "./none"}, "`init_checkpoint` must be a folder, .* that exists"),
         ({"vocab_file": "none"}, "none"),
-        ({"output_dir": "ram://x"}, r"`output_dir` must be a local folder\. Received: ram://x, a URL\."),
+        (
+            {"output_dir": "memory://x"},
+            r"`output_dir` must be a local folder\. Received: memory://x, a URL\.",
+        ),
     ],
 )
 def test_mistakes_are_found_before_anything_is_made(text, tmp_path, changes, message):
