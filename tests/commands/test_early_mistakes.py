@@ -15,7 +15,7 @@ PROGRAM = """
 import sys
 from bert_packed.cli import run_command
 statuses = [run_command(name, [name, *flags]) for name, flags in {calls!r}]
-assert not {"tensorflow", "huggingface_hub"} & sys.modules.keys()
+assert not {{"tensorflow", "huggingface_hub"}} & sys.modules.keys()
 assert statuses == [2] * len(statuses)
 """
 RUN = {"input_file": "there", "output_dir": "out"}
