@@ -23,7 +23,7 @@ NAME = re.compile(r"(?P<repo>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>[^@\s]+))?")
 OWNED = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 SNAPSHOT = re.compile(r".*/models--(?P<repo>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})")
 # Weights in safetensors alone: a pickle runs what it holds
-FILES = ("model*.safetensors", "*.json", "*.txt")
+FILES = ("model.safetensors", "model-*-of-*.safetensors", "*.json", "*.txt")
 RULE = (
     "`init_checkpoint` must be a folder, or the prefix of a TensorFlow checkpoint, that exists, or NAME or "
     "NAME@REVISION of a model on the hub"

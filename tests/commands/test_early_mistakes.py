@@ -15,7 +15,7 @@ PROGRAM = """
 import sys
 from bert_packed.cli import run_command
 statuses = [run_command(name, [name, *flags]) for name, flags in {calls!r}]
-assert "tensorflow" not in sys.modules
+assert not {{"tensorflow", "huggingface_hub"}} & sys.modules.keys()
 assert statuses == [2] * len(statuses)
 """
 RUN = {"input_file": "there", "output_dir": "out"}
@@ -26,8 +26,8 @@ CALLS = [
         ("pretrain", {**RUN, name: "missing"}, f"`{name}` must match at least one file. ")
         for name in ("input_file", "eval_input_file", "unpacked_input_file")
     ),
-    ("export", {"init_checkpoint": "missing", "output_dir": "out"}, FOLDER),
-    ("audit", {"init_checkpoint": "missing", "input_file": "there"}, FOLDER),
+    ("export", {"init_checkpoint": "./missing", "output_dir": "out"}, FOLDER),
+    ("audit", {"init_checkpoint": "./missing", "input_file": "there"}, FOLDER),
     ("glue", TASK, "`data_dir` must be an existing folder. "),
 ]
 

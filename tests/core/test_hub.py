@@ -16,7 +16,7 @@ from data_gen.text.sources import find_text_sources
 NAME = "owner/a-model"
 FILES = {"config.json": b"{}", "vocab.txt": b"the\n", "model.safetensors": bytes(1000)}
 FILES["1_Pooling/config.json"] = b"[]"
-SKIPPED = {"pytorch_model.bin": b"pickle", "onnx/model.onnx": b"onnx"}
+SKIPPED = {"pytorch_model.bin": b"pickle", "model.fp16.safetensors": b"again", "onnx/model.onnx": b"onnx"}
 
 
 def write(folder, files):
