@@ -15,6 +15,7 @@ INSTALL_REQUIRES = [
     "absl-py>=2.1",  # flags and flagfiles, as in google-research/bert
     "tokenizers>=0.20",  # WordPiece: the reference implementation, trained and applied in Rust
     "sentencex>=1.0.20,<2",  # sentence boundaries for JSON lines: rules in Rust, no model download
+    "fsspec>=2024.6",  # files behind URLs: gs://, s3://, hdfs://, hf://
     "huggingface-hub>=2",  # models and texts by name; the first to resume a transfer that breaks off
     "safetensors>=0.4",  # checkpoints that any backend reads, without pickle
     "tensorboard>=2.18",  # learning curves; its own event writer works under every backend

@@ -145,7 +145,7 @@ def is_on_hub(path):
 
 
 def data_sha256(path):
-    """SHA-256 of a file of a data set as the hub knows it; "" where the file is small and the hub does not."""
+    """SHA-256 of a file of a data set as the hub knows it; "" for small files, of which it does not."""
     from huggingface_hub import HfFileSystem
 
     with asking(DATA_RULE, path):

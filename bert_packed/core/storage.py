@@ -1,7 +1,7 @@
 """Files and folders, local or behind a URL: whole writes, locks, text and JSON.
 
-URLs such as gs://, s3://, hdfs:// or hf://, the Hugging Face hub, go through `fsspec`, which is imported at the
-first one and asks for the package of its store where it is missing.
+URLs such as gs://, s3://, hdfs:// or hf://, the Hugging Face hub, go through `fsspec`, which is imported at
+the first one and asks for the package of its store where it is missing.
 """
 
 import contextlib
@@ -400,7 +400,7 @@ def _asking(path):
         raise
     except ImportError as error:
         raise InputError(f"{path} needs another package. Received: {error}.") from error
-    # Each store's package raises kinds of its own, and `fsspec` a ValueError for schemes that it does not know
+    # Each store's package raises its own kinds, and `fsspec` a ValueError for schemes that it does not know
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise OSError(f"{path}: {lines[0]}") from error

@@ -39,9 +39,6 @@ class CreateConfig:
         "empty = the embedded sample corpus",
         group=TEXT,
     )
-    text_column: str = setting(
-        "text", "name of the text in JSON lines and tables, in the place of `text` and `paragraphs`"
-    )
     output_dir: str = setting("", "where the records, vocabulary and manifest.json go", changeable=True)
     vocab_file: str = setting(
         "",
@@ -54,6 +51,11 @@ class CreateConfig:
         "tokens of a vocabulary trained here",
         minimum=10,
         maximum=2**20,  # the largest published have a million; a billion aborts the tokenizer
+    )
+    text_column: str = setting(
+        "text",
+        "name of the text in JSON lines and tables, in the place of `text` and `paragraphs`",
+        group=TEXT,
     )
     objective: str = setting(
         MLM_NSP,
