@@ -212,3 +212,11 @@ def test_behind_a_url_mistakes_are_those_of_local_files(tmp_path):
     storage.remove_folder("memory://files")
     with pytest.raises(OSError):
         storage.read_text("memory://files/a")
+
+
+def test_a_url_that_nobody_serves_is_named(monkeypatch):
+    with pytest.raises(OSError, match="nosuch://a: "):
+        storage.exists("nosuch://a")
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(InputError, match="gs://bucket/a needs another package"):
+        storage.read_text("gs://bucket/a")
