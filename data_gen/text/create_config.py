@@ -39,10 +39,10 @@ class CreateConfig:
         "empty = the embedded sample corpus",
         group=TEXT,
     )
+    output_dir: str = setting("", "where the records, vocabulary and manifest.json go", changeable=True)
     text_column: str = setting(
         "text", "name of the text in JSON lines and tables, in the place of `text` and `paragraphs`"
     )
-    output_dir: str = setting("", "where the records, vocabulary and manifest.json go", changeable=True)
     vocab_file: str = setting(
         "",
         "vocabulary, one WordPiece a line, or with --tokenizer=byte_bpe a tokenizer.json, such as "
