@@ -18,7 +18,7 @@ from pathlib import Path
 from absl import flags
 from tabulate import tabulate
 
-from bert_packed.core.hub import name_of
+from bert_packed.core.hub import recorded_flags
 from bert_packed.core.settings import InputError, as_text, unmet_settings
 from bert_packed.core.storage import PARTIAL_SUFFIX, is_remote, write_json
 
@@ -197,10 +197,8 @@ def to_flagfile(config):
     unused = unmet_settings(config)
     fields = [field for field in dataclasses.fields(config) if not field.metadata["transient"]]
     names = [field.name for field in fields if field.name not in unused]
-    values = {name: getattr(config, name) for name in names}
-    if "init_checkpoint" in values:  # a folder of a cache is this machine's alone
-        values["init_checkpoint"] = name_of(values["init_checkpoint"])
-    return "".join(f"--{name}={as_text(value)}\n" for name, value in values.items())
+    values = recorded_flags(config)
+    return "".join(f"--{name}={as_text(values[name])}\n" for name in names)
 
 
 def print_table(rows, json_file=""):

@@ -10,6 +10,7 @@ data sets are read over the network, range by range (`storage.open_file`), and n
 """
 
 import contextlib
+import dataclasses
 import logging
 import os
 import re
@@ -61,10 +62,34 @@ def find_model(name, begun=""):
     return str(folder)
 
 
+def with_local_start(config, begun_flags, may_be_gone=False):
+    """A config whose `init_checkpoint`, where it is a name on the hub, is the folder of its files here.
+
+    A run that continues, by its `begun_flags`, {} for a start, keeps the commit that it began with. With
+    `may_be_gone` it needs no files of it. Raises `InputError` as `find_model`.
+    """
+    given, begun = config.init_checkpoint, begun_flags.get("init_checkpoint", "")
+    try:
+        start = find_model(given, begun)
+    except InputError:
+        if not may_be_gone or given not in (begun, begun.rpartition("@")[0]):
+            raise
+        start = begun
+    return dataclasses.replace(config, init_checkpoint=start)
+
+
 def name_of(path):
     """NAME@COMMIT of a folder of the cache; other paths as they are."""
     match = SNAPSHOT.fullmatch(os.path.abspath(path)) if path else None
     return f"{match['repo'].replace('--', '/')}@{match['commit']}" if match else path
+
+
+def recorded_flags(config):
+    """The settings of a config: dict, with a model of the hub by name and commit, wherever its cache is."""
+    flags = dataclasses.asdict(config)
+    if "init_checkpoint" in flags:
+        flags["init_checkpoint"] = name_of(flags["init_checkpoint"])
+    return flags
 
 
 def in_cache(name):

@@ -18,7 +18,7 @@ from bert_packed.checkpoints.checkpoint import (
     set_aside,
 )
 from bert_packed.core.command_line import to_flagfile
-from bert_packed.core.hub import find_model, name_of
+from bert_packed.core.hub import recorded_flags
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import (
     PARTIAL_SUFFIX,
@@ -231,7 +231,7 @@ def agree(folder, config, facts, report, processes=ALONE):
     Arguments and errors are those of `find_checkpoint` and `find_whole_checkpoint`. `InputError` is also
     raised where flags, inputs or other facts differ from the first process's.
     """
-    first = processes.first_decides(lambda: {"flags": _flags(config), **facts})
+    first = processes.first_decides(lambda: {"flags": recorded_flags(config), **facts})
     differences = _differences(first, config, facts)
     if differences:
         raise InputError(
@@ -254,7 +254,7 @@ def as_begun(config, processes=ALONE):
     """
 
     def choose():
-        flags = _begun_flags(config)
+        flags = begun_flags(config)
         # The micro-batch might not divide another batch
         is_same = flags.get("train_batch_size") == config.train_batch_size
         micro_batch_size = flags.get("micro_batch_size", 0) if is_same else 0
@@ -269,36 +269,12 @@ def as_begun(config, processes=ALONE):
     )
 
 
-def with_local_start(config, may_be_gone=False):
-    """A config whose `init_checkpoint`, where it is a name on the hub, is the folder of its files here.
-
-    A run that continues keeps the commit that it began with, and with `may_be_gone` needs no files of it.
-    Raises `InputError` as `find_model`.
-    """
-    given = config.init_checkpoint
-    if not given:
-        return config
-    begun = _begun_flags(config).get("init_checkpoint", "")
-    try:
-        start = find_model(given, begun)
-    except InputError:
-        if not may_be_gone or given not in (begun, begun.rpartition("@")[0]):
-            raise
-        start = begun
-    return dataclasses.replace(config, init_checkpoint=start)
-
-
-def _begun_flags(config):
+def begun_flags(config):
     """The flags of the run that a config continues; {} for a start."""
     folder = _check_folder(config.output_dir)
     # A start without a checkpoint may change all of its flags
     continues = not config.overwrite and folder.is_dir() and list_checkpoints(folder)
     return read_run(folder)["flags"] if continues and (folder / RUN_FILE).exists() else {}
-
-
-def _flags(config):
-    """The flags as a run records them: a model of the hub by name and commit, wherever its cache is."""
-    return dataclasses.asdict(config) | {"init_checkpoint": name_of(config.init_checkpoint)}
 
 
 def check_outside(init_checkpoint, folder):
@@ -318,7 +294,7 @@ def start_run(folder, config, facts):
         elif path.name not in (LOCK_FILE, SCANS_FILE):
             path.unlink()
     results = {"result_files": list(config.result_files)} if config.result_files else {}
-    write_json(folder / RUN_FILE, {"flags": _flags(config), **facts, **results})
+    write_json(folder / RUN_FILE, {"flags": recorded_flags(config), **facts, **results})
     # The flagfile is only for people: continuing compares with `run.json`
     write_text(str(folder / FLAGFILE), to_flagfile(config))
 
@@ -394,7 +370,7 @@ def _check_folder(output_dir):
 
 def _differences(before, config, facts):
     """Everything that differs from the run on record: list of texts."""
-    found, flags = [], _flags(config)
+    found, flags = [], recorded_flags(config)
     for field in dataclasses.fields(config):
         # A flag that is newer than the run was at its default
         old, new = before["flags"].get(field.name, field.default), flags[field.name]

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 
+from bert_packed.core.hub import with_local_start
 from bert_packed.core.settings import InputError
 from bert_packed.training.engines import choose_backend
 
@@ -62,7 +63,7 @@ def finetune(config):
             config.check_inputs()
             choose_backend()
             run_directory = importlib.import_module("bert_packed.runs.run_directory")
-            config = run_directory.with_local_start(config)
+            config = with_local_start(config, run_directory.begun_flags(config))
             return importlib.import_module(f"{task.package}.task").finetune(config)
     names = ", ".join(task.config_name for task in TASKS.values())
     raise InputError(f"`config` must be one of {names}. Received: {type(config).__name__}.")

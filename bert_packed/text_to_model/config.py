@@ -43,14 +43,14 @@ class TrainConfig:
         changeable=True,  # the same text may be named in other words
         group=DATA,
     )
-    text_column: str = setting(
-        "text", "name of the text in JSON lines and tables, in the place of `text` and `paragraphs`"
-    )
     output_dir: str = setting(
         "",
         "folder for everything: instances, packs, proof, run, audit, model",
         required=True,
         changeable=True,
+    )
+    text_column: str = setting(
+        "text", "name of the text in JSON lines and tables, in the place of `text` and `paragraphs`"
     )
     vocab_file: str = setting(
         "",

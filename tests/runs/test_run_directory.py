@@ -6,6 +6,7 @@ import json
 import pytest
 from tiny import write_data
 
+from bert_packed.core import hub
 from bert_packed.core.settings import InputError
 from bert_packed.parallel.targets import Target
 from bert_packed.runs import run_directory
@@ -340,21 +341,25 @@ def test_a_start_of_the_hub_is_a_name_and_a_commit(started, monkeypatch):
     assert find_checkpoint(folder, same, facts) == folder / "checkpoint-1"
     with pytest.raises(InputError, match=f"init_checkpoint '{begun}' -> 'owner/a-model@{commits[1]}'"):
         find_checkpoint(folder, other, facts)
-    monkeypatch.setattr(run_directory, "find_model", lambda *asked: " ".join(asked))
+
+    def local(config, may_be_gone=False):
+        return hub.with_local_start(config, run_directory.begun_flags(config), may_be_gone)
+
+    monkeypatch.setattr(hub, "find_model", lambda *asked: " ".join(asked))
     named = dataclasses.replace(config, init_checkpoint="owner/a-model")
-    assert run_directory.with_local_start(named).init_checkpoint == f"owner/a-model {begun}"
+    assert local(named).init_checkpoint == f"owner/a-model {begun}"
     again = dataclasses.replace(named, overwrite=True)
-    assert run_directory.with_local_start(again).init_checkpoint == "owner/a-model "
+    assert local(again).init_checkpoint == "owner/a-model "
 
     def lost(name, begun):
         raise InputError("the hub is down")
 
-    monkeypatch.setattr(run_directory, "find_model", lost)
-    assert run_directory.with_local_start(named, may_be_gone=True).init_checkpoint == begun
+    monkeypatch.setattr(hub, "find_model", lost)
+    assert local(named, True).init_checkpoint == begun
     other = dataclasses.replace(named, init_checkpoint="owner/other")
     for config, may_be_gone in ((named, False), (again, True), (other, True)):
         with pytest.raises(InputError, match="the hub is down"):
-            run_directory.with_local_start(config, may_be_gone)
+            local(config, may_be_gone)
 
 
 def test_the_micro_batch_is_that_of_the_start(started):

@@ -35,8 +35,8 @@ STEPS = {
 # Each setting has another value here, and the settings of steps that take it or follow from it
 REACHES = {
     "input_file": ("other.txt", {"create.input_file"}),
-    "text_column": ("body", {"create.text_column"}),
     "output_dir": ("other", PLACES),
+    "text_column": ("body", {"create.text_column"}),
     "vocab_file": ("words.txt", {"create.vocab_file"}),
     "vocab_size": (300, {"create.vocab_size"}),
     "do_lower_case": (False, {"create.do_lower_case", "export.do_lower_case"}),
