@@ -22,7 +22,6 @@ from bert_packed import cli
 from bert_packed.core.settings import InputError
 from bert_packed.tasks.classify import scores
 from bert_packed.tasks.classify.config import ClassifyConfig
-from bert_packed.tasks.classify.inference import TextClassifier
 from bert_packed.tasks.classify.labels import (
     NUMBER,
     SEVERAL,
@@ -33,7 +32,6 @@ from bert_packed.tasks.classify.labels import (
     weights_of,
 )
 from bert_packed.tasks.classify.task import Predictor
-from bert_packed.tasks.ner.config import NerConfig
 
 CLASSES = ["art", "biology", "chess", "dance", "earth", "film", "golf"]
 LENGTH = 24
@@ -260,25 +258,6 @@ def test_a_reranker_is_scored_by_the_documents_that_it_ranks(tmp_path, start):
     assert bert_packed.finetune(again).scores["recall@100"] == pytest.approx(100 * 3 / len(first) / 4)
 
 
-TEXTS = [
-    ("ab", "`texts` must be a list of str or of pairs. Received: 'ab'."),
-    (["a", ("b", "c")], "`texts[1]` must be a str, as the first. Received: ('b', 'c')."),
-    ([("a", "b"), "cd"], "`texts[1]` must be a pair of str, as the first. Received: 'cd'."),
-    ([("a",)], "`texts[0]` must be a pair of str, as the first. Received: ('a',)."),
-    (["a", None], "`texts[1]` must be a str, as the first. Received: None."),
-    ([("a", "b")], "`texts` must have single texts, as the model was trained on. Received: pairs of texts."),
-]
-
-
-@pytest.mark.parametrize(("texts", "message"), TEXTS)
-def test_texts_that_cannot_be_are_named(texts, message):
-    classifier = TextClassifier(None, None, Problem(NUMBER, num_texts=1), 8, 1)
-    assert classifier.predict([]).probabilities.shape == (0, 1)
-    with pytest.raises(InputError) as error:
-        classifier.predict(texts)
-    assert str(error.value) == message
-
-
 def examples(tmp_path, labels, **options):
     rows = [{"text": "a", "label": label} for label in labels]
     path = tmp_path / "rows.jsonl"
@@ -416,28 +395,3 @@ def test_scores_by_hand():
     assert scores.score(Problem(SEVERAL), -np.ones((4, 1)), np.array([[1], [0], [0], [0]]))["f1_micro"] == 0
     assert scores.score(Problem(NUMBER), np.ones((3, 1)), np.arange(3.0)) == {"pearson": 0, "spearman": 0}
     assert metrics.f1_score(true, found.argmax(1), average="weighted") == got["f1_weighted"]
-
-
-@pytest.mark.usefixtures("uncompiled")
-def test_tags_of_words_from_python(tmp_path, start):
-    """The same as the command writes, also of a sentence of several windows."""
-    sentences = [[WORDS[(7 * place + size) % 26] for place in range(size)] for size in (3, 1, 30, 5)]
-    lines = ["".join(f"{word} {('O', 'B-X')[len(word) % 2]}\n" for word in words) for words in sentences]
-    (tmp_path / "words.txt").write_text("\n".join(lines))
-    flags = dict.fromkeys(("train_file", "predict_file"), str(tmp_path / "words.txt"))
-    sizes = {"max_seq_length": LENGTH, "doc_stride": LENGTH // 2, "train_batch_size": 2}
-    sizes |= {"eval_steps": 2, "keep_best": True}
-    folder = tmp_path / "run"
-    config = NerConfig(**flags, **sizes, init_checkpoint=str(start), output_dir=str(folder))
-    bert_packed.finetune(config)
-    written = [part.split("\n") for part in (folder / "predictions.txt").read_text().strip().split("\n\n")]
-    tagger = bert_packed.load_classifier(folder / "model")
-    found = tagger.predict(sentences)
-    assert found.labels == [[line.split(" ")[-1] for line in part] for part in written]
-    assert tagger.names == ("B-X", "O") and [len(part) for part in found.probabilities] == [3, 1, 30, 5]
-    for part, tags in zip(found.probabilities, found.labels, strict=True):
-        np.testing.assert_allclose(part.sum(axis=1), 1, rtol=1e-5)
-        assert [tagger.names[place] for place in part.argmax(axis=1)] == tags
-    with pytest.raises(InputError, match=r"`sentences\[0\]` must be a list of words. Received: 'a b'"):
-        tagger.predict(["a b"])
-    assert tagger.predict([]).labels == []
