@@ -17,6 +17,9 @@ from bert_packed.core.command_line import print_table, to_flagfile
 from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256, write_folder, write_json, write_text
+from bert_packed.kernels.choose import Kernels, choose_kernels
+from bert_packed.parallel.replicas import check_shares, make_replicas
+from bert_packed.parallel.targets import devices_here
 from bert_packed.runs import run_directory, vocabulary
 from bert_packed.runs.run_summary import show_line, tell_skipped
 from bert_packed.tasks.batches import predict, train_batches
@@ -33,11 +36,12 @@ from bert_packed.training.optimization import OPTIMIZERS, WarmupStableDecay, opt
 
 @dataclasses.dataclass(frozen=True)
 class TextModel:
-    """A model's shape, and how it reads texts."""
+    """A model's shape, how it reads texts, and what it computes in kernels."""
 
     config: BaseConfig
     vocab_path: Path
     tokenizer: TextTokenizer
+    kernels: Kernels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +58,8 @@ class LoopSteps:
 def read_text_model(config):
     """The `TextModel` of a `FinetuneConfig`; prints lines about the batch and the vocabulary.
 
-    Raises `InputError` where the vocabulary or the model is missing, they do not belong together, or the
-    model cannot be fine-tuned with packs of this length.
+    Raises `InputError` where the vocabulary or the model is missing, they do not belong together, the model
+    cannot be fine-tuned with packs of this length, or there is no kernel that is asked for.
     """
     given = config.init_checkpoint, config.bert_config_file
     family = starting_weights.read_model_config(*given)
@@ -71,7 +75,10 @@ def read_text_model(config):
         size = count_of(config.train_batch_size, config.batch_unit)
         print(f"batch      {size} a step (train_batch_size), packed or not")
     print(line)
-    return TextModel(override_dropout(model_config, config), path, tokenizer)
+    model_config = override_dropout(model_config, config)
+    platform = devices_here().platform
+    kernels = choose_kernels(config.attention, model_config, config.max_seq_length, platform)
+    return TextModel(model_config, path, tokenizer, kernels)
 
 
 MODEL_FOLDER = "model"  # of an export, in an output directory
@@ -111,10 +118,12 @@ def run_task(config, text, objective, read_training, predict=None, evaluation=No
         evaluation: `Evaluation` in training, or None.
         new_head: Beginning of the names of weights that training does not take from the start; "" for none.
 
-    Returns a `FinetuningResult`. Raises `InputError` where another run is in the directory, or the checkpoint
-    to start from does not fit.
+    Returns a `FinetuningResult`. Raises `InputError` where another run is in the directory, the checkpoint to
+    start from does not fit, or the devices cannot share a step.
     """
     config = run_directory.as_begun(config)
+    replicas = make_replicas(config.distribution) if config.do_train else None
+    check_shares(replicas, micro_batch_size=config.micro_batch_size)
     with run_directory.locked(config.output_dir) as folder:
         if config.do_train:
             data, inputs = read_training()
@@ -122,13 +131,13 @@ def run_task(config, text, objective, read_training, predict=None, evaluation=No
                 (path, *_), *_ = inputs.values()
                 raise InputError(f"{path} must give at least one sequence. Received: none.")
             model, stopped_by = _fine_tune(
-                config, text, objective, data, inputs, folder, evaluation, new_head
+                config, text, objective, data, inputs, folder, evaluation, new_head, replicas
             )
             if stopped_by:
                 print("stopped after saving; the same command continues", file=sys.stderr)
                 return FinetuningResult(config.output_dir, {}, stopped_by)
         else:
-            model = _load_model(config, text.config, objective)
+            model = _load_model(config, text, objective)
             # The flagfile of a training that is in the folder stays
             if not (folder / run_directory.RUN_FILE).exists():
                 write_text(str(folder / run_directory.FLAGFILE), to_flagfile(config))
@@ -146,7 +155,7 @@ def _plan_updates(config, data, num_steps):
     return plan_updates(lengths, num_steps, config.train_batch_size, *sizes)
 
 
-def _fine_tune(config, text, objective, data, inputs, folder, evaluation, new_head):
+def _fine_tune(config, text, objective, data, inputs, folder, evaluation, new_head, replicas):
     """Train from the start, or from where a run stopped: the model, and the signal that stopped it."""
     model_config = text.config
     steps = LoopSteps(
@@ -160,10 +169,11 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation, new_he
     print(f"plan       {count_of(steps.num_train_steps, 'step')} of {size}")
     updates = _plan_updates(config, data, steps.num_train_steps)
     # All steps have one static shape, as wide as the fullest pack and as long as the longest step, so that
-    # XLA compiles once
+    # XLA compiles once. Empty packs fill it up to whole micro-batches, or to as many packs on each device:
+    # they hold no sequence, so they add nothing to a loss, a count or a gradient
     updates = fit_predictions(updates, data.sequences["num_predictions"])
-    at_once = config.micro_batch_size or updates.num_packs
-    num_packs = -(-updates.num_packs // at_once) * at_once
+    at_once = config.micro_batch_size or _round_up(updates.num_packs, replicas.num if replicas else 1)
+    num_packs = _round_up(updates.num_packs, at_once)
     counted = {
         "num_sequences": len(data.sequences),
         "longest_sequence": int(data.sequences["lengths"].max()),
@@ -175,7 +185,7 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation, new_he
         # Flags and inputs are compared first: setting a damaged checkpoint aside changes the directory
         latest = run_directory.find_whole_checkpoint(folder, print)
     vocab_text = text.vocab_path.read_bytes().decode()  # it may be in the folder that a new start empties
-    engine, schedule = _build_engine(config, model_config, objective, steps)
+    engine, schedule = _build_engine(config, text, objective, steps, replicas)
     path = folder / metrics_log.TRAIN_FILE
     first_step, state, rows, scored, starts_whole = 0, None, [], [], False
     if latest:
@@ -207,6 +217,7 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation, new_he
     run_directory.remove_partial(folder)
     if first_step < steps.num_train_steps:
         run_directory.record_segment(folder, first_step, keras.backend.backend())
+    print(f"attention  {text.kernels.description}")
     print(_describe_steps(config, data, updates, steps))
     log = metrics_log.MetricsLog(path, metrics_log.train_columns(objective), rows)
     evaluated = None
@@ -245,6 +256,10 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation, new_he
     return engine.model, stopped_by
 
 
+def _round_up(number, multiple):
+    return -(-number // multiple) * multiple
+
+
 def has_results(config, text, inputs, results, evaluated):
     """True if a run of this config is over, and its result files are newer than all paths of `evaluated`.
 
@@ -259,11 +274,12 @@ def has_results(config, text, inputs, results, evaluated):
     return bool(found) and all(path.is_file() and path.stat().st_mtime_ns > newest for path in found)
 
 
-def _load_model(config, model_config, objective):
+def _load_model(config, text, objective):
     """The model of a config with its checkpoint's weights; raises `InputError` where these lack the head."""
-    check_memory(model_config)
-    model = objective.build_model(model_config, config.random_seed, dtype=config.dtype)
-    found = _load_weights(config, model_config, model)
+    check_memory(text.config)
+    options = text.kernels.options
+    model = objective.build_model(text.config, config.random_seed, dtype=config.dtype, **options)
+    found = _load_weights(config, text.config, model)
     # A head with its initial, random values would predict noise
     if found.missing:
         raise InputError(
@@ -313,9 +329,8 @@ def predict_packed(config, model, sequences, forward=None):
         return predict(forward, sequences, packs, spec, config.predict_batch_size), len(packs)
 
 
-def _build_engine(config, model_config, objective, steps):
-    check_memory(model_config, TRAINING_COPIES)
-    model = objective.build_model(model_config, config.random_seed, dtype=config.dtype, remat=config.remat)
+def _build_engine(config, text, objective, steps, replicas):
+    check_memory(text.config, TRAINING_COPIES)
     schedule = WarmupStableDecay(
         config.learning_rate,
         steps.num_train_steps,
@@ -324,8 +339,12 @@ def _build_engine(config, model_config, objective, steps):
     settings = optimizer_settings(config)
     if config.optimizer == "adam":
         settings["corrects_bias"] = config.adam_bias_correction
-    optimizer = OPTIMIZERS[config.optimizer](schedule, **settings)
-    return make_engine(model, objective, optimizer, config.micro_batch_size or None), schedule
+    options = {"dtype": config.dtype, "remat": config.remat, **text.kernels.options}
+    with replicas.scope() if replicas else contextlib.nullcontext():
+        model = objective.build_model(text.config, config.random_seed, **options)
+        optimizer = OPTIMIZERS[config.optimizer](schedule, **settings)
+        engine = make_engine(model, objective, optimizer, config.micro_batch_size or None, replicas)
+    return engine, schedule
 
 
 def _facts(text, inputs, **data):

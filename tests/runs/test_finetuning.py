@@ -75,7 +75,7 @@ def test_prediction_needs_the_head_of_the_task(monkeypatch, tmp_path):
     found = SimpleNamespace(missing=[], lines=list)
     monkeypatch.setattr(finetuning.starting_weights, "load", lambda *_, **__: found)
     predicted = []
-    inputs = SimpleNamespace(config=ModelConfig())
+    inputs = finetuning.TextModel(ModelConfig(), None, None)
     arguments = config, inputs, objective, None, lambda *of: predicted.append(of)
     assert finetuning.run_task(*arguments).exit_status == 0 and predicted.pop()[0] is model
     found.missing.append("classification/pooler/kernel")
@@ -139,7 +139,7 @@ def test_settings_that_exclude_each_other_or_name_no_file(config, change, messag
 
 
 def test_a_stopped_training_predicts_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(finetuning, "_fine_tune", lambda *of: given.append(of[3:]) or ("model", 15))
+    monkeypatch.setattr(finetuning, "_fine_tune", lambda *of: given.append(of[3:-1]) or ("model", 15))
     config, given = SquadConfig(output_dir=str(tmp_path), **GIVEN[SquadConfig]), []
     predict = lambda *_: pytest.fail("predicts")  # noqa: E731
     data, inputs = SimpleNamespace(sequences=[]), {"train_file": ["a.json"]}

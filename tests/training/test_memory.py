@@ -79,12 +79,13 @@ def model_of(files):
     return {"init_checkpoint": str(files), "bert_config_file": f"{files}/bert_config.json"}
 
 
+TEXT = finetuning.TextModel(CONFIG, None, None)
 # Each command that makes a model holds this number of copies of its weights at once
 COMMANDS = {
     "pretrain": (3, lambda files, out: pretrain(PretrainingConfig(input_file=f"{files}/packed-*", **out))),
     "train": (3, lambda files, out: steps.check(TrainConfig(input_file=f"{files}/text.txt", **out), 6)),
-    "fine-tune": (3, lambda files, out: finetuning._build_engine(FinetuneConfig(**out), CONFIG, None, None)),
-    "predict": (1, lambda files, out: finetuning._load_model(FinetuneConfig(**out), CONFIG, None)),
+    "fine-tune": (3, lambda files, out: finetuning._build_engine(FinetuneConfig(**out), TEXT, *[None] * 3)),
+    "predict": (1, lambda files, out: finetuning._load_model(FinetuneConfig(**out), TEXT, None)),
     "audit": (1, lambda files, out: audit_checkpoint(AuditConfig(f"{files}/packed-*", **model_of(files)))),
     "export": (1, lambda files, out: export_checkpoint(ExportConfig(**model_of(files), output_dir="new"))),
     "encode": (1, lambda files, out: load_encoder(**model_of(files))),
