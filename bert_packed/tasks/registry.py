@@ -1,9 +1,12 @@
 """Table of the fine-tuning tasks, a folder and a row each; no Keras."""
 
+import contextlib
 import dataclasses
 import importlib
+import io
 
 from bert_packed.core.settings import InputError
+from bert_packed.parallel import cluster
 from bert_packed.training.engines import choose_backend
 
 
@@ -12,7 +15,8 @@ class Task:
     """One kind of fine-tuning, in the folder `package`.
 
     Its module `config` has the class of its settings, a `FinetuneConfig`. Its module `task`, imported once
-    the backend is chosen, has `finetune`, from such a config to a `FinetuningResult`.
+    the backend is chosen, has `finetune`, from such a config and the `Processes` of the run to a
+    `FinetuningResult`.
     """
 
     about: str  # a line of the list of commands
@@ -44,7 +48,7 @@ def finetune(config):
 
     Args:
         config: The flags of one of the commands: `ClassifyConfig`, `EmbedConfig`, `GlueConfig`, `NerConfig`,
-            `SquadConfig`.
+            `SquadConfig`. In a cluster every process calls this.
 
     Returns:
         `FinetuningResult` of `bert_packed.tasks.config`.
@@ -60,7 +64,10 @@ def finetune(config):
         kind = type(config)
         if task.config == f"{kind.__module__}:{kind.__name__}":
             config.check_inputs()
-            choose_backend()
-            return importlib.import_module(f"{task.package}.task").finetune(config)
+            with contextlib.ExitStack() as stack:
+                processes = stack.enter_context(cluster.start(config.distribution, choose_backend()))
+                if not processes.is_first:  # whose lines are the same
+                    stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+                return importlib.import_module(f"{task.package}.task").finetune(config, processes)
     names = ", ".join(task.config_name for task in TASKS.values())
     raise InputError(f"`config` must be one of {names}. Received: {type(config).__name__}.")

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import sys
 from pathlib import Path
 
@@ -18,7 +17,8 @@ from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256, write_folder, write_json, write_text
 from bert_packed.kernels.choose import Kernels, choose_kernels
-from bert_packed.parallel.replicas import check_shares, make_replicas
+from bert_packed.parallel.processes import ALONE, Alone
+from bert_packed.parallel.replicas import Replicas, check_shares, make_replicas
 from bert_packed.parallel.targets import devices_here
 from bert_packed.runs import run_directory, vocabulary
 from bert_packed.runs.run_summary import show_line, tell_skipped
@@ -36,12 +36,13 @@ from bert_packed.training.optimization import OPTIMIZERS, WarmupStableDecay, opt
 
 @dataclasses.dataclass(frozen=True)
 class TextModel:
-    """A model's shape, how it reads texts, and what it computes in kernels."""
+    """A model's shape, how it reads texts, what it computes in kernels, and the processes of its run."""
 
     config: BaseConfig
     vocab_path: Path
     tokenizer: TextTokenizer
     kernels: Kernels
+    processes: Alone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,7 @@ class LoopSteps:
     eval_steps: int = 0
 
 
-def read_text_model(config):
+def read_text_model(config, processes=ALONE):
     """The `TextModel` of a `FinetuneConfig`; prints lines about the batch and the vocabulary.
 
     Raises `InputError` where the vocabulary or the model is missing, they do not belong together, the model
@@ -78,7 +79,7 @@ def read_text_model(config):
     model_config = override_dropout(model_config, config)
     platform = devices_here().platform
     kernels = choose_kernels(config.attention, model_config, config.max_seq_length, platform)
-    return TextModel(model_config, path, tokenizer, kernels)
+    return TextModel(model_config, path, tokenizer, kernels, processes)
 
 
 MODEL_FOLDER = "model"  # of an export, in an output directory
@@ -121,10 +122,11 @@ def run_task(config, text, objective, read_training, predict=None, evaluation=No
     Returns a `FinetuningResult`. Raises `InputError` where another run is in the directory, the checkpoint to
     start from does not fit, or the devices cannot share a step.
     """
-    config = run_directory.as_begun(config)
-    replicas = make_replicas(config.distribution) if config.do_train else None
+    processes = text.processes
+    config = run_directory.as_begun(config, processes)
+    replicas = make_replicas(config.distribution, processes.strategy) if config.do_train else None
     check_shares(replicas, micro_batch_size=config.micro_batch_size)
-    with run_directory.locked(config.output_dir) as folder:
+    with run_directory.locked(config.output_dir, processes) as folder:
         if config.do_train:
             data, inputs = read_training()
             if not len(data.sequences):
@@ -134,16 +136,22 @@ def run_task(config, text, objective, read_training, predict=None, evaluation=No
                 config, text, objective, data, inputs, folder, evaluation, new_head, replicas
             )
             if stopped_by:
-                print("stopped after saving; the same command continues", file=sys.stderr)
+                if processes.is_first:
+                    print("stopped after saving; the same command continues", file=sys.stderr)
                 return FinetuningResult(config.output_dir, {}, stopped_by)
         else:
             model = _load_model(config, text, objective)
             # The flagfile of a training that is in the folder stays
-            if not (folder / run_directory.RUN_FILE).exists():
+            if processes.is_first and not (folder / run_directory.RUN_FILE).exists():
                 write_text(str(folder / run_directory.FLAGFILE), to_flagfile(config))
-        scores = predict(model, folder) if predict else None
-        if scores is not None:
-            _tell_scores(config, scores, folder)
+
+        def finish():
+            scores = predict(model, folder)
+            if scores is not None:
+                _tell_scores(config, scores, folder)
+            return scores
+
+        scores = processes.first_decides(finish) if predict else None
     return FinetuningResult(config.output_dir, scores or {})
 
 
@@ -157,7 +165,7 @@ def _plan_updates(config, data, num_steps):
 
 def _fine_tune(config, text, objective, data, inputs, folder, evaluation, new_head, replicas):
     """Train from the start, or from where a run stopped: the model, and the signal that stopped it."""
-    model_config = text.config
+    model_config, processes = text.config, text.processes
     steps = LoopSteps(
         config.num_train_steps(len(data.sequences) // data.texts_per_row),
         config.log_steps,
@@ -180,10 +188,7 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation, new_he
         **({"classes": list(data.classes)} if data.classes else {}),
     }
     facts = _facts(text, inputs, **counted)
-    latest = run_directory.find_checkpoint(folder, config, facts)
-    if latest:
-        # Flags and inputs are compared first: setting a damaged checkpoint aside changes the directory
-        latest = run_directory.find_whole_checkpoint(folder, print)
+    latest = run_directory.agree(folder, config, facts, print, processes)
     vocab_text = text.vocab_path.read_bytes().decode()  # it may be in the folder that a new start empties
     engine, schedule = _build_engine(config, text, objective, steps, replicas)
     path = folder / metrics_log.TRAIN_FILE
@@ -192,11 +197,13 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation, new_he
         state = checkpoint.restore_checkpoint(latest, engine)
         first_step = state["step"]
         due = metrics_log.due_steps(config.log_steps, steps, first_step)
-        # The log may be damaged, so it is read before any file changes
-        rows = metrics_log.rows_to_keep(path, first_step, due, config.accept_lost_rows)
         # An evaluation that is due is made again
         last = first_step - 1 if state["evaluation_due"] else first_step
-        scored = metrics_log.rows_to_keep(folder / metrics_log.EVAL_FILE, last, [], config.accept_lost_rows)
+        logs = (path, first_step, due), (folder / metrics_log.EVAL_FILE, last, [])
+        # A log may be damaged, so all are read before any file changes
+        rows, scored = processes.first_decides(
+            lambda: [metrics_log.rows_to_keep(*one, config.accept_lost_rows) for one in logs]
+        )
         print(run_directory.describe_continuation(folder, latest))
     else:
         if config.init_checkpoint:
@@ -209,20 +216,27 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation, new_he
             "sequences_per_step": config.train_batch_size * data.texts_per_row,
             "num_train_steps": steps.num_train_steps,
         }
-        run_directory.start_run(folder, config, {**facts, **planned})
-        write_text(str(folder / file_name(text.vocab_path)), vocab_text)
-        if data.classes:
-            names = "".join(f"{name}\n" for name in data.classes)
-            write_text(str(folder / starting_weights.LABELS_FILE), names)
-    run_directory.remove_partial(folder)
-    if first_step < steps.num_train_steps:
-        run_directory.record_segment(folder, first_step, keras.backend.backend())
+
+        def start():
+            run_directory.start_run(folder, config, {**facts, **planned})
+            write_text(str(folder / file_name(text.vocab_path)), vocab_text)
+            if data.classes:
+                names = "".join(f"{name}\n" for name in data.classes)
+                write_text(str(folder / starting_weights.LABELS_FILE), names)
+
+        processes.first_decides(start)
+    if processes.is_first:
+        run_directory.remove_partial(folder)
+        if first_step < steps.num_train_steps:
+            run_directory.record_segment(folder, first_step, keras.backend.backend())
     print(f"attention  {text.kernels.description}")
     print(_describe_steps(config, data, updates, steps))
-    log = metrics_log.MetricsLog(path, metrics_log.train_columns(objective), rows)
+    log = metrics_log.NoLog()
+    if processes.is_first:
+        log = metrics_log.MetricsLog(path, metrics_log.train_columns(objective), rows)
     evaluated = None
     if evaluation:
-        evaluated = EvaluationLog(evaluation, folder, engine.model, scored)
+        evaluated = EvaluationLog(evaluation, folder, engine.model, scored, processes)
         # Training may harm a model that can do its task: its start is scored, and may be the best
         if starts_whole and (evaluation.every or evaluation.keeps_best):
             evaluated.evaluate(0)
@@ -232,18 +246,33 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation, new_he
         for one in (log, evaluated):
             if one:
                 one.flush_to_disk()
-        checkpoint.save_checkpoint(folder, step, engine, model_config, state)
+        # The result is a string, since it travels to the other processes as JSON
+        processes.first_decides(
+            lambda: str(checkpoint.save_checkpoint(folder, step, engine, model_config, state))
+        )
+
+    def batches(first_step):
+        # Every process makes whole steps, and takes its part of each micro-batch
+        parts = Replicas(processes.num, processes.num)
+        for batch in train_batches(data, updates, num_packs, first_step):
+            yield {name: parts.by_replica(values, at_once)[processes.index] for name, values in batch.items()}
+
+    def prune():
+        if processes.is_first:
+            checkpoint.prune_checkpoints(folder, config.keep_checkpoint_max)
 
     hooks = loop.Hooks(
-        batches=functools.partial(train_batches, data, updates, num_packs),
+        batches=batches,
         log=log.write,
         show=show_line,
         evaluate=evaluated and evaluated.evaluate,
         save=save,
-        prune=functools.partial(checkpoint.prune_checkpoints, folder, config.keep_checkpoint_max),
+        prune=prune,
         learning_rate=lambda step: float(schedule(step)),
         means=objective.means,
         tell_skipped=tell_skipped,
+        shows_progress=processes.is_first,
+        num_processes=processes.num,
         scale=metrics_log.Scale(num_packs * config.max_seq_length),
     )
     stopped_by = None

@@ -12,6 +12,7 @@ from keras import ops
 from bert_packed.architectures.bert.config import ModelConfig
 from bert_packed.core.settings import InputError
 from bert_packed.kernels.choose import Kernels
+from bert_packed.parallel.processes import ALONE
 from bert_packed.records.sequences import BERT_LAYOUT
 from bert_packed.records.sequences import make_sequences as make_columns
 from bert_packed.tasks import run as finetuning
@@ -76,7 +77,7 @@ def test_prediction_needs_the_head_of_the_task(monkeypatch, tmp_path):
     found = SimpleNamespace(missing=[], lines=list)
     monkeypatch.setattr(finetuning.starting_weights, "load", lambda *_, **__: found)
     predicted = []
-    inputs = finetuning.TextModel(ModelConfig(), None, None, Kernels({}, ""))
+    inputs = finetuning.TextModel(ModelConfig(), None, None, Kernels({}, ""), ALONE)
     arguments = config, inputs, objective, None, lambda *of: predicted.append(of)
     assert finetuning.run_task(*arguments).exit_status == 0 and predicted.pop()[0] is model
     found.missing.append("classification/pooler/kernel")

@@ -14,6 +14,7 @@ from bert_packed import PretrainingConfig, TrainConfig, load_encoder, pretrain
 from bert_packed.architectures import packed_model
 from bert_packed.evaluation.checkpoint_audit import AuditConfig, audit_checkpoint
 from bert_packed.kernels.choose import Kernels
+from bert_packed.parallel.processes import ALONE
 from bert_packed.runs.checkpoint_export import ExportConfig, export_checkpoint
 from bert_packed.tasks import run as finetuning
 from bert_packed.tasks.config import FinetuneConfig
@@ -80,7 +81,7 @@ def model_of(files):
     return {"init_checkpoint": str(files), "bert_config_file": f"{files}/bert_config.json"}
 
 
-TEXT = finetuning.TextModel(CONFIG, None, None, Kernels({}, ""))
+TEXT = finetuning.TextModel(CONFIG, None, None, Kernels({}, ""), ALONE)
 # Each command that makes a model holds this number of copies of its weights at once
 COMMANDS = {
     "pretrain": (3, lambda files, out: pretrain(PretrainingConfig(input_file=f"{files}/packed-*", **out))),

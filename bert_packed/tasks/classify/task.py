@@ -45,9 +45,9 @@ HEAD = "classification/classifier/"  # beginning of the names of its weights
 MOST_SHOWN = 12  # classes whose confusion is printed, too
 
 
-def finetune(config):
+def finetune(config, processes):
     """Train, score, predict and export as a `ClassifyConfig` says: `FinetuningResult`."""
-    text = run.read_text_model(config)
+    text = run.read_text_model(config, processes)
     run.check_export(config)
     read = functools.partial(
         read_examples,
