@@ -90,9 +90,8 @@ class ScoredConfig(FinetuneConfig):
     """Settings of runs that are scored while they train, and leave their model as others open it."""
 
     result_files = ("model", "best")
+    scored_by = "eval_file"  # the flag that says what is scored
 
-    train_file: str = setting("", "texts to train on", group=DATA)
-    eval_file: str = setting("", "texts to score on", changeable=True, group=PREDICTION)
     eval_steps: int = setting(0, "steps between evaluations; 0 = at the end alone", minimum=0, group=LOGS)
     keep_best: bool = setting(
         False,
@@ -105,26 +104,45 @@ class ScoredConfig(FinetuneConfig):
 
     def __post_init__(self):
         super().__post_init__()
+        for name in ("keep_best", "eval_steps", "best_score", "early_stopping_patience"):
+            value = getattr(self, name)
+            if value and not self.do_train:
+                raise InputError(f"`{name}` must be left out unless --do_train. Received: {value}.")
+            if value and not getattr(self, self.scored_by) and name != "early_stopping_patience":
+                raise InputError(f"`{name}` must be left out without {self.scored_by}. Received: {value}.")
+        if self.early_stopping_patience and not self.eval_steps:
+            raise InputError(
+                f"`early_stopping_patience` must be 0 without eval_steps. "
+                f"Received: {self.early_stopping_patience}."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class TextFilesConfig(ScoredConfig):
+    """Settings of scored runs whose texts are in files of rows."""
+
+    train_file: str = setting("", "texts to train on", group=DATA)
+    eval_file: str = setting("", "texts to score on", changeable=True, group=PREDICTION)
+
+    def __post_init__(self):
+        super().__post_init__()
         if self.do_train and not self.train_file:
             raise InputError("`train_file` must be given unless --do_train=false. Received: nothing.")
         for name in ("train_file", "eval_file"):
             path = getattr(self, name)
             if path and not storage.exists(path):
                 raise InputError(f"`{name}` must be an existing file or folder. Received: {path}.")
-        for name in ("keep_best", "eval_steps", "best_score", "early_stopping_patience"):
-            if getattr(self, name) and not self.do_train:
-                value = getattr(self, name)
-                raise InputError(f"`{name}` must be left out unless --do_train. Received: {value}.")
-        for name in ("eval_steps", "keep_best", "best_score"):
-            if getattr(self, name) and not self.eval_file:
-                raise InputError(
-                    f"`{name}` must be left out without eval_file. Received: {getattr(self, name)}."
-                )
-        if self.early_stopping_patience and not self.eval_steps:
-            raise InputError(
-                f"`early_stopping_patience` must be 0 without eval_steps. "
-                f"Received: {self.early_stopping_patience}."
-            )
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopSteps:
+    """The outer loop's part of a config."""
+
+    num_train_steps: int
+    log_steps: int
+    save_checkpoints_steps: int
+    max_skipped_steps: int
+    eval_steps: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,17 +23,19 @@ class Evaluation:
     score: Callable  # from a model to a dict of float
     every: int  # steps; 0 for after the last alone
     keeps_best: bool  # whether the weights with the best score stay, in `best_folder`
-    source: str  # path and checksum of what is scored: others' scores do not compare
+    source: str  # paths and checksums of what is scored: others' scores do not compare
     patience: int = 0  # evaluations in a row without a better score that end the run; 0 for no end
 
     @classmethod
-    def of(cls, config, names, score, source):
-        """As a `ScoredConfig` says; raises `InputError` where its `best_score` is none of `names`."""
+    def of(cls, config, names, score, files):
+        """As a `ScoredConfig` says; raises `InputError` where its `best_score` is none of `names`.
+
+        `files` are the paths of what is scored.
+        """
         best = config.best_score or names[0]
         if best not in names:
             raise InputError(f"`best_score` must be one of {', '.join(names)}. Received: {best}.")
-        if Path(source).is_file():
-            source = f"{source} {file_sha256(source)}"
+        source = " ".join(f"{path} {file_sha256(path)}" for path in files)
         names = (best, *(name for name in names if name != best))
         return cls(
             names,
@@ -61,10 +63,8 @@ class EvaluationLog:
     """The scores of a run by step, and the weights with the best; the first of its processes has them."""
 
     def __init__(self, evaluation, folder, model, rows, processes):
-        self._log = metrics_log.NoLog()
-        if processes.is_first:
-            columns = ("step", *evaluation.names)
-            self._log = metrics_log.MetricsLog(folder / metrics_log.EVAL_FILE, columns, rows)
+        columns = ("step", *evaluation.names)
+        self._log = metrics_log.open_log(folder / metrics_log.EVAL_FILE, columns, rows, processes)
         self._evaluation, self._folder, self._model = evaluation, folder, model
         self._processes = processes
         # Rows of another file of scores may have others
@@ -91,7 +91,8 @@ class EvaluationLog:
 
     def _score(self, step):
         """Score the model, and write the row and, if they are the best, the weights."""
-        scores = self._evaluation.score(self._model)
+        found = self._evaluation.score(self._model)
+        scores = {name: found[name] for name in self._evaluation.names}
         if self._evaluation.keeps_best and self._is_best(scores):
             with write_folder(best_folder(self._folder)) as partial:
                 checkpoint.save_weights(partial, named_weights(self._model), self._model.config)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import sys
 from pathlib import Path
 
@@ -23,8 +24,8 @@ from bert_packed.parallel.targets import devices_here
 from bert_packed.runs import run_directory, vocabulary
 from bert_packed.runs.run_summary import show_line, tell_skipped
 from bert_packed.tasks.batches import predict, train_batches
-from bert_packed.tasks.config import FinetuningResult
-from bert_packed.tasks.evaluation import EvaluationLog
+from bert_packed.tasks.config import FinetuningResult, LoopSteps
+from bert_packed.tasks.evaluation import EvaluationLog, take_best
 from bert_packed.text.tokenization import TextTokenizer
 from bert_packed.text.vocabularies import file_name, load_text_tokenizer
 from bert_packed.training import loop, metrics_log
@@ -43,17 +44,6 @@ class TextModel:
     tokenizer: TextTokenizer
     kernels: Kernels
     processes: Alone
-
-
-@dataclasses.dataclass(frozen=True)
-class LoopSteps:
-    """The outer loop's part of a config."""
-
-    num_train_steps: int
-    log_steps: int
-    save_checkpoints_steps: int
-    max_skipped_steps: int
-    eval_steps: int = 0
 
 
 def read_text_model(config, processes=ALONE):
@@ -107,8 +97,8 @@ def exported_model(config, text, model, folder, **details):
     print(f"wrote {folder / MODEL_FOLDER}")
 
 
-def run_task(config, text, objective, read_training, predict=None, evaluation=None, new_head=""):
-    """Train a model with `--do_train`, else load it; predict; print and write the scores.
+def run_task(config, text, objective, read_training, predict=None, evaluation=None, export=None, new_head=""):
+    """Train a model with `--do_train`, else load it; predict, export; print and write the scores.
 
     Args:
         config, text, objective: `FinetuneConfig`, `TextModel` and `Objective`.
@@ -117,6 +107,7 @@ def run_task(config, text, objective, read_training, predict=None, evaluation=No
         predict: Function of model and output directory that writes predictions. It returns scores, a dict of
             float, {} where there is nothing to score against, None where scores are not wanted.
         evaluation: `Evaluation` in training, or None.
+        export: Function of model, output directory and the scores of `predict`; None for no export.
         new_head: Beginning of the names of weights that training does not take from the start; "" for none.
 
     Returns a `FinetuningResult`. Raises `InputError` where another run is in the directory, the checkpoint to
@@ -146,12 +137,16 @@ def run_task(config, text, objective, read_training, predict=None, evaluation=No
                 write_text(str(folder / run_directory.FLAGFILE), to_flagfile(config))
 
         def finish():
-            scores = predict(model, folder)
+            if evaluation:
+                take_best(config, folder, model)
+            scores = predict(model, folder) if predict else None
+            if export:
+                export(model, folder, scores)
             if scores is not None:
                 _tell_scores(config, scores, folder)
             return scores
 
-        scores = processes.first_decides(finish) if predict else None
+        scores = processes.first_decides(finish)
     return FinetuningResult(config.output_dir, scores or {})
 
 
@@ -231,9 +226,7 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation, new_he
             run_directory.record_segment(folder, first_step, keras.backend.backend())
     print(f"attention  {text.kernels.description}")
     print(_describe_steps(config, data, updates, steps))
-    log = metrics_log.NoLog()
-    if processes.is_first:
-        log = metrics_log.MetricsLog(path, metrics_log.train_columns(objective), rows)
+    log = metrics_log.open_log(path, metrics_log.train_columns(objective), rows, processes)
     evaluated = None
     if evaluation:
         evaluated = EvaluationLog(evaluation, folder, engine.model, scored, processes)
@@ -251,18 +244,16 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation, new_he
             lambda: str(checkpoint.save_checkpoint(folder, step, engine, model_config, state))
         )
 
-    def batches(first_step):
+    def own_packs(values):
         # Every process makes whole steps, and takes its part of each micro-batch
-        parts = Replicas(processes.num, processes.num)
-        for batch in train_batches(data, updates, num_packs, first_step):
-            yield {name: parts.by_replica(values, at_once)[processes.index] for name, values in batch.items()}
+        return Replicas(processes.num, processes.num).by_replica(values, at_once)[processes.index]
 
     def prune():
         if processes.is_first:
             checkpoint.prune_checkpoints(folder, config.keep_checkpoint_max)
 
     hooks = loop.Hooks(
-        batches=batches,
+        batches=functools.partial(train_batches, data, updates, num_packs, part_of=own_packs),
         log=log.write,
         show=show_line,
         evaluate=evaluated and evaluated.evaluate,

@@ -51,6 +51,8 @@ def glue_scores(files, folder):
     with (folder / "predictions.tsv").open() as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
     labels = [line.rpartition("\t")[2] for line in (files / "RTE/dev.tsv").read_text().splitlines()[1:]]
+    exported = json.loads((folder / "model" / "config.json").read_text())
+    assert [*exported["id2label"].values()] == ["entailment", "not_entailment"]
     assert [row["index"] for row in rows] == [str(index) for index in range(len(labels))]
     return {
         "accuracy": np.mean([row["prediction"] == label for row, label in zip(rows, labels, strict=True)])

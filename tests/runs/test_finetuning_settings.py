@@ -17,8 +17,8 @@ from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import QUESTION_ANSWERING
 from bert_packed.checkpoints import checkpoint
 from bert_packed.tasks import run as finetuning
+from bert_packed.tasks.classify import task as classification
 from bert_packed.tasks.glue import files as glue
-from bert_packed.tasks.glue import scores as glue_predictions
 from bert_packed.tasks.glue import task as glue_finetuning
 from bert_packed.tasks.glue.config import GlueConfig
 from bert_packed.tasks.ner import task as ner_finetuning
@@ -43,8 +43,8 @@ RECORDED = (
     *((squad_finetuning, name) for name in ("read_squad", "make_windows")),
     (squad_predictions, "extract"),
     (tokenization, "make_tokenizer"),
-    *((glue_finetuning, name) for name in ("read_glue", "make_text_sequences")),
-    (glue_predictions, "read_glue"),
+    (glue_finetuning, "read_glue"),
+    (classification, "make_text_sequences"),
     *((ner_finetuning, name) for name in ("read_conll", "make_tag_sequences")),
 )
 CHANGED = {"do_lower_case": False, "max_seq_length": 40, "train_batch_size": 5, "micro_batch_size": 2}

@@ -13,7 +13,7 @@ import shutil
 
 import numpy as np
 import pytest
-from encoder_files import WORDS, write_encoder
+from encoder_files import WORDS, write_beir, write_encoder
 from recorded_calls import assert_refused
 from sklearn import metrics
 
@@ -215,6 +215,51 @@ def test_the_best_weights_and_a_start_of_other_labels(tmp_path, start, capsys, m
     assert single.names == tuple(sorted({*CLASSES[1:], "zoo"}))
 
 
+@pytest.mark.usefixtures("uncompiled")
+def test_a_reranker_is_scored_by_the_documents_that_it_ranks(tmp_path, start):
+    """As sentence-transformers scores the exported folder; and again of fewer candidates."""
+    rows = rows_of(RERANKER, 30, 7)
+    texts, queries = sorted({text for _, text, _ in rows}), [word for word, _, _ in rows[:4]]
+    good = [text for text in texts if int(text.split()[0][1:]) > 3]
+    relevant = [(str(n), text, 1) for n in range(1, 5) for text in good[n::3]]
+    beir = write_beir(tmp_path / "beir", texts, queries, relevant)
+    config = config_of(tmp_path, RERANKER, start, eval_file=str(beir), num_train_epochs=2.0, keep_best=True)
+    result = bert_packed.finetune(config)
+    assert tuple(result.scores) == ("ndcg@10", "mrr@10", "recall@10", "recall@100")
+    header, *lines = [
+        line.split("\t") for line in (tmp_path / "run" / "ranking.tsv").read_text().splitlines()
+    ]
+    assert header == ["query-id", "corpus-id", "score"] and len(lines) == 4 * len(texts)
+    scores = [float(score) for query, _, score in lines if query == "2"]
+    assert scores == sorted(scores, reverse=True) and len(set(scores)) > 20
+    if importlib.util.find_spec("sentence_transformers"):
+        from sentence_transformers import CrossEncoder
+        from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
+
+        model = CrossEncoder(str(tmp_path / "run" / "model"), device="cpu", activation_fn=None)
+        samples = []
+        for number, query in enumerate(queries, 1):
+            positive = [text for own, text, _ in relevant if own == str(number)]
+            negative = [text for text in texts if text not in positive]
+            samples.append({"query": query, "positive": positive, "negative": negative})
+        want = CrossEncoderRerankingEvaluator(samples, write_csv=False)(model)
+        for name in ("ndcg@10", "mrr@10"):
+            assert result.scores[name] == pytest.approx(100 * want[name], abs=1e-6)
+    candidates = tmp_path / "first.tsv"
+    candidates.write_text("q\td\ts\n" + "".join(f"{query}\t{text}\t0\n" for query, text, _ in relevant[:3]))
+    again = dataclasses.replace(
+        config,
+        do_train=False,
+        keep_best=False,
+        init_checkpoint=str(tmp_path / "run" / "model"),
+        candidates_file=str(candidates),
+        output_dir=str(tmp_path / "again"),
+    )
+    # Three of the first query's documents are candidates, and none of another's
+    first = [text for query, text, _ in relevant if query == "1"]
+    assert bert_packed.finetune(again).scores["recall@10"] == pytest.approx(100 * 3 / len(first) / 4)
+
+
 TEXTS = [
     ("ab", "`texts` must be a list of str or of pairs. Received: 'ab'."),
     (["a", ("b", "c")], "`texts[1]` must be a str, as the first. Received: ('b', 'c')."),
@@ -312,6 +357,8 @@ def test_labels_of_two_kinds_are_named(tmp_path, labels, message):
 SETTINGS = [
     ({"train_file": ""}, "`train_file` must be given unless --do_train=false."),
     ({"eval_file": "no"}, "`eval_file` must be an existing file or folder. Received: no."),
+    ({"candidates_file": "no"}, "`candidates_file` must be an existing file. Received: no."),
+    ({"candidates_file": __file__}, "`candidates_file` must be left out without a folder in BEIR's form"),
     ({"predict_file": "no"}, "`predict_file` must be an existing file or folder. Received: no."),
     ({"eval_file": "", "eval_steps": 3}, "`eval_steps` must be left out without eval_file. Received: 3."),
     ({"early_stopping_patience": 1}, "`early_stopping_patience` must be 0 without eval_steps. Received: 1."),
@@ -357,16 +404,16 @@ def test_weights_of_classes():
 
 def test_scores_by_hand():
     """Of labels that are never true or predicted, and of constants."""
-    true, found = np.array([0, 0, 1]), np.array([[0.9, 0.1, 0], [0.2, 0.8, 0], [0.1, 0.9, 0]])
+    true, found = np.array([0, 0, 1]), np.array([[2, 1, 0], [1, 2, 0], [1, 2, 0]])
     got = scores.score(Problem(SINGLE), found, true)
     assert got["accuracy"] == pytest.approx(2 / 3) and got["f1_macro"] == pytest.approx(2 / 3)
     assert got["matthews"] == pytest.approx(0.5)
-    bits, chances = np.array([[1, 0, 0], [0, 1, 0]], np.float32), np.array([[0.9, 0.6, 0.1], [0.8, 0.7, 0.2]])
-    several = scores.score(Problem(SEVERAL), chances, bits)
+    bits, logits = np.array([[1, 0, 0], [0, 1, 0]], np.float32), np.array([[2, 0.5, -2], [1.5, 1, -1]])
+    several = scores.score(Problem(SEVERAL), logits, bits)
     # The first label is always right, the second predicted, the third neither true nor predicted
     assert several["f1_micro"] == pytest.approx(2 * 2 / (2 * 2 + 2)) and several["average_precision"] == 1
     assert several["f1_macro"] == pytest.approx(2 / 3)
-    assert scores.score(Problem(SEVERAL), np.zeros((4, 1)), np.array([[1], [0], [0], [0]]))["f1_micro"] == 0
+    assert scores.score(Problem(SEVERAL), -np.ones((4, 1)), np.array([[1], [0], [0], [0]]))["f1_micro"] == 0
     assert scores.score(Problem(NUMBER), np.ones((3, 1)), np.arange(3.0)) == {"pearson": 0, "spearman": 0}
     assert metrics.f1_score(true, found.argmax(1), average="weighted") == got["f1_weighted"]
 
@@ -379,11 +426,12 @@ def test_tags_of_words_from_python(tmp_path, start):
     (tmp_path / "words.txt").write_text("\n".join(lines))
     flags = dict.fromkeys(("train_file", "predict_file"), str(tmp_path / "words.txt"))
     sizes = {"max_seq_length": LENGTH, "doc_stride": LENGTH // 2, "train_batch_size": 2}
+    sizes |= {"eval_steps": 2, "keep_best": True}
     folder = tmp_path / "run"
     config = NerConfig(**flags, **sizes, init_checkpoint=str(start), output_dir=str(folder))
     bert_packed.finetune(config)
     written = [part.split("\n") for part in (folder / "predictions.txt").read_text().strip().split("\n\n")]
-    tagger = bert_packed.load_classifier(folder, max_seq_length=LENGTH)
+    tagger = bert_packed.load_classifier(folder / "model")
     found = tagger.predict(sentences)
     assert found.labels == [[line.split(" ")[-1] for line in part] for part in written]
     assert tagger.names == ("A", "B") and [len(part) for part in found.probabilities] == [3, 1, 30, 5]

@@ -9,7 +9,7 @@ import shutil
 
 import numpy as np
 import pytest
-from encoder_files import WORDS, write_encoder
+from encoder_files import WORDS, write_beir, write_encoder, write_json_lines
 from recorded_calls import assert_refused
 from scipy.stats import spearmanr
 
@@ -20,16 +20,11 @@ from bert_packed.core.settings import InputError
 from bert_packed.runs.vocabulary import find_vector_settings
 from bert_packed.tasks.embed.config import EmbedConfig
 from bert_packed.tasks.embed.files import read_rows
-from bert_packed.tasks.embed.scores import Retrieval, read_evaluation
+from bert_packed.tasks.embed.scores import Search, read_evaluation
 
 LENGTH = 24
 PAIRS = [(" ".join(WORDS[i : i + 4]), " ".join(WORDS[i + 2 : i + 5])) for i in range(12)]
 SCORED = [(one, PAIRS[(3 * i + 1) % 12][1], i % 5) for i, (one, _) in enumerate(PAIRS)]
-
-
-def write_json_lines(path, names, rows):
-    path.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
-    return str(path)
 
 
 @pytest.fixture(scope="module")
@@ -230,19 +225,10 @@ def test_a_run_goes_on_and_is_scored_again(files, tmp_path):
     assert scores != pytest.approx(whole)
 
 
-def write_beir(folder):
-    """Three documents for two queries, of which the second finds its document last."""
-    (folder / "qrels").mkdir()
-    write_json_lines(folder / "corpus.jsonl", ("_id", "title", "text"), [(c, "", c) for c in "abc"])
-    write_json_lines(folder / "queries.jsonl", ("_id", "text"), [("1", "a"), ("2", "b")])
-    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n1\ta\t2\n1\tc\t1\n2\tb\t1\n")
-    return folder
-
-
 def test_ranks_of_documents(tmp_path):
     """By hand: the first query finds gains 2, 0, 1, the second 0, 0, 1."""
     found = read_evaluation(write_beir(tmp_path))
-    assert isinstance(found, Retrieval) and str(found) == f"{tmp_path}/qrels/test.tsv: queries 2, documents 3"
+    assert isinstance(found, Search) and str(found) == f"{tmp_path}/qrels/test.tsv: queries 2, documents 3"
     vectors = {"a": [1, 0.2], "b": [0.9, 0.4], "c": [0.5, 0.5]}
     queries = {"a": [1, 0], "b": [0.1, 1]}
 
@@ -277,7 +263,7 @@ def test_qrels_of_a_folder(tmp_path, names, given, want):
     (qrels / "test.tsv").unlink()
     for name in names:
         (qrels / f"{name}.tsv").write_text(content)
-    assert read_evaluation(tmp_path / given).path == str(qrels / f"{want}.tsv")
+    assert read_evaluation(tmp_path / given).files[0] == str(qrels / f"{want}.tsv")
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_files(tmp_path, name):
     path = tmp_path / "train.tsv"
     path.write_bytes(text.encode())
     found = read_glue(path, TASKS[name])
-    assert found.labels.tolist() == labels
+    assert TASKS[name].problem.numbers(found).tolist() == labels
     assert found.texts == texts
     assert found.num_torn == (2 if name == "QQP" else 0)
 
@@ -82,8 +82,8 @@ def test_test_files(tmp_path, name):
     text, texts = TEST_FILES[name]
     path = tmp_path / "test.tsv"
     path.write_text(text)
-    found = read_glue_test(path, TASKS[name])
-    assert (found.indices, found.texts, found.labels) == (["0", "1"], texts, None)
+    found, indices = read_glue_test(path, TASKS[name])
+    assert (indices, found.texts, found.labels) == (["0", "1"], texts, None)
     path.write_text(text.replace("\n1\t", "\n0\t"))
     with pytest.raises(InputError, match=r"line 3: the first column must be a whole number, each once"):
         read_glue_test(path, TASKS[name])
@@ -115,10 +115,10 @@ def test_the_servers_files(tmp_path):
         (
             "SST-2",
             "sentence\tlabel\na\tx\n",
-            r"line 2: the label of SST-2 must be one of 0, 1. Received: 'x'",
+            r"train.tsv, line 2: the label must be one of 0, 1. Received: 'x'",
         ),
-        ("STS-B", "sentence1\tsentence2\tscore\na\tb\tnan\n", r"line 2: the label of STS-B must be a number"),
-        ("CoLA", "gj04\t2\t\ta\n", r"line 1: the label of CoLA must be one of 0, 1. Received: '2'"),
+        ("STS-B", "sentence1\tsentence2\tscore\na\tb\tnan\n", r"line 2: the label must be a number"),
+        ("CoLA", "gj04\t2\t\ta\n", r"line 1: the label must be one of 0, 1. Received: '2'"),
         ("RTE", "a\tb\n", r"must have a column 'sentence1'. Received: a, b"),
         ("RTE", "sentence1\tsentence2\tlabel\n", r"must have a line below its header"),
         ("RTE", "", r"must have a line. Received: an empty file"),
@@ -129,7 +129,7 @@ def test_bad_files(tmp_path, name, text, message):
     path = tmp_path / "train.tsv"
     path.write_text(text, encoding="latin-1")
     with pytest.raises(InputError, match=message):
-        read_glue(path, TASKS[name])
+        TASKS[name].problem.numbers(read_glue(path, TASKS[name]))
     with pytest.raises(InputError, match=r"dev.tsv must exist"):
         read_glue(tmp_path / "dev.tsv", TASKS[name])
 

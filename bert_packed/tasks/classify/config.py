@@ -6,13 +6,14 @@ from bert_packed.core import storage
 from bert_packed.core.settings import InputError, setting, variant
 from bert_packed.runs.run_config import DATA, OPTIMIZER, PREDICTION
 from bert_packed.tasks.classify.labels import NUMBER, PROBLEMS, SINGLE, parse_weights
-from bert_packed.tasks.config import FinetuneConfig, ScoredConfig
+from bert_packed.tasks.config import FinetuneConfig, TextFilesConfig, check_files
+from bert_packed.tasks.retrieval import find_qrels
 
 SQUARED, BINARY = "squared", "binary"
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassifyConfig(ScoredConfig):
+class ClassifyConfig(TextFilesConfig):
     """Fine-tunes an encoder on labels of your own: a class, several labels at once, or a number.
 
     TRAIN_FILE and EVAL_FILE have a column text, or sentence1 and sentence2, and a column label. They are
@@ -24,10 +25,29 @@ class ClassifyConfig(ScoredConfig):
     command continues a stopped run.
     """
 
-    result_files = (*ScoredConfig.result_files, "labels.txt", "predictions.tsv", "confusion.json")
+    result_files = (
+        *TextFilesConfig.result_files,
+        "labels.txt",
+        "predictions.tsv",
+        "confusion.json",
+        "ranking.tsv",
+    )
 
-    train_file: str = variant(ScoredConfig, "train_file", "", help="texts with labels to train on")
-    eval_file: str = variant(ScoredConfig, "eval_file", "", help="texts with labels to score on")
+    train_file: str = variant(TextFilesConfig, "train_file", "", help="texts with labels to train on")
+    eval_file: str = variant(
+        TextFilesConfig,
+        "eval_file",
+        "",
+        help="texts with labels to score on; or, for numbers of pairs, a folder in BEIR's form "
+        "(corpus.jsonl, queries.jsonl, qrels/*.tsv), whose documents are ranked for its queries, for nDCG@10",
+    )
+    candidates_file: str = setting(
+        "",
+        "documents to rank for each query of eval_file, a file of qrels, as a first search found them; empty "
+        "= all documents",
+        changeable=True,
+        group=PREDICTION,
+    )
     predict_file: str = setting(
         "",
         "texts to label, into predictions.tsv; empty = those of eval_file",
@@ -72,6 +92,12 @@ class ClassifyConfig(ScoredConfig):
         if self.predict_file and not storage.exists(self.predict_file):
             raise InputError(
                 f"`predict_file` must be an existing file or folder. Received: {self.predict_file}."
+            )
+        check_files(self, ["candidates_file"])
+        if self.candidates_file and not (self.eval_file and find_qrels(self.eval_file)):
+            raise InputError(
+                "`candidates_file` must be left out without a folder in BEIR's form as eval_file. Received: "
+                f"{self.candidates_file}."
             )
         if not self.do_train and not (self.eval_file or self.predict_file):
             raise InputError(

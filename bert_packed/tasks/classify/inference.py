@@ -63,9 +63,9 @@ class TextClassifier:
             return Predictions([], np.zeros((0, max(len(self.names), 1)), np.float32))
         check_num_texts(self.problem, len(columns), "`texts`")
         sequences, _ = make_text_sequences(columns, self.tokenizer, self.max_seq_length)
-        logits = _predict(self, sequences)
-        found = probabilities(self.problem, np.stack(logits))
-        return Predictions([self.problem.shown(one) for one in decide(self.problem, found).tolist()], found)
+        logits = np.stack(_predict(self, sequences))
+        shown = [self.problem.shown(one) for one in decide(self.problem, logits).tolist()]
+        return Predictions(shown, probabilities(self.problem, logits))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,9 +30,16 @@ class Examples:
     path: str
     texts: list[list[str]]  # one or two columns of n texts
     labels: list | None  # of each example: a str, or a tuple of several; None where they were not read
+    rows: list[int]  # of the examples in the file, for messages
+    unit: str = "row"  # what `rows` counts
+    num_torn: int = 0  # lines that were left out, because they lack columns
 
     def __len__(self):
         return len(self.texts[0])
+
+    def place(self, number):
+        """Path and row of an example, for messages."""
+        return f"{self.path}, {self.unit} {self.rows[number]}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,24 +58,24 @@ class Problem:
         """
         if self.kind == NUMBER:
             least, most = (0, 1) if self.is_chance else (-LARGEST, LARGEST)
-            rows = enumerate(examples.labels, 1)
-            found = [_number(examples.path, row, label, least, most) for row, label in rows]
+            each = enumerate(examples.labels)
+            found = [_number(examples, place, label, least, most) for place, label in each]
             return np.array(found, np.float32)
-        places = {name: number for number, name in enumerate(self.names)}
+        numbers = {name: number for number, name in enumerate(self.names)}
         found = []
-        for row, label in enumerate(examples.labels, 1):
+        for place, label in enumerate(examples.labels):
             each = label if isinstance(label, tuple) else (label,)
             if self.kind == SINGLE and len(each) != 1:
-                raise InputError(f"{examples.path}, row {row}: must have one label. Received: {len(each)}.")
-            if unknown := [name for name in each if name not in places]:
+                raise InputError(f"{examples.place(place)}: must have one label. Received: {len(each)}.")
+            if unknown := [name for name in each if name not in numbers]:
                 raise InputError(
-                    f"{examples.path}, row {row}: the label must be one of {', '.join(self.names):.200}. "
+                    f"{examples.place(place)}: the label must be one of {', '.join(self.names):.200}. "
                     f"Received: {unknown[0]!r:.80}."
                 )
-            found.append([places[name] for name in each])
+            found.append([numbers[name] for name in each])
         if self.kind == SINGLE:
             return np.array(found, np.int32)[:, 0]
-        bits = np.zeros((len(found), len(places)), np.float32)
+        bits = np.zeros((len(found), len(numbers)), np.float32)
         for row, own in enumerate(found):
             bits[row, own] = 1
         return bits
@@ -93,7 +100,7 @@ def read_examples(path, columns="", label_column="label", separator="", has_labe
 
     Raises `InputError` with file and row: a column is missing, or a text or a label is empty.
     """
-    chosen, texts, labels = None, [], []
+    chosen, texts, labels, rows = None, [], [], []
     for number, row in rows_of(path):
         if chosen is None:
             names = ["sentence1", "sentence2"] if "sentence1" in row and "text" not in row else ["text"]
@@ -104,11 +111,12 @@ def read_examples(path, columns="", label_column="label", separator="", has_labe
             texts = [[] for _ in chosen]
         for values, name in zip(texts, chosen, strict=True):
             values.append(check_text(path, number, name, row.get(name)))
+        rows.append(number)
         if has_labels:
             labels.append(_label(path, number, row.get(label_column), separator))
     if chosen is None:
         raise InputError(f"{path} must have a row. Received: none.")
-    return Examples(str(path), texts, labels if has_labels else None)
+    return Examples(str(path), texts, labels if has_labels else None, rows)
 
 
 def _label(path, number, value, separator):
@@ -149,8 +157,9 @@ def find_problem(examples, asked="auto"):
     if kind == NUMBER:
         return Problem(kind)
     each = [label if isinstance(label, tuple) else (label,) for label in examples.labels]
-    if kind == SINGLE and (row := next((row for row, own in enumerate(each, 1) if len(own) != 1), 0)):
-        raise InputError(f"{examples.path}, row {row}: must have one label. Received: {len(each[row - 1])}.")
+    for place, own in enumerate(each):
+        if kind == SINGLE and len(own) != 1:
+            raise InputError(f"{examples.place(place)}: must have one label. Received: {len(own)}.")
     names = {name for own in each for name in own}
     least = 2 if kind == SINGLE else 1
     if len(names) < least:
@@ -164,11 +173,11 @@ def _kind(examples):
     are_several = [isinstance(label, tuple) for label in examples.labels]
     if any(are_several):
         if not all(are_several):
-            row = are_several.index(sum(are_several) * 2 <= len(are_several))
-            label = examples.labels[row]
-            rule = "one label" if are_several[row] else "a list of labels"
+            place = are_several.index(sum(are_several) * 2 <= len(are_several))
+            label = examples.labels[place]
+            rule = "one label" if are_several[place] else "a list of labels"
             raise InputError(
-                f"{examples.path}, row {row + 1}: must have {rule}, as most rows. Received: {label!r:.80}."
+                f"{examples.place(place)}: must have {rule}, as most rows. Received: {label!r:.80}."
             )
         return SEVERAL
     are_numbers = [_is_number(label) for label in examples.labels]
@@ -177,11 +186,11 @@ def _kind(examples):
     if not all(are_numbers):
         # It may be a slip or a shifted column, so it must be said
         rare = sum(are_numbers) * 2 <= len(are_numbers)
-        row = are_numbers.index(rare)
+        place = are_numbers.index(rare)
         rule = "a word" if rare else "a number"
         raise InputError(
-            f"{examples.path}, row {row + 1}: the label must be {rule}, as in most rows, unless "
-            f"--problem_type={SINGLE}. Received: {examples.labels[row]!r:.80}."
+            f"{examples.place(place)}: the label must be {rule}, as in most rows, unless "
+            f"--problem_type={SINGLE}. Received: {examples.labels[place]!r:.80}."
         )
     return SINGLE if all(WHOLE.fullmatch(label) for label in examples.labels) else NUMBER
 
@@ -193,11 +202,11 @@ def _is_number(text):
         return False
 
 
-def _number(path, row, label, least, most):
+def _number(examples, place, label, least, most):
     if isinstance(label, str) and _is_number(label) and least <= float(label) <= most:
         return float(label)
     rule = "a number" if most == LARGEST else f"a number from {least} to {most}"
-    raise InputError(f"{path}, row {row}: the label must be {rule}. Received: {label!r:.80}.")
+    raise InputError(f"{examples.place(place)}: the label must be {rule}. Received: {label!r:.80}.")
 
 
 def parse_weights(text):

@@ -25,40 +25,44 @@ def probabilities(problem, logits):
     return special.expit(logits) if problem.kind == SEVERAL or problem.is_chance else logits
 
 
-def decide(problem, found):
-    """The prediction of each example from `probabilities`, in the form of `Problem.numbers`."""
+def decide(problem, logits):
+    """The prediction of each example, in the form of `Problem.numbers`."""
     if problem.kind == SINGLE:
-        return found.argmax(axis=1)
-    return (found > 0.5).astype(np.float32) if problem.kind == SEVERAL else found[:, 0]
+        return logits.argmax(axis=1)
+    return (
+        (logits > 0).astype(np.float32) if problem.kind == SEVERAL else probabilities(problem, logits)[:, 0]
+    )
 
 
-def score(problem, found, labels):
-    """Scores by `NAMES`: dict of float.
+def score(problem, logits, labels, names=()):
+    """Scores of `METRICS`, by default those of the problem's kind in `NAMES`: dict of float."""
+    predicted = decide(problem, logits)
+    names = names or NAMES[problem.kind]
+    return {name: float(METRICS[name](labels, predicted, logits)) for name in names}
 
-    `f1_macro` and `f1_weighted` are means over the labels that are true or predicted, `average_precision`
-    over those that are true somewhere. A correlation with a constant is 0.
-    """
-    predicted = decide(problem, found)
-    if problem.kind == NUMBER:
-        return {name: correlation(name, predicted, labels) for name in NAMES[NUMBER]}
-    if problem.kind == SEVERAL:
-        is_true, is_used = labels.any(axis=0), labels.any(axis=0) | predicted.any(axis=0)
+
+def _f1(average, labels, predicted, logits):
+    """A mean over the labels that are true or predicted; "binary" is that of class 1. 0 / 0 is 0."""
+    used = None
+    if labels.ndim == 2:
+        used = np.flatnonzero(labels.any(axis=0) | predicted.any(axis=0))
+        used = used if len(used) else [0]
         # A single column would be read as two classes, so a column without labels stands beside it
-        wide = [np.pad(bits, ((0, 0), (0, 1))) for bits in (labels, predicted)]
-        used = np.flatnonzero(is_used) if is_used.any() else [0]
-        f1 = functools.partial(metrics.f1_score, *wide, labels=used, zero_division=0)
-        precisions = [
-            metrics.average_precision_score(labels[:, place], found[:, place])
-            for place in np.flatnonzero(is_true)
-        ]
-        scores = f1(average="micro"), f1(average="macro"), np.mean(precisions) if precisions else 0.0
-    else:
-        f1 = functools.partial(metrics.f1_score, labels, predicted, zero_division=0)
-        matthews = 0.0
-        if len({*labels.tolist(), *predicted.tolist()}) > 1:
-            matthews = metrics.matthews_corrcoef(labels, predicted)
-        scores = np.mean(labels == predicted), f1(average="macro"), f1(average="weighted"), matthews
-    return dict(zip(NAMES[problem.kind], map(float, scores), strict=True))
+        labels, predicted = (np.pad(bits, ((0, 0), (0, 1))) for bits in (labels, predicted))
+    return metrics.f1_score(labels, predicted, labels=used, average=average, zero_division=0)
+
+
+def _matthews(labels, predicted, logits):
+    # scikit-learn warns of a single class
+    is_one = len({*labels.tolist(), *predicted.tolist()}) == 1
+    return 0.0 if is_one else metrics.matthews_corrcoef(labels, predicted)
+
+
+def _average_precision(labels, predicted, logits):
+    """The mean over the labels that are true somewhere."""
+    places = np.flatnonzero(labels.any(axis=0))
+    precisions = [metrics.average_precision_score(labels[:, place], logits[:, place]) for place in places]
+    return np.mean(precisions) if precisions else 0.0
 
 
 def correlation(name, predicted, true):
@@ -67,6 +71,18 @@ def correlation(name, predicted, true):
         return 0.0
     found = {"pearson": stats.pearsonr, "spearman": stats.spearmanr}[name]
     return float(found(np.asarray(predicted, np.float64), np.asarray(true, np.float64)).statistic)
+
+
+# From labels and predictions, in the form of `Problem.numbers`, and logits `[n, C]`
+METRICS = {
+    "accuracy": lambda labels, predicted, _: np.mean(labels == predicted),
+    "f1": functools.partial(_f1, "binary"),
+    **{f"f1_{name}": functools.partial(_f1, name) for name in ("micro", "macro", "weighted")},
+    "matthews": _matthews,
+    "average_precision": _average_precision,
+    "pearson": lambda labels, predicted, _: correlation("pearson", predicted, labels),
+    "spearman": lambda labels, predicted, _: correlation("spearman", predicted, labels),
+}
 
 
 def confusion(predicted, true, num_classes):

@@ -14,14 +14,15 @@ from bert_packed.core.command_line import print_table
 from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import read_json, write_json, write_text
-from bert_packed.records.sequences import Sequences
+from bert_packed.records.sequences import Sequences, concatenate
+from bert_packed.runs import run_directory
 from bert_packed.runs.exports import write_model_card
 from bert_packed.runs.run_summary import describe_counts
 from bert_packed.runs.vocabulary import run_folder
 from bert_packed.tasks import run
 from bert_packed.tasks.batches import LabelledSequences
 from bert_packed.tasks.classify import scores as label_scores
-from bert_packed.tasks.classify.config import BINARY, ClassifyConfig
+from bert_packed.tasks.classify.config import BINARY
 from bert_packed.tasks.classify.labels import (
     NUMBER,
     PROBLEMS,
@@ -34,7 +35,10 @@ from bert_packed.tasks.classify.labels import (
     weights_of,
 )
 from bert_packed.tasks.classify.losses import LABELS, classes_objective, numbers_objective, several_objective
-from bert_packed.tasks.evaluation import Evaluation, take_best
+from bert_packed.tasks.classify.reranking import RANKING_FILE, read_reranking
+from bert_packed.tasks.config import ScoredConfig
+from bert_packed.tasks.evaluation import Evaluation
+from bert_packed.tasks.retrieval import find_qrels
 from bert_packed.tasks.rows import make_text_sequences, source_files
 
 PREDICTIONS_FILE, CONFUSION_FILE = "predictions.tsv", "confusion.json"
@@ -43,6 +47,15 @@ SIGMOID, IDENTITY = "torch.nn.modules.activation.Sigmoid", "torch.nn.modules.lin
 NUM_TEXTS = "num_texts"  # entry of config.json: 1 for single texts, 2 for pairs
 HEAD = "classification/classifier/"  # beginning of the names of its weights
 MOST_SHOWN = 12  # classes whose confusion is printed, too
+
+
+@dataclasses.dataclass(frozen=True)
+class AskedFile:
+    """A file to predict; `write` and `score` take the float32 logits `[n, C]` of its examples."""
+
+    examples: Examples
+    write: Callable | None = None  # from logits and the output directory
+    score: Callable | None = None  # from logits to a dict of float
 
 
 def finetune(config, processes):
@@ -57,55 +70,146 @@ def finetune(config, processes):
     )
     # Files are read before training: a mistake in them would show after hours
     training = read(config.train_file) if config.do_train else None
-    held_out = read(config.eval_file) if config.eval_file else None
+    qrels = find_qrels(config.eval_file) if config.eval_file else None
+    ranked = read_reranking(qrels, config.candidates_file) if qrels else None
+    held_out = read(config.eval_file) if config.eval_file and not qrels else None
     wanted = read(config.predict_file, has_labels=False) if config.predict_file else None
     problem = _find_problem(config, training, held_out)
-    for examples in filter(None, (held_out, wanted)):
-        check_num_texts(problem, len(examples.texts), examples.path)
     names = f": {len(problem.names)} labels, {', '.join(problem.names):.200}" if problem.names else ""
     print(f"labels     {problem.kind}{names}")
+    weights = weights_of(config.class_weights, problem, problem.numbers(training)) if training else None
+    asked, evaluation = [], None
+    if held_out:
+        asked.append(_scored_file(config, problem, held_out))
+        evaluation = label_scores.NAMES[problem.kind], source_files(config.eval_file)
+    if ranked:
+        if problem.kind != NUMBER:
+            rule = "have labels, unless those of train_file are numbers, as with --number_loss=binary"
+            raise InputError(f"{config.eval_file} must {rule}. Received: documents of queries.")
+        asked.append(_ranked_file(ranked))
+        evaluation = ranked.names, ranked.retrieval.files
+    if wanted:
+        asked.append(AskedFile(wanted, functools.partial(_write_predictions, config, problem)))
+    inputs = {"train_file": source_files(config.train_file)} if training else {}
+    # An earlier call's would be taken for this one's
+    replaced = PREDICTIONS_FILE, CONFUSION_FILE, RANKING_FILE, run_directory.SCORES_FILE
+    return learn(config, text, problem, training, inputs, asked, evaluation, weights, replaced)
+
+
+def _scored_file(config, problem, held_out):
+    """The `AskedFile` of `eval_file`, whose predictions are written unless `predict_file` asks for others."""
+    labels = problem.numbers(held_out)
+
+    def score(logits):
+        scores = label_scores.score(problem, logits, labels)
+        return {name: 100 * value for name, value in scores.items()}
+
+    def write(logits, folder):
+        if problem.kind == SINGLE:
+            _write_confusion(problem, label_scores.decide(problem, logits), labels, folder)
+        if not config.predict_file:
+            _write_predictions(config, problem, logits, folder)
+
+    return AskedFile(held_out, write, score)
+
+
+def _ranked_file(ranked):
+    return AskedFile(
+        ranked.examples,
+        lambda logits, folder: ranked.write(logits[:, 0], folder),
+        lambda logits: ranked.score(logits[:, 0]),
+    )
+
+
+def learn(config, text, problem, training, inputs, asked, evaluation=None, weights=None, replaced=()):
+    """Train on `Examples`, score while training, predict files, and export: `FinetuningResult`.
+
+    Args:
+        config: `ScoredConfig`.
+        text: `TextModel`.
+        problem: `Problem`.
+        training: `Examples`; None without `do_train`.
+        inputs: Dict from flag name to the files that `training` was read from.
+        asked: List of `AskedFile`.
+        evaluation: Names of the scores of `asked`, and the files that they come from; None for no scores.
+        weights: Float32 `[C]` of the classes; None for 1.
+        replaced: Names of results of earlier calls, which are removed before those of this one are written.
+    """
+    for examples in (file.examples for file in asked):
+        check_num_texts(problem, len(examples.texts), examples.path)
     labels = problem.numbers(training) if training else None
-    weights = weights_of(config.class_weights, problem, labels) if training else None
-    objective = {
-        SINGLE: lambda: classes_objective(len(problem.names), weights),
-        SEVERAL: lambda: several_objective(len(problem.names)),
-        NUMBER: (lambda: several_objective(1)) if problem.is_chance else numbers_objective,
-    }[problem.kind]()
-
-    def predictor(examples, labels=None):
-        return Predictor(config, problem, examples, _sequences_of(config, text, examples), labels)
-
-    evaluated = predictor(held_out, problem.numbers(held_out)) if held_out else None
-    asked = predictor(wanted) if wanted else evaluated
+    predictor = Predictor(config, [(file, _sequences_of(config, text, file.examples)) for file in asked])
 
     def read_training():
         sequences = _sequences_of(config, text, training)
         # A chance is a label beside no others
         values = labels[:, None] if problem.is_chance else labels
         data = LabelledSequences(sequences, {LABELS.name: values}, classes=problem.names)
-        inputs = {"train_file": source_files(config.train_file)}
-        if config.early_stopping_patience:  # scores of another file do not compare
-            inputs["eval_file"] = source_files(config.eval_file)
-        return data, inputs
+        # With early stopping, a run depends on what is scored
+        scored = {"eval_file": evaluation[1]} if config.early_stopping_patience else {}
+        return data, {**inputs, **scored}
 
-    def finish(model, folder):
-        take_best(config, folder, model)
-        for name in (PREDICTIONS_FILE, CONFUSION_FILE):  # an earlier call's would be taken for this one's
+    def predict(model, folder):
+        for name in replaced:
             (folder / name).unlink(missing_ok=True)
-        found = evaluated.probabilities(model) if evaluated else None
-        if evaluated:
-            evaluated.write_confusion(found, folder)
-        if asked:
-            asked.write(found if asked is evaluated else asked.probabilities(model), folder)
-        if config.do_train:
-            _export(config, text, problem, model, folder)
-        return evaluated.scores_of(found) if evaluated else {}
+        return predictor.predict(model, folder) or None
 
     during = None
-    if evaluated:
-        during = Evaluation.of(config, label_scores.NAMES[problem.kind], evaluated.score, config.eval_file)
+    if evaluation:
+        names, files = evaluation
+        during = Evaluation.of(config, names, predictor.score, files)
     new_head = HEAD if training and not _has_head(config.init_checkpoint, problem) else ""
-    return run.run_task(config, text, objective, read_training, finish, during, new_head)
+    objective = _objective_of(problem, weights)
+    export = functools.partial(_export, config, text, problem) if config.do_train else None
+    return run.run_task(config, text, objective, read_training, predict, during, export, new_head)
+
+
+def _objective_of(problem, weights):
+    if problem.kind == SINGLE:
+        return classes_objective(len(problem.names), weights)
+    if problem.kind == SEVERAL:
+        return several_objective(len(problem.names))
+    return several_objective(1) if problem.is_chance else numbers_objective()
+
+
+@dataclasses.dataclass
+class Predictor:
+    """Predictions of files, all packed together, by a model whose program is compiled once."""
+
+    config: ScoredConfig
+    files: list[tuple[AskedFile, Sequences]]
+    _forward: Callable | None = None
+
+    def _logits(self, model, files):
+        """Of each file, float32 `[n, C]`."""
+        if self._forward is None:
+            self._forward = run.forward_of(model)
+        joined = concatenate([sequences for _, sequences in files])
+        outputs, num_packs = run.predict_packed(self.config, model, joined, self._forward)
+        ends = np.cumsum([len(sequences) for _, sequences in files])
+        return np.split(np.stack(outputs["logits"]), ends[:-1]), num_packs
+
+    def score(self, model):
+        """Scores of the files that have labels: dict of float."""
+        scored = [(file, sequences) for file, sequences in self.files if file.score]
+        return _scores_of(scored, self._logits(model, scored)[0])
+
+    def predict(self, model, folder):
+        """Predict and write all files; returns `score`."""
+        if not self.files:
+            return {}
+        found, num_packs = self._logits(model, self.files)
+        print(f"predicted  {count_of(sum(map(len, found)), 'example')} in {count_of(num_packs, 'pack')}")
+        for (file, _), logits in zip(self.files, found, strict=True):
+            file.write(logits, folder)
+        return _scores_of(self.files, found)
+
+
+def _scores_of(files, found):
+    scores = {}
+    for (file, _), logits in zip(files, found, strict=True):
+        scores |= file.score(logits) if file.score else {}
+    return scores
 
 
 def _asked_kind(config):
@@ -139,9 +243,14 @@ def _has_head(init_checkpoint, problem):
     if not init_checkpoint or stored_head(init_checkpoint)[0] != CLASSIFICATION:
         return True  # there is none to leave out
     _, num_outputs = stored_head(init_checkpoint)
-    names = stored_labels(init_checkpoint)
     is_as_wide = num_outputs == max(len(problem.names), 1)
-    return is_as_wide and (problem.kind == NUMBER or names in ((), problem.names))
+    return is_as_wide and (problem.kind == NUMBER or _names_of(init_checkpoint) in ((), problem.names))
+
+
+def _names_of(init_checkpoint):
+    """The labels of a fine-tuned model; () where they have no names but those that transformers gives."""
+    names = stored_labels(init_checkpoint)
+    return () if names == tuple(f"LABEL_{number}" for number in range(len(names))) else names
 
 
 def stored_problem(init_checkpoint, asked="auto", otherwise=SINGLE):
@@ -168,77 +277,45 @@ def stored_problem(init_checkpoint, asked="auto", otherwise=SINGLE):
         activation = (stored.get("sentence_transformers") or {}).get("activation_fn")
         activation = activation or stored.get("sbert_ce_default_activation_function")
         return Problem(kind, (), activation == SIGMOID, num_texts)
-    numbers = tuple(map(str, range(num_outputs)))
-    names = stored_labels(init_checkpoint)
-    # transformers names labels that have no names
-    is_unnamed = names in ((), tuple(f"LABEL_{number}" for number in numbers))
-    return Problem(kind, numbers if is_unnamed else names, num_texts=num_texts)
+    names = _names_of(init_checkpoint) or tuple(map(str, range(num_outputs)))
+    return Problem(kind, names, num_texts=num_texts)
 
 
 def _sequences_of(config, text, examples):
     sequences, num_cut = make_text_sequences(
         examples.texts, text.tokenizer, config.max_seq_length, examples.path
     )
-    counts = describe_counts({"cut to max_seq_length": num_cut})
-    print(f"{examples.path}: {count_of(len(examples), 'example')}{counts}", flush=True)
+    counts = {"cut to max_seq_length": num_cut, "lines without all columns left out": examples.num_torn}
+    print(f"{examples.path}: {count_of(len(examples), 'example')}{describe_counts(counts)}", flush=True)
     return sequences
 
 
-@dataclasses.dataclass
-class Predictor:
-    """Predictions and scores of a file by a model, whose program is compiled once."""
-
-    config: ClassifyConfig
-    problem: Problem
-    examples: Examples
-    sequences: Sequences
-    labels: np.ndarray | None  # of `Problem.numbers`; None where there is nothing to score against
-    _forward: Callable | None = None
-
-    def probabilities(self, model):
-        """See `scores.probabilities`."""
-        if self._forward is None:
-            self._forward = run.forward_of(model)
-        outputs, _ = run.predict_packed(self.config, model, self.sequences, self._forward)
-        return label_scores.probabilities(self.problem, np.stack(outputs["logits"]))
-
-    def score(self, model):
-        """Scores of a model times 100, dict of float."""
-        return self.scores_of(self.probabilities(model))
-
-    def scores_of(self, found):
-        """Scores of `probabilities` times 100, dict of float."""
-        scores = label_scores.score(self.problem, found, self.labels)
-        return {name: 100 * value for name, value in scores.items()}
-
-    def write_confusion(self, found, folder):
-        """Write how often each class was predicted for each true one, and print it where they are few."""
-        names = self.problem.names
-        if self.problem.kind != SINGLE:
-            return
-        predicted = label_scores.decide(self.problem, found)
-        table = label_scores.confusion(predicted, self.labels, len(names))
-        write_json(folder / CONFUSION_FILE, {"labels": list(names), "true_by_predicted": table.tolist()})
-        if len(names) <= MOST_SHOWN:
-            print("\npredicted, a row for each true class")
-            rows = zip(names, table.tolist(), strict=True)
-            print_table([{"true": name, **dict(zip(names, row, strict=True))} for name, row in rows])
-
-    def write(self, found, folder):
-        """Write `predictions.tsv`: the prediction, then the probability of each label."""
-        kind, names = self.problem.kind, self.problem.names
-        separator = self.config.label_separator or ","
-        lines = ["\t".join(["prediction", *names])]
-        for row, decision in zip(found, label_scores.decide(self.problem, found), strict=True):
-            shown = self.problem.shown(decision)
-            shown = f"{shown:.6g}" if kind == NUMBER else shown
-            shown = separator.join(shown) if kind == SEVERAL else shown
-            lines.append("\t".join([shown, *(f"{value:.6g}" for value in row[: len(names)])]))
-        write_text(str(folder / PREDICTIONS_FILE), "".join(f"{line}\n" for line in lines))
-        print(f"predicted  {count_of(len(found), 'example')} of {self.examples.path}")
+def _write_confusion(problem, predicted, labels, folder):
+    """Write how often each class was predicted for each true one, and print it where they are few."""
+    names = problem.names
+    table = label_scores.confusion(predicted, labels, len(names))
+    write_json(folder / CONFUSION_FILE, {"labels": list(names), "true_by_predicted": table.tolist()})
+    if len(names) <= MOST_SHOWN:
+        print("\npredicted, a row for each true class")
+        rows = zip(names, table.tolist(), strict=True)
+        print_table([{"true": name, **dict(zip(names, row, strict=True))} for name, row in rows])
 
 
-def _export(config, text, problem, model, folder):
+def _write_predictions(config, problem, logits, folder):
+    """Write `predictions.tsv`: the prediction, then the probability of each label."""
+    kind, names = problem.kind, problem.names
+    separator = config.label_separator or ","
+    lines = ["\t".join(["prediction", *names])]
+    chances, decisions = label_scores.probabilities(problem, logits), label_scores.decide(problem, logits)
+    for row, decision in zip(chances, decisions, strict=True):
+        shown = problem.shown(decision)
+        shown = f"{shown:.6g}" if kind == NUMBER else shown
+        shown = separator.join(shown) if kind == SEVERAL else shown
+        lines.append("\t".join([shown, *(f"{value:.6g}" for value in row[: len(names)])]))
+    write_text(str(folder / PREDICTIONS_FILE), "".join(f"{line}\n" for line in lines))
+
+
+def _export(config, text, problem, model, folder, scores):
     """Write `model/`."""
     more = {"problem_type": problem.kind, NUM_TEXTS: problem.num_texts}
     if problem.kind == NUMBER:

@@ -5,7 +5,7 @@ import dataclasses
 from bert_packed.checkpoints.sentence_transformers import POOLINGS
 from bert_packed.core.settings import InputError, setting, variant
 from bert_packed.runs.run_config import DATA, OPTIMIZER
-from bert_packed.tasks.config import FinetuneConfig, ScoredConfig
+from bert_packed.tasks.config import FinetuneConfig, TextFilesConfig
 
 LOSSES = ("auto", "ranking", "cosent")
 
@@ -19,7 +19,7 @@ def parse_widths(text):
 
 
 @dataclasses.dataclass(frozen=True)
-class EmbedConfig(ScoredConfig):
+class EmbedConfig(TextFilesConfig):
     """Trains an encoder whose vectors compare texts: for search, duplicates, clusters.
 
     TRAIN_FILE has columns anchor and positive, and may have negative, negative_2 and so on; or
@@ -34,7 +34,7 @@ class EmbedConfig(ScoredConfig):
     batch_unit = "row"
 
     eval_file: str = variant(
-        ScoredConfig,
+        TextFilesConfig,
         "eval_file",
         "",
         help="pairs with scores, for Spearman's correlation, or a folder in BEIR's form (corpus.jsonl, "

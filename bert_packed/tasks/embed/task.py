@@ -25,7 +25,7 @@ from bert_packed.tasks.embed.config import EmbedConfig
 from bert_packed.tasks.embed.files import read_rows
 from bert_packed.tasks.embed.losses import COSENT, RANKING, LossSettings, embedding_objective
 from bert_packed.tasks.embed.scores import read_evaluation
-from bert_packed.tasks.evaluation import Evaluation, take_best
+from bert_packed.tasks.evaluation import Evaluation
 from bert_packed.tasks.rows import make_text_sequences, source_files
 from bert_packed.text.vocabularies import lowers_case
 from bert_packed.training.backend import compiled, out_of_memory_names
@@ -65,19 +65,14 @@ def finetune(config, processes):
         data = training_data(config, rows, text.tokenizer, settings)
         return data, {"train_file": source_files(config.train_file)}
 
-    def score(model):
-        return evaluation.score(functools.partial(encoder.encode, model))
-
-    def finish(model, folder):
-        take_best(config, folder, model)
-        scores = score(model) if evaluation else {}
-        _export(config, text, model, folder, settings, scores, evaluation)
-        return scores
+    def score(model, folder=None):
+        return evaluation.score(functools.partial(encoder.encode, model)) if evaluation else {}
 
     during = None
     if evaluation:
-        during = Evaluation.of(config, evaluation.names, score, evaluation.path)
-    return run.run_task(config, text, objective, read_training, finish, during)
+        during = Evaluation.of(config, evaluation.names, score, evaluation.files)
+    export = functools.partial(_export, config, text, settings, evaluation)
+    return run.run_task(config, text, objective, read_training, score, during, export)
 
 
 def vector_settings(config, text):
@@ -181,7 +176,7 @@ class Encoder:
         return np.stack(found["vectors"])
 
 
-def _export(config, text, model, folder, settings, scores, evaluation):
+def _export(config, text, settings, evaluation, model, folder, scores):
     """Write `model/`, a folder of sentence-transformers, whole or not at all."""
     width = text.config.hidden_size
     length = settings.max_seq_length

@@ -5,31 +5,35 @@ import dataclasses
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError, setting, variant
 from bert_packed.runs.run_config import DATA, PREDICTION
-from bert_packed.tasks.config import FinetuneConfig
+from bert_packed.tasks.config import FinetuneConfig, ScoredConfig
 from bert_packed.tasks.glue.files import SERVER_NAMES, TASK_NAMES
 
 ALL_TASKS = "all"
 
 
 @dataclasses.dataclass(frozen=True)
-class GlueConfig(FinetuneConfig):
+class GlueConfig(ScoredConfig):
     """Fine-tunes a packed BERT on texts or pairs of texts. It learns the classes of CoLA, SST-2, MRPC,
     QQP, MNLI, QNLI, RTE and WNLI, and the number of STS-B.
 
-    DATA_DIR holds the official train.tsv and dev.tsv. OUTPUT_DIR receives checkpoints, metrics.csv
-    and, from dev.tsv, predictions.tsv and eval_results.json. With --do_predict it also receives the
-    file that GLUE's server takes, such as MRPC.tsv, from test.tsv. The same command continues a
-    stopped run. Every step takes train_batch_size sequences, the same ones whether they are packed or
-    not (--max_sequences_per_pack=1).
+    DATA_DIR holds the official train.tsv and dev.tsv. OUTPUT_DIR receives checkpoints, metrics.csv,
+    model/, which transformers opens, and, from dev.tsv, predictions.tsv and eval_results.json. With
+    --do_predict it also receives the file that GLUE's server takes, such as MRPC.tsv, from test.tsv.
+    The same command continues a stopped run. Every step takes train_batch_size sequences, the same ones
+    whether they are packed or not (--max_sequences_per_pack=1).
 
     --task_name=all does this for each task whose folder is in DATA_DIR, one after the other. It ends
     with one table and the average as GLUE counts it. Tasks that are finished are not done again.
     """
 
     result_files = (
+        *ScoredConfig.result_files,
+        "labels.txt",
         *(f"predictions{ending}.tsv" for ending in ("", "_matched", "_mismatched")),
         *(f"{name}.tsv" for name in SERVER_NAMES),
     )
+
+    scored_by = "do_eval"
 
     task_name: str = setting(
         "",

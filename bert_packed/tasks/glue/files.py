@@ -2,12 +2,10 @@
 
 import csv
 import dataclasses
-import math
 from pathlib import Path
 
-import numpy as np
-
 from bert_packed.core.settings import InputError
+from bert_packed.tasks.classify.labels import NUMBER, SINGLE, Examples, Problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +27,17 @@ class GlueTask:
     name: str
     columns: tuple
     classes: tuple[str, ...]
-    metrics: tuple[str, ...]  # keys of `scores.METRICS` that GLUE reports
+    metrics: tuple[str, ...]  # keys of `classify.scores.METRICS` that GLUE reports
     parts: tuple[tuple[str, str], ...] = ()
     diagnostics: tuple[tuple[str, str], ...] = ()
     test_columns: tuple[str, ...] = ()  # of the texts in test files, where they are not those of `columns`
     has_torn_lines: bool = False  # in the official train.tsv: left out, as in transformers
+
+    @property
+    def problem(self):
+        """What is learned."""
+        num_texts = len(self.columns) - 1
+        return Problem(SINGLE if self.classes else NUMBER, self.classes, num_texts=num_texts)
 
     @property
     def endings(self):
@@ -82,40 +86,17 @@ SERVER_NAMES = tuple(name for task in TASKS.values() for name in (*task.endings,
 SCORE_RANGE = (0.0, 5.0)  # of STS-B
 
 
-@dataclasses.dataclass(frozen=True)
-class GlueTexts:
-    """A file's examples."""
-
-    texts: list[list[str]]  # one or two lists of n texts
-    labels: np.ndarray | None  # int32 `[n]` classes, or float32 `[n]` numbers; None in a test file
-    indices: list[str] | None  # of the examples, by the server; None in a file with labels
-    num_torn: int  # lines that were left out, because they lack columns
-
-
 def read_glue(path, task):
-    """Read one train or dev file of a task: `GlueTexts`.
+    """Read one train or dev file of a task: `Examples`.
 
-    Raises `InputError` where the file is missing, empty or not UTF-8, or a line lacks a column or has a label
-    that the task does not know (line number).
+    Raises `InputError` where the file is missing, empty or not UTF-8, or a line lacks a column.
     """
     (*texts, labels), numbers, num_torn = read_lines(path, task.columns, task.has_torn_lines)
-    found = []
-    for number, label in zip(numbers, labels, strict=True):
-        try:
-            value = task.classes.index(label) if task.classes else float(label)
-            if not math.isfinite(value):
-                raise ValueError
-        except ValueError as error:
-            rule = f"one of {', '.join(task.classes)}" if task.classes else "a number"
-            raise InputError(
-                f"{path}, line {number}: the label of {task.name} must be {rule}. Received: {label!r:.80}."
-            ) from error
-        found.append(value)
-    return GlueTexts(texts, np.array(found, np.int32 if task.classes else np.float32), None, num_torn)
+    return Examples(str(path), texts, labels, numbers, "line", num_torn)
 
 
 def read_glue_test(path, task):
-    """Read one of a task's test files: an index first, texts, and no labels; `GlueTexts`.
+    """Read one of a task's test files, an index first, without labels: `Examples`, and the indices.
 
     `InputError` as in `read_glue`, and where an index is no integer or occurs twice.
     """
@@ -129,12 +110,7 @@ def read_glue_test(path, task):
                 f"Received: {index!r:.80}."
             )
         seen.add(index)
-    return GlueTexts(texts, None, indices, 0)
-
-
-def shown_label(task, output):
-    """One prediction as GLUE's files have it: the class's label, or the number."""
-    return task.classes[output] if task.classes else f"{output:.6g}"
+    return Examples(str(path), texts, None, numbers, "line"), indices
 
 
 def read_lines(path, columns, skips_torn=False):

@@ -4,19 +4,18 @@ import dataclasses
 import gc
 from pathlib import Path
 
+import numpy as np
+
 from bert_packed.core.command_line import print_table
 from bert_packed.core.settings import InputError
-from bert_packed.core.storage import read_json, write_json
+from bert_packed.core.storage import read_json, write_json, write_text
 from bert_packed.runs import run_directory
-from bert_packed.runs.run_summary import describe_counts
 from bert_packed.tasks import run
-from bert_packed.tasks.batches import LabelledSequences
-from bert_packed.tasks.classify.losses import LABELS, classes_objective, numbers_objective
+from bert_packed.tasks.classify import scores as label_scores
+from bert_packed.tasks.classify.task import AskedFile, learn
 from bert_packed.tasks.config import FinetuningResult
 from bert_packed.tasks.glue.config import ALL_TASKS
-from bert_packed.tasks.glue.files import TASKS, read_glue
-from bert_packed.tasks.glue.scores import asked_files, predict_files, table_of_tasks
-from bert_packed.tasks.rows import make_text_sequences
+from bert_packed.tasks.glue.files import SCORE_RANGE, TASKS, read_glue, read_glue_test
 
 
 def finetune(config, processes):
@@ -38,10 +37,10 @@ def _run_all(config, processes):
     configs = [_config_of(config, name) for name in names]
     for one in configs:  # all files now: a mistake in the last would show after days
         task = TASKS[one.task_name]
-        for file in asked_files(one, task):
-            file.read(task)
-        if one.do_train:
-            read_glue(_train_file(one), task)
+        for path in [*_dev_files(one, task).values(), *([_train_file(one)] if one.do_train else [])]:
+            task.problem.numbers(read_glue(path, task))
+        for path in _test_files(one, task).values():
+            read_glue_test(path, task)
     for one in configs:
         print(f"\n{one.task_name}", flush=True)
         result = _run_task(one, processes, skips_finished=True)
@@ -77,32 +76,83 @@ def _run_task(config, processes, skips_finished=False):
     """One task: `FinetuningResult`."""
     task, inputs = TASKS[config.task_name], {"train.tsv": [_train_file(config)]}
     text = run.read_text_model(config, processes)
-    objective = classes_objective(len(task.classes)) if task.classes else numbers_objective()
-    files = asked_files(config, task)
+    dev, tests = _dev_files(config, task), _test_files(config, task)
     if skips_finished and config.do_train:
-        results = [file.result for file in files] + [run_directory.SCORES_FILE] * config.do_eval
-        read = [file.path for file in files]
-        if run.has_results(config, text, inputs, results, read):
+        results = [*dev, *tests] + [run_directory.SCORES_FILE] * config.do_eval
+        if run.has_results(config, text, inputs, results, [*dev.values(), *tests.values()]):
             print(f"finished   {config.output_dir} has its results")
             return FinetuningResult(config.output_dir, {})
-
-    def sequences_of(path, examples):
-        sequences, num_cut = make_text_sequences(examples.texts, text.tokenizer, config.max_seq_length, path)
-        counts = {"cut to max_seq_length": num_cut, "lines without all columns left out": examples.num_torn}
-        print(f"{path}: {len(sequences):,} examples{describe_counts(counts)}", flush=True)
-        return sequences
-
     # Files are read before training: a mistake in them would show after hours
-    read = [(file, file.read(task)) for file in files]
-    asked = [(file, examples, sequences_of(file.path, examples)) for file, examples in read]
+    asked = [
+        *(_dev_file(task, path, result) for result, path in dev.items()),
+        *(_test_file(task, path, result) for result, path in tests.items()),
+    ]
+    training = read_glue(_train_file(config), task) if config.do_train else None
+    names = tuple(f"{name}{ending}" for ending in task.endings.values() for name in task.metrics)
+    evaluation = (names, list(dev.values())) if dev else None
+    return learn(config, text, task.problem, training, inputs, asked, evaluation)
 
-    def read_training():
-        examples = read_glue(_train_file(config), task)
-        sequences = sequences_of(_train_file(config), examples)
-        return LabelledSequences(sequences, {LABELS.name: examples.labels}), inputs
 
-    def predict(model, folder):
-        scores = predict_files(config, task, model, asked, folder)
-        return scores if config.do_eval else None
+def _dev_files(config, task):
+    """Dict from the name of the file of predictions to the path of a file with labels."""
+    folder, endings = Path(config.data_dir), task.endings.values() if config.do_eval else ()
+    return {f"predictions{ending}.tsv": str(folder / f"dev{ending}.tsv") for ending in endings}
 
-    return run.run_task(config, text, objective, read_training, predict if asked else None)
+
+def _test_files(config, task):
+    paths = task.test_files(config.data_dir) if config.do_predict else {}
+    return {f"{name}.tsv": str(path) for name, path in paths.items()}
+
+
+def _dev_file(task, path, result):
+    examples, problem = read_glue(path, task), task.problem
+    labels, ending = problem.numbers(examples), result.removeprefix("predictions").removesuffix(".tsv")
+
+    def score(logits):
+        scores = label_scores.score(problem, logits, labels, task.metrics)
+        return {f"{name}{ending}": value for name, value in scores.items()}
+
+    def write(logits, folder):
+        _write(folder / result, range(len(logits)), problem, label_scores.decide(problem, logits))
+
+    return AskedFile(examples, write, score)
+
+
+def _test_file(task, path, result):
+    examples, indices = read_glue_test(path, task)
+
+    def write(logits, folder):
+        decided = label_scores.decide(task.problem, logits)
+        # A regression may leave the range of the labels
+        decided = decided if task.classes else decided.clip(*SCORE_RANGE)
+        _write(folder / result, indices, task.problem, decided)
+
+    return AskedFile(examples, write)
+
+
+def _write(path, indices, problem, decided):
+    """Write predictions in the form of GLUE's server: a header, then an index and a label a line."""
+    lines = ["index\tprediction\n"]
+    for index, one in zip(indices, decided.tolist(), strict=True):
+        shown = problem.shown(one)
+        lines.append(f"{index}\t{shown if problem.names else f'{shown:.6g}'}\n")
+    write_text(str(path), "".join(lines))
+
+
+def table_of_tasks(scores, num_tasks):
+    """Rows of a table of tasks, and GLUE's average: the mean of the means of each task's scores.
+
+    `scores` is a dict from task to a dict of float; `num_tasks` is GLUE's number.
+    """
+    means = {task: float(np.mean(list(its.values()))) for task, its in scores.items()}
+    rows = [
+        {
+            "task": task,
+            "scores": ", ".join(f"{name} {value:.4f}" for name, value in its.items()),
+            "mean": mean,
+        }
+        for (task, its), mean in zip(scores.items(), means.values(), strict=True)
+    ]
+    average = float(np.mean(list(means.values())))
+    rows.append({"task": "average", "scores": f"{len(scores)} of {num_tasks} tasks", "mean": average})
+    return rows, average

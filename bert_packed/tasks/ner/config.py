@@ -5,24 +5,25 @@ import dataclasses
 from bert_packed.architectures.registry import WEIGHTINGS
 from bert_packed.core.settings import InputError, setting, variant
 from bert_packed.runs.run_config import DATA, OPTIMIZER, PREDICTION
-from bert_packed.tasks.config import FinetuneConfig, check_files
+from bert_packed.tasks.config import FinetuneConfig, ScoredConfig, check_files
 
 
 @dataclasses.dataclass(frozen=True)
-class NerConfig(FinetuneConfig):
+class NerConfig(ScoredConfig):
     """Fine-tunes a packed BERT to tag words, as named entities, and tags the words of a file.
 
     TRAIN_FILE and PREDICT_FILE are of CoNLL's form: a word a line, with its tag in the last column.
     Spaces or tabs separate columns, and an empty line ends each sentence. OUTPUT_DIR receives
-    checkpoints, metrics.csv, labels.txt and predictions.txt. labels.txt has the tags by number;
-    predictions.txt has each word, its tag and the predicted tag. Where PREDICT_FILE has tags,
-    OUTPUT_DIR also receives eval_results.json with the accuracy. For tags B-TYPE, I-TYPE and O it has
-    precision, recall and F1 of exact entities too, as conlleval counts them. The same command
-    continues a stopped run. Every step takes train_batch_size sequences, the same ones whether they
-    are packed or not (--max_sequences_per_pack=1).
+    checkpoints, metrics.csv, labels.txt, predictions.txt, and model/, which transformers opens.
+    labels.txt has the tags by number; predictions.txt has each word, its tag and the predicted tag.
+    Where PREDICT_FILE has tags, OUTPUT_DIR also receives eval_results.json with the accuracy. For tags
+    B-TYPE, I-TYPE and O it has precision, recall and F1 of exact entities too, as conlleval counts them.
+    The same command continues a stopped run. Every step takes train_batch_size sequences, the same ones
+    whether they are packed or not (--max_sequences_per_pack=1).
     """
 
-    result_files = ("labels.txt", "predictions.txt")
+    result_files = (*ScoredConfig.result_files, "labels.txt", "predictions.txt")
+    scored_by = "predict_file"
 
     train_file: str = setting("", "CoNLL file to train on, with tags", group=DATA)
     predict_file: str = setting(

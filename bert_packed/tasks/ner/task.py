@@ -3,7 +3,9 @@
 Legend: B packs per batch, S pack length, P predictions per pack, K sequences per pack, C tags.
 """
 
+import dataclasses
 import functools
+from collections.abc import Callable
 
 import numpy as np
 from keras import ops
@@ -18,11 +20,21 @@ from bert_packed.objectives.features import PREDICTIONS, SEQUENCES
 from bert_packed.objectives.objective import Objective, count_sequences, nll_and_right
 from bert_packed.objectives.pretraining import prediction_weights
 from bert_packed.records.sequences import without_predictions
+from bert_packed.runs.exports import write_model_card
 from bert_packed.runs.run_summary import describe_counts
 from bert_packed.tasks import run
 from bert_packed.tasks.batches import LabelledSequences
+from bert_packed.tasks.evaluation import Evaluation
 from bert_packed.tasks.ner import scores as entity_scores
-from bert_packed.tasks.ner.conll import find_tags, make_tag_sequences, number_tags, read_conll
+from bert_packed.tasks.ner.config import NerConfig
+from bert_packed.tasks.ner.conll import (
+    Sentences,
+    TagSequences,
+    find_tags,
+    make_tag_sequences,
+    number_tags,
+    read_conll,
+)
 
 PREDICTIONS_FILE = "predictions.txt"
 
@@ -89,20 +101,42 @@ def finetune(config, processes):
 
     # Files are read before training: a mistake in them would show after hours
     numbers = number_tags(config.train_file, training, names) if training else None
-    asked = None
+    predictor, evaluation = None, None
     if config.do_predict:
         sentences = read_conll(config.predict_file)
-        asked = sentences, sequences_of(config.predict_file, sentences, None)
+        predictor = Predictor(config, names, sentences, sequences_of(config.predict_file, sentences, None))
+        if sentences.tags:
+            scored = entity_scores.names_of(sentences.tags)
+            evaluation = Evaluation.of(config, scored, predictor.score, [config.predict_file])
+    if (config.eval_steps or config.keep_best) and not evaluation:
+        name = "eval_steps" if config.eval_steps else "keep_best"
+        rule = "be left out unless predict_file has tags, and is predicted"
+        raise InputError(f"`{name}` must {rule}. Received: {getattr(config, name)}.")
 
     def read_training():
         found = sequences_of(config.train_file, training, numbers)
-        files = {name: [getattr(config, name)] for name in ("train_file", "labels_file")}
+        # With early stopping, a run depends on what is scored
+        scored = ["predict_file"] if config.early_stopping_patience else []
+        files = {name: [getattr(config, name)] for name in ("train_file", "labels_file", *scored)}
         inputs = {name: paths for name, paths in files.items() if paths != [""]}
         return LabelledSequences(found.sequences, {}, classes=names), inputs
 
+    def export(model, folder, scores):
+        with run.exported_model(
+            config, text, model, folder, classes=names, max_length=config.max_seq_length
+        ) as partial:
+            write_model_card(partial, model)
+
     objective = tags_objective(len(names), config.tag_loss)
-    predict = functools.partial(_predict, config, names, *asked) if asked else None
-    return run.run_task(config, text, objective, read_training, predict)
+    return run.run_task(
+        config,
+        text,
+        objective,
+        read_training,
+        predictor and predictor.predict,
+        evaluation,
+        export if config.do_train else None,
+    )
 
 
 def _label_names(config, training):
@@ -134,20 +168,43 @@ def logits_of_words(found, logits, num_words):
     return by_word
 
 
-def _predict(config, names, sentences, found, model, folder):
-    """Tag every word and write the tags; returns scores where the file has its own."""
-    sequences = found.sequences
-    outputs, num_packs = run.predict_packed(config, model, without_predictions(sequences))
-    by_word = logits_of_words(found, outputs["logits"], sentences.num_words).argmax(axis=1)
-    print(
-        f"predicted  {count_of(len(by_word), 'word')} of {count_of(len(sequences), 'sequence')} in "
-        f"{count_of(num_packs, 'pack')}"
-    )
-    ends = np.cumsum([len(words) for words in sentences.words])
-    predicted = [[names[tag] for tag in tags] for tags in np.split(by_word, ends[:-1])]
-    columns = [sentences.words, *([sentences.tags] if sentences.tags else []), predicted]
-    lines = []
-    for rows in zip(*columns, strict=True):
-        lines += [*(" ".join(row) for row in zip(*rows, strict=True)), ""]
-    write_text(str(folder / PREDICTIONS_FILE), "".join(f"{line}\n" for line in lines))
-    return entity_scores.score(sentences.tags, predicted) if sentences.tags else {}
+@dataclasses.dataclass
+class Predictor:
+    """Tags of the words of a file, by a model whose program is compiled once."""
+
+    config: NerConfig
+    names: tuple[str, ...]
+    sentences: Sentences
+    found: TagSequences
+    _forward: Callable | None = None
+
+    def _tags(self, model):
+        """The tags of each sentence, and the number of packs."""
+        if self._forward is None:
+            self._forward = run.forward_of(model)
+        sequences = without_predictions(self.found.sequences)
+        outputs, num_packs = run.predict_packed(self.config, model, sequences, self._forward)
+        sentences = self.sentences
+        by_word = logits_of_words(self.found, outputs["logits"], sentences.num_words).argmax(axis=1)
+        ends = np.cumsum([len(words) for words in sentences.words])
+        parts = np.split(by_word, ends[:-1])
+        return [[self.names[tag] for tag in tags] for tags in parts], num_packs
+
+    def score(self, model):
+        """Scores of a file with tags: dict of float."""
+        return entity_scores.score(self.sentences.tags, self._tags(model)[0])
+
+    def predict(self, model, folder):
+        """Tag every word and write the tags; returns `score`, or {} where the file has no tags."""
+        predicted, num_packs = self._tags(model)
+        sentences = self.sentences
+        print(
+            f"predicted  {count_of(sentences.num_words, 'word')} of "
+            f"{count_of(len(self.found.sequences), 'sequence')} in {count_of(num_packs, 'pack')}"
+        )
+        columns = [sentences.words, *([sentences.tags] if sentences.tags else []), predicted]
+        lines = []
+        for rows in zip(*columns, strict=True):
+            lines += [*(" ".join(row) for row in zip(*rows, strict=True)), ""]
+        write_text(str(folder / PREDICTIONS_FILE), "".join(f"{line}\n" for line in lines))
+        return entity_scores.score(sentences.tags, predicted) if sentences.tags else {}
