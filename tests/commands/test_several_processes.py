@@ -186,7 +186,7 @@ def test_fine_tuning_is_that_of_one_process_and_stops(tmp_path, backend):
         want, found = (
             [float(row[name]) for row in read_rows(tmp_path / folder / log)] for folder in ("one", "two")
         )
-        assert found == pytest.approx(want, rel=1e-5) and len(found) > 3
+        assert found == pytest.approx(want, rel=1e-5) and len(found) > 2
     for name in ("predictions.txt", "eval_results.json"):
         assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
     weights, others = (

@@ -1,7 +1,7 @@
 """Runs whose steps two devices share: losses, scores and weights of one device, also where a run goes on.
 
-The faults that this file alone catches: packs of a step that no device takes, predictions by weights that lie
-on several devices, dropout that differs where a run goes on with other devices.
+The faults that this file alone catches: packs of a step that no device takes, empty packs that count, a model
+on several devices that cannot predict, other dropout where a run goes on with more devices.
 """
 
 import dataclasses
