@@ -47,9 +47,8 @@ def make_batch(data, packs, spec, num_packs):
 def train_batches(data, updates, num_packs, first_step=0, part_of=np.asarray) -> Iterator[dict]:
     """Batches of the steps from `first_step` on; `updates` are of `update_packs`.
 
-    `part_of` is a function from an array of all packs of a step to that of the packs to compute here.
-
-    Those of rows have `places`, int32 `[B, K]`, too: see `Updates`.
+    Those of rows have `places`, int32 `[B, K]`, too: see `Updates`. `part_of` is a function from an array of
+    all packs of a step to that of the packs to compute here.
     """
     for step in range(first_step, len(updates.packs)):
         packs = updates.packs[step]

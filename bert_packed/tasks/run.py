@@ -183,8 +183,8 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation, new_he
         **({"classes": list(data.classes)} if data.classes else {}),
     }
     facts = _facts(text, inputs, **counted)
-    latest = run_directory.agree(folder, config, facts, print, processes)
     vocab_text = text.vocab_path.read_bytes().decode()  # it may be in the folder that a new start empties
+    latest = run_directory.agree(folder, config, facts, print, processes)
     engine, schedule = _build_engine(config, text, objective, steps, replicas)
     path = folder / metrics_log.TRAIN_FILE
     first_step, state, rows, scored, starts_whole = 0, None, [], [], False
