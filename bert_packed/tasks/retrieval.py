@@ -34,15 +34,12 @@ class Retrieval:
         return [self.path, str(folder / CORPUS), str(folder / QUERIES)]
 
     def best(self, query, ids, similar):
-        """The ids of the most similar documents of `ids`, in order; `similar` is float `[len(ids)]`.
+        """The ids of the most similar documents of `ids`, in order; `similar` is a float array `[len(ids)]`.
 
         As in BEIR, a query that is a document does not find itself.
         """
-        similar = np.array(similar, np.float64)
-        if query in self.documents and query in ids:
-            similar[ids.index(query)] = -np.inf
         # Equal similarities go by the order of the documents
-        order = np.argsort(-similar, kind="stable")[: max(DEPTH, *RECALLS)]
+        order = np.argsort(-similar, kind="stable")[: max(DEPTH, *RECALLS) + 1]
         return [ids[place] for place in order if ids[place] != query]
 
     def score(self, ranked):

@@ -54,6 +54,19 @@ def embedding(folder, monkeypatch):
     return flags | {"max_seq_length": 16, "train_batch_size": 3, "micro_batch_size": 1}
 
 
+def classification(folder, monkeypatch):
+    flags = embedding(folder, monkeypatch)
+    rows = [f"{' '.join(WORDS[i : 2 * i + 1])},{'ab'[i % 2]}" for i in range(9)]
+    (folder / "rows.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    del flags["micro_batch_size"]
+    return flags | {"train_file": folder / "rows.csv", "steps": 2}
+
+
+def classification_by_others(folder, monkeypatch):
+    import_reference()
+    return classification(folder, monkeypatch) | {"reference": "true"}
+
+
 def embedding_by_others(folder, monkeypatch):
     import_reference()
     flags = embedding(folder, monkeypatch)
@@ -129,6 +142,8 @@ slow = pytest.mark.slow
 CASES = [
     ("training_speed", training_speed, ["data", "steps", "speed-ups"]),
     ("inference_speed", inference_speed, ["texts"]),
+    ("classification", classification, ["steps"]),
+    pytest.param("classification", classification_by_others, ["steps"], marks=slow),
     ("embedding", embedding, ["steps", "encode"]),
     pytest.param("embedding", embedding_by_others, ["steps", "encode"], marks=slow),
     pytest.param("overhead", fresh_masks, ["fresh_masks"], marks=slow),

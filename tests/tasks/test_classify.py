@@ -257,7 +257,7 @@ def test_a_reranker_is_scored_by_the_documents_that_it_ranks(tmp_path, start):
     )
     # Three of the first query's documents are candidates, and none of another's
     first = [text for query, text, _ in relevant if query == "1"]
-    assert bert_packed.finetune(again).scores["recall@10"] == pytest.approx(100 * 3 / len(first) / 4)
+    assert bert_packed.finetune(again).scores["recall@100"] == pytest.approx(100 * 3 / len(first) / 4)
 
 
 TEXTS = [
@@ -422,7 +422,7 @@ def test_scores_by_hand():
 def test_tags_of_words_from_python(tmp_path, start):
     """The same as the command writes, also of a sentence of several windows."""
     sentences = [[WORDS[(7 * place + size) % 26] for place in range(size)] for size in (3, 1, 30, 5)]
-    lines = ["".join(f"{word} {'AB'[len(word) % 2]}\n" for word in words) for words in sentences]
+    lines = ["".join(f"{word} {('O', 'B-X')[len(word) % 2]}\n" for word in words) for words in sentences]
     (tmp_path / "words.txt").write_text("\n".join(lines))
     flags = dict.fromkeys(("train_file", "predict_file"), str(tmp_path / "words.txt"))
     sizes = {"max_seq_length": LENGTH, "doc_stride": LENGTH // 2, "train_batch_size": 2}
@@ -434,7 +434,7 @@ def test_tags_of_words_from_python(tmp_path, start):
     tagger = bert_packed.load_classifier(folder / "model")
     found = tagger.predict(sentences)
     assert found.labels == [[line.split(" ")[-1] for line in part] for part in written]
-    assert tagger.names == ("A", "B") and [len(part) for part in found.probabilities] == [3, 1, 30, 5]
+    assert tagger.names == ("B-X", "O") and [len(part) for part in found.probabilities] == [3, 1, 30, 5]
     for part, tags in zip(found.probabilities, found.labels, strict=True):
         np.testing.assert_allclose(part.sum(axis=1), 1, rtol=1e-5)
         assert [tagger.names[place] for place in part.argmax(axis=1)] == tags

@@ -21,6 +21,7 @@ from bert_packed.runs.vocabulary import find_vector_settings
 from bert_packed.tasks.embed.config import EmbedConfig
 from bert_packed.tasks.embed.files import read_rows
 from bert_packed.tasks.embed.scores import Search, read_evaluation
+from bert_packed.tasks.retrieval import Retrieval
 
 LENGTH = 24
 PAIRS = [(" ".join(WORDS[i : i + 4]), " ".join(WORDS[i + 2 : i + 5])) for i in range(12)]
@@ -246,6 +247,12 @@ def test_ranks_of_documents(tmp_path):
         "recall@100": 100,
     }
     assert scores == pytest.approx(want)
+
+
+def test_a_query_that_is_a_document_does_not_find_itself():
+    found = Retrieval("", {"a": "x", "b": "y"}, {"a": "x"}, {"a": {"b": 1}})
+    assert found.best("a", ["a", "b"], np.array([2, 1])) == ["b"]
+    assert found.best("a", ["b"], np.array([1])) == ["b"]  # nor is it among its candidates
 
 
 @pytest.mark.parametrize(
