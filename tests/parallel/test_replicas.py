@@ -137,9 +137,9 @@ CASES = [
 def test_steps_are_those_of_one_device(trained, kind, num_devices):
     """Losses, norms, gradients, weights and seeds of dropout; the first moments are the clipped gradient."""
     one, many = trained(1, kind), trained(num_devices, kind)
-    assert many.engine.num_train_traces == 1
+    assert many.engine.num_train_traces == 1 and one.figures[0]["gradient_norm"] > CLIP
     for want, found in zip(one.figures, many.figures, strict=True):
-        assert want["gradient_norm"] > CLIP and found["num_stop_requests"] == 0
+        assert found["num_stop_requests"] == 0
         assert {name: found[name] for name in want} == pytest.approx(want, rel=1e-5)
         for name in many.engine.objective.losses:
             assert found[name] == pytest.approx(want[name], rel=1e-6)
