@@ -5,7 +5,8 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 INSTALL_REQUIRES = [
-    "tensorflow>=2.18,<3",  # default Keras backend, XLA; files behind URLs
+    "tensorflow>=2.18,<3; python_version < '3.14'",  # default Keras backend, XLA; it has no wheel above
+    "jax>=0.10,<0.13; python_version >= '3.14'",  # the backend there
     "keras>=3.9,<4",  # model, losses and optimizer in keras.ops: one code for TensorFlow and JAX
     "numpy>=1.26",  # plans, assembly and every array outside the graph
     "scipy>=1.12",  # sparse matrices and the NNLS of the packing algorithms
@@ -15,6 +16,8 @@ INSTALL_REQUIRES = [
     "absl-py>=2.1",  # flags and flagfiles, as in google-research/bert
     "tokenizers>=0.20",  # WordPiece: the reference implementation, trained and applied in Rust
     "sentencex>=1.0.20,<2",  # sentence boundaries for JSON lines: rules in Rust, no model download
+    "fsspec>=2024.6",  # files behind URLs: gs://, s3://, hdfs://, hf://
+    "huggingface-hub>=2",  # models and texts by name; the first to resume a transfer that breaks off
     "safetensors>=0.4",  # checkpoints that any backend reads, without pickle
     "tensorboard>=2.18",  # learning curves; its own event writer works under every backend
     "tqdm>=4.66",  # progress of long jobs
@@ -33,6 +36,11 @@ TEST_REQUIRES = [
 BEAM_REQUIRES = [
     "apache-beam>=2.69,<3",  # data generation on more than one machine; the first for Python 3.11 to 3.13
 ]
+
+URL_REQUIRES = {  # what `fsspec` reads and writes them by
+    "gs": ["gcsfs"],  # Google's store
+    "s3": ["s3fs"],  # Amazon's
+}
 
 ARROW_REQUIRES = [
     "pyarrow>=18",  # reads Parquet and the files of Hugging Face's datasets; the first for Python 3.13
@@ -86,7 +94,7 @@ setup(
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Topic :: Text Processing :: Linguistic",
     ],
-    python_requires=">=3.11,<3.14",
+    python_requires=">=3.11",
     packages=[
         *find_packages(include=["data_gen", "data_gen.*", "bert_packed", "bert_packed.*"]),
         "bert_packed.configs",
@@ -104,6 +112,7 @@ setup(
         "test": TEST_REQUIRES,
         "beam": BEAM_REQUIRES,
         "arrow": ARROW_REQUIRES,
+        **URL_REQUIRES,
         "aot": AOT_REQUIRES,
         "jax": JAX_REQUIRES,
         "reference": REFERENCE_REQUIRES,

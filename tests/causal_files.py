@@ -1,7 +1,7 @@
 """Small files for causal language modelling, written and read by plain loops: no packing code is used."""
 
 import numpy as np
-import tensorflow as tf
+from example_protos import Example
 from unpacked_records import example
 
 from bert_packed import schema
@@ -44,7 +44,7 @@ def read_examples(paths):
     found = []
     for path in sorted(map(str, paths)):
         for record in tfrecords.read_records(path):
-            features = tf.train.Example.FromString(record).features.feature
+            features = Example.FromString(record).features.feature
             found.append(
                 {
                     name: list(getattr(value, value.WhichOneof("kind") or "int64_list").value)

@@ -5,11 +5,12 @@ import json
 
 import datasets
 import numpy as np
-import tensorflow as tf
+from example_protos import Example, Feature, Features, Int64List
 from foreign_checkpoints import ONE_LAYER, WIDTH, make_tensors, write_google
 from packs import VOCAB_SIZE
 from squad_files import CONTEXT, entry, write
 
+from bert_packed.records.tfrecords import write_records
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 
 WORDS = [f"{first}{second}" for first in "bdfgk" for second in "aeiou"]
@@ -82,11 +83,12 @@ def write_tasks(folder):
 def write_pairs(path):
     """Records of T5's form: `inputs` and `targets`, of varying lengths."""
     rng = np.random.default_rng(0)
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for _ in range(20):
-            lengths = {"inputs": rng.integers(1, 300), "targets": rng.integers(1, 60)}
-            features = {
-                name: tf.train.Feature(int64_list=tf.train.Int64List(value=rng.integers(1, 99, length)))
-                for name, length in lengths.items()
-            }
-            writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+    records = []
+    for _ in range(20):
+        lengths = {"inputs": rng.integers(1, 300), "targets": rng.integers(1, 60)}
+        features = {
+            name: Feature(int64_list=Int64List(value=rng.integers(1, 99, length)))
+            for name, length in lengths.items()
+        }
+        records.append(Example(features=Features(feature=features)).SerializeToString())
+    write_records(path, records)

@@ -4,7 +4,7 @@ import dataclasses
 import json
 
 import numpy as np
-import tensorflow as tf
+import pytest
 from packs import VOCAB_SIZE
 from safetensors.numpy import save_file
 from tiny import CONFIG
@@ -80,6 +80,7 @@ def write_hugging_face(folder, tensors, config=ONE_LAYER):
 
 def write_google(folder, tensors, config=ONE_LAYER):
     """Write tensors as TensorFlow 1 did, by name."""
+    tf = pytest.importorskip("tensorflow")
     folder.mkdir(exist_ok=True)
     prefix = folder / "bert_model.ckpt"
     names = list(tensors)

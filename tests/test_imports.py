@@ -193,10 +193,9 @@ def test_every_package_of_others_is_asked_for(monkeypatch):
     assert {OTHER_NAMES.get(name, name.replace("_", "-")) for name in others} <= asked and len(others) > 15
 
 
-def test_two_modules_import_tensorflow_where_it_may_be_missing():
-    """They need it for URLs, and for the backend that a command chooses."""
+def test_one_module_imports_the_backend_where_it_may_be_missing():
     quiet = {name for name, path in LIBRARY.items() if "import_quietly(" in path.read_text()}
-    assert quiet == {"bert_packed.core.runtime", "bert_packed.core.storage", "bert_packed.training.engines"}
+    assert quiet == {"bert_packed.core.runtime", "bert_packed.training.engines"}
 
 
 def test_no_module_is_named_utils():

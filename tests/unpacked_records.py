@@ -1,7 +1,7 @@
 """Small unpacked records for tests, and plain loops that say what they and their packs hold."""
 
 import numpy as np
-import tensorflow as tf
+from example_protos import Example, Feature, Features, FloatList, Int64List
 
 from bert_packed import schema
 from bert_packed.records import record_rules, tfrecords
@@ -44,12 +44,12 @@ def write_features(path, features):
 
 def example(features):
     """One record as TensorFlow itself serializes it."""
-    return tf.train.Example(
-        features=tf.train.Features(
+    return Example(
+        features=Features(
             feature={
-                name: tf.train.Feature(float_list=tf.train.FloatList(value=values))
+                name: Feature(float_list=FloatList(value=values))
                 if schema.dtype(name) == "float32"
-                else tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+                else Feature(int64_list=Int64List(value=values))
                 for name, values in features.items()
             }
         )

@@ -90,15 +90,6 @@ class OwnCheckpoint:
         )
 
 
-def check_exists(path):
-    """Check that a folder or the prefix of a TensorFlow checkpoint exists; needs no Keras."""
-    if path and not Path(path).exists() and not Path(f"{path}.index").is_file():
-        raise InputError(
-            "`init_checkpoint` must be a folder, or the prefix of a TensorFlow checkpoint, that exists. "
-            f"Received: {path}."
-        )
-
-
 def check(path, model_config, head):
     """Refuse early a checkpoint that `load` would refuse in pre-training for its place or config."""
     source = _find(path)

@@ -18,6 +18,7 @@ from pathlib import Path
 from absl import flags
 from tabulate import tabulate
 
+from bert_packed.core.hub import recorded_flags
 from bert_packed.core.settings import InputError, as_text, unmet_settings
 from bert_packed.core.storage import PARTIAL_SUFFIX, is_remote, write_json
 
@@ -196,7 +197,8 @@ def to_flagfile(config):
     unused = unmet_settings(config)
     fields = [field for field in dataclasses.fields(config) if not field.metadata["transient"]]
     names = [field.name for field in fields if field.name not in unused]
-    return "".join(f"--{name}={as_text(getattr(config, name))}\n" for name in names)
+    values = recorded_flags(config)
+    return "".join(f"--{name}={as_text(values[name])}\n" for name in names)
 
 
 def print_table(rows, json_file=""):

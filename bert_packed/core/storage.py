@@ -1,6 +1,7 @@
 """Files and folders, local or behind a URL: whole writes, locks, text and JSON.
 
-URLs such as gs://, s3:// or hdfs:// go through `tf.io.gfile`. TensorFlow is imported at the first one.
+URLs such as gs://, s3://, hdfs:// or hf://, the Hugging Face hub, go through `fsspec`, which is imported at
+the first one and asks for the package of its store where it is missing.
 """
 
 import contextlib
@@ -9,13 +10,14 @@ import fcntl
 import functools
 import glob
 import hashlib
+import io
 import json
 import os
 import shutil
 import uuid
 from pathlib import Path
 
-from bert_packed.core.runtime import import_quietly
+from bert_packed.core import hub
 from bert_packed.core.settings import InputError
 
 HASH_BYTES = 2**20  # read at once
@@ -39,7 +41,8 @@ def open_file(path, mode="rb", buffering=-1):
     """Open a binary file: "rb" or "wb"; raises `OSError`. `buffering`, of `open`, is for local files."""
     if not is_remote(path):
         return open(path, mode, buffering)
-    return _Remote(_gfile().GFile(str(path), mode))
+    file = _ask(path, "open", mode)
+    return io.BufferedReader(_Ranges(file, path)) if mode == "rb" else _Written(file, path)
 
 
 @contextlib.contextmanager
@@ -135,7 +138,7 @@ def flush_folder(path):
 def replace(source, target):
     """Rename a file, replacing what has that name; raises `OSError`."""
     if is_remote(source):
-        _call(_gfile().rename, str(source), str(target), overwrite=True)
+        _ask(source, "mv", str(target))
     else:
         os.replace(source, target)
 
@@ -143,7 +146,7 @@ def replace(source, target):
 def remove(path):
     """Remove a file; raises `OSError` where it cannot be removed or is missing."""
     if is_remote(path):
-        _call(_gfile().remove, str(path))
+        _ask(path, "rm_file")
     else:
         os.remove(path)
 
@@ -153,7 +156,7 @@ def remove_folder(path):
     if not exists(path):
         return
     if is_remote(path):
-        _call(_gfile().rmtree, str(path))
+        _ask(path, "rm", recursive=True)
     elif os.path.islink(path):  # which `rmtree` refuses without a name
         raise InputError(f"a folder that is removed must not be a link. Received: {path}.")
     else:
@@ -163,17 +166,17 @@ def remove_folder(path):
 def make_folder(path):
     """Make a folder and those above it, where they are missing."""
     if is_remote(path):
-        _call(_gfile().makedirs, str(path))
+        _ask(path, "makedirs", exist_ok=True)
     else:
         os.makedirs(path, exist_ok=True)
 
 
 def exists(path):
-    return _call(_gfile().exists, str(path)) if is_remote(path) else os.path.exists(path)
+    return bool(_info(path)) if is_remote(path) else os.path.exists(path)
 
 
 def is_folder(path):
-    return _call(_gfile().isdir, str(path)) if is_remote(path) else os.path.isdir(path)
+    return _info(path).get("type") == "directory" if is_remote(path) else os.path.isdir(path)
 
 
 def is_file(path):
@@ -182,20 +185,28 @@ def is_file(path):
 
 def list_names(folder):
     """The names in a folder, sorted."""
-    names = _call(_gfile().listdir, str(folder)) if is_remote(folder) else os.listdir(folder)
-    return sorted(name.rstrip("/") for name in names)
+    names = _ask(folder, "ls", detail=False) if is_remote(folder) else os.listdir(folder)
+    return sorted(name.rstrip("/").rpartition("/")[2] for name in names)
 
 
 def match(pattern):
     """The paths that a glob names; `**` crosses folders, on this machine only."""
-    return _call(_gfile().glob, pattern) if is_remote(pattern) else glob.glob(pattern, recursive=True)
+    if not is_remote(pattern):
+        return glob.glob(pattern, recursive=True)
+    scheme, _, rest = pattern.partition("://")
+    found = _ask(pattern, "glob")
+    # Names come without the scheme; whether they begin with a slash is the store's choice
+    return [f"{scheme}://{name if rest.startswith('/') else name.lstrip('/')}" for name in found]
 
 
 def size_and_time(path):
     """Bytes of a file, and when it was last written, in nanoseconds; raises `OSError`."""
     if is_remote(path):
-        found = _call(_gfile().stat, str(path))
-        return int(found.length), int(found.mtime_nsec)
+        if not (found := _info(path)):
+            raise FileNotFoundError(f"{path}: no such file")
+        # A commit in a path of the hub says which content it is
+        time = None if hub.is_on_hub(path) else _ask(path, "modified")
+        return int(found["size"]), int(time.timestamp() * 1e9) if time else 0
     found = os.stat(path)
     return found.st_size, found.st_mtime_ns
 
@@ -285,28 +296,59 @@ def lock(path, in_use):
         os.close(descriptor)
 
 
-class _Remote:
-    """A `GFile` whose mistakes are `OSError`."""
+class _Ranges(io.RawIOBase):
+    """A remote file to read, whose errors name it."""
 
-    def __init__(self, file):
-        self._file = file
+    def __init__(self, file, path):
+        self._file, self._path = file, path
+
+    def readable(self):
+        return True
+
+    def seekable(self):
+        return True
+
+    def seek(self, offset, whence=io.SEEK_SET):
+        return self._file.seek(offset, whence)
+
+    def tell(self):
+        return self._file.tell()
+
+    def readinto(self, buffer):
+        with _asking(self._path):
+            content = self._file.read(len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
+
+    def close(self):
+        self._file.close()
+        super().close()
+
+
+class _Written:
+    """A remote file to write, whose errors name it."""
+
+    def __init__(self, file, path):
+        self._file, self._path = file, path
 
     def __enter__(self):
         return self
 
     def __exit__(self, *exception):
-        _call(self._file.close)
-
-    def __iter__(self):
-        while line := _call(self._file.readline):
-            yield line
+        self.close()
 
     def __getattr__(self, name):
-        return functools.partial(_call, getattr(self._file, name))
+        return functools.partial(self._call, name)
+
+    def _call(self, name, *arguments):
+        with _asking(self._path):
+            return getattr(self._file, name)(*arguments)
 
 
 def file_sha256(path):
     """Hexadecimal SHA-256 of a file."""
+    if hub.is_on_hub(path) and (known := hub.data_sha256(path)):
+        return known
     digest = hashlib.sha256()
     with open_file(path) as file:
         while content := file.read(HASH_BYTES):
@@ -314,16 +356,51 @@ def file_sha256(path):
     return digest.hexdigest()
 
 
-def _gfile():
-    return import_quietly("tensorflow").io.gfile
+def _info(path):
+    """What a store says of a path: dict, {} where there is none.
+
+    `exists` of `fsspec` would be False for whatever goes wrong.
+    """
+    with _asking(path):
+        try:
+            return _files(path).info(str(path))
+        except (FileNotFoundError, ValueError) as error:
+            # On the hub a cause says that the data set itself is not to be had; two parts with a comma are no
+            # path there. Elsewhere a wrong value is a scheme that nobody knows
+            is_missing = not hub.is_on_hub(path) or error.__cause__ is None
+            if is_missing and (hub.is_on_hub(path) or isinstance(error, FileNotFoundError)):
+                return {}
+            raise
 
 
-def _call(function, *arguments, **named):
-    """Call a function of TensorFlow's files, whose errors become an `OSError` that names the file."""
-    errors = import_quietly("tensorflow").errors
+def _ask(path, method, *arguments, **named):
+    """Call a method of the file system of a URL with the URL."""
+    with _asking(path):
+        return getattr(_files(path), method)(str(path), *arguments, **named)
+
+
+def _files(path):
+    """The file system of a URL. It keeps no lists of names, which other processes change."""
+    import fsspec
+
+    options = {} if hub.is_on_hub(path) else {"use_listings_cache": False}
+    return fsspec.core.url_to_fs(str(path), **options)[0]
+
+
+@contextlib.contextmanager
+def _asking(path):
+    """Let what goes wrong with a URL be an `OSError` that names it, or an `InputError` for people to mend."""
+    if hub.is_on_hub(path):
+        with hub.asking(hub.DATA_RULE, path):
+            yield
+        return
     try:
-        return function(*arguments, **named)
-    except errors.NotFoundError as error:
-        raise FileNotFoundError(error.message) from error
-    except errors.OpError as error:
-        raise OSError(error.message) from error
+        yield
+    except OSError:
+        raise
+    except ImportError as error:
+        raise InputError(f"{path} needs another package. Received: {error}.") from error
+    # Each store's package raises its own kinds, and `fsspec` a ValueError for schemes that it does not know
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise OSError(f"{path}: {lines[0]}") from error

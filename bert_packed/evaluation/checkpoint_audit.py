@@ -19,7 +19,7 @@ from bert_packed.architectures.registry import (
     ablations,
     without_dropout,
 )
-from bert_packed.checkpoints.starting_weights import check_exists
+from bert_packed.core.hub import find_model
 from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError, check_settings, setting
 from bert_packed.data.read_order import PackIndex
@@ -70,7 +70,7 @@ class AuditConfig:
 
 def audit_checkpoint(config):
     """Audit a checkpoint; returns a dict for each check: `name`, `largest`, `tolerance` and `result`."""
-    check_exists(config.init_checkpoint)
+    config = dataclasses.replace(config, init_checkpoint=find_model(config.init_checkpoint))
     choose_backend()
     # TensorFlow and Keras: not for --help
     from bert_packed.checkpoints import starting_weights

@@ -20,6 +20,7 @@ from bert_packed.architectures.registry import DTYPES, MASKED_LM
 from bert_packed.assembly.update_packs import assemble_filled, pack_all
 from bert_packed.checkpoints import starting_weights
 from bert_packed.checkpoints.sentence_transformers import VectorSettings, unit
+from bert_packed.core.hub import find_model
 from bert_packed.core.settings import InputError
 from bert_packed.objectives.features import TOKENS
 from bert_packed.packing.arguments import check_choice
@@ -139,7 +140,8 @@ def load_encoder(
     """Load a model for `encode`; logs a warning that names tensors of the file that no such model has.
 
     Args:
-        init_checkpoint: Checkpoint of ours, Hugging Face or Google, as for `run_pretraining.py`.
+        init_checkpoint: Checkpoint of ours, Hugging Face or Google, or a name on the hub, as for
+            `run_pretraining.py`.
         vocab_file: WordPieces, one a line, or a `tokenizer.json` of byte-level BPE; "" is the `vocab.txt` or
             else the `tokenizer.json` of the checkpoint, or of its run, as far as such a model reads it.
         bert_config_file: The model's shape; "" is as stored with the checkpoint.
@@ -158,6 +160,7 @@ def load_encoder(
         InputError: the checkpoint or vocabulary does not fit, or the model was trained without keeping
             sequences apart.
     """
+    init_checkpoint = find_model(init_checkpoint)
     choose_backend()
     # Keras must not be imported before the backend is chosen
     from keras import ops

@@ -147,7 +147,7 @@ def folder_of(path):
     """The folder that holds a file, local or behind a URL, where its manifest is."""
     # a `Path` would make gs://b into gs:/b, which is no file at all and has no manifest
     head = str(path).rpartition("/")[0]
-    if head.endswith(":/"):  # ram://a.tfrecord: nothing but the scheme is before the name
+    if head.endswith(":/"):  # memory://a.tfrecord: nothing but the scheme is before the name
         return f"{head}/"
     return os.path.dirname(path) or "."
 

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from bert_packed.architectures.registry import TOKEN_CLASSIFICATION, ablations, check_at_most, family_of
-from bert_packed.checkpoints.starting_weights import check_exists
+from bert_packed.core.hub import OWNED, find_model, push_folder
 from bert_packed.core.settings import InputError, check_depth_fits, check_settings, setting
 from bert_packed.core.storage import write_folder
 from bert_packed.schema import PackSpec
@@ -17,7 +17,7 @@ def export_checkpoint(config):
     The folder is complete or absent. Raises `InputError` where the checkpoint, the vocabulary and the format
     do not fit, or the folder is in use.
     """
-    check_exists(config.init_checkpoint)
+    config = dataclasses.replace(config, init_checkpoint=find_model(config.init_checkpoint))
     check_backend(config, choose_backend())
     output = check_output(config.output_dir)
     # These import Keras, which --help need not wait for
@@ -61,6 +61,8 @@ def export_checkpoint(config):
         else:
             export_formats.write_saved_model(partial, model, config.spec, config.batch_size)
     print(f"wrote {config.format} to {config.output_dir}")
+    if config.push_to_hub:
+        print(f"pushed to {push_folder(output, config.push_to_hub)}")
 
 
 def check_backend(config, backend):
@@ -130,6 +132,12 @@ class ExportConfig:
         "hf: what bert-packed audit --json=FILE wrote of it, for the model card; empty = none",
         only_with=IF_HF,
     )
+    push_to_hub: str = setting(
+        "",
+        "hf: OWNER/NAME on the Hugging Face hub that receives the folder too, by HF_TOKEN; a new one is "
+        "private; empty = none",
+        only_with=IF_HF,
+    )
     batch_size: int = setting(8, "saved_model: packs per call", minimum=1, group="SavedModel")
     max_seq_length: int = setting(512, "saved_model: tokens per pack", minimum=1)
     max_sequences_per_pack: int = setting(
@@ -141,6 +149,8 @@ class ExportConfig:
 
     def __post_init__(self):
         check_settings(self)
+        if self.push_to_hub and not OWNED.fullmatch(self.push_to_hub):
+            raise InputError(f"`push_to_hub` must be OWNER/NAME. Received: {self.push_to_hub}.")
         check_depth_fits(self.max_sequences_per_pack, self.max_seq_length)
 
     @property

@@ -14,6 +14,7 @@ from bert_packed.architectures.packed_model import check_options
 from bert_packed.architectures.registry import AUTO, OBJECTIVE_HEADS
 from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.core.command_line import print_table
+from bert_packed.core.hub import with_local_start
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import write_json
 from bert_packed.data.batches import ReadAhead
@@ -89,10 +90,12 @@ class Run:
     def settle_config(self):
         """Station 1: what is evaluated, and `dtype` and `micro_batch_size` as the run began.
 
-        Checked here: that `output_dir` is a folder of this machine, and its `run.json`. The rules of settings
-        were checked when the config was made.
+        Checked here: that `output_dir` is a folder of this machine, and its `run.json`; that
+        `init_checkpoint` is there, or on the hub. Its settings were checked when the config was made.
         """
-        self.config = run_directory.as_begun(self.config.with_eval_file(), self.processes)
+        config = run_directory.as_begun(self.config.with_eval_file(), self.processes)
+        begun = run_directory.begun_flags(config)
+        self.config = with_local_start(config, begun, may_be_gone=True)
 
     def read_data(self):
         """Station 2: the records, the model's config and the number of steps.

@@ -106,8 +106,9 @@ class ModelSettings(run_config.ModelSettings):
         run_config.ModelSettings,
         "init_checkpoint",
         "",
-        help="local checkpoint whose weights start this run: a folder of ours or Hugging Face's, or a "
-        "TensorFlow checkpoint or SavedModel of google-research/bert; empty = random",
+        help="checkpoint whose weights start this run: a folder of ours or Hugging Face's, NAME or "
+        "NAME@REVISION on the hub, or a TensorFlow checkpoint or SavedModel of google-research/bert; "
+        "empty = random",
     )
     max_position_embeddings: int = setting(
         0,

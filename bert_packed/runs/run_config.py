@@ -40,8 +40,8 @@ class ModelSettings:
     )
     init_checkpoint: str = setting(
         "",
-        "local checkpoint to start from: a folder of ours or Hugging Face's, or a TensorFlow checkpoint of "
-        "google-research/bert; empty = random",
+        "checkpoint to start from: a folder of ours or Hugging Face's, NAME or NAME@REVISION on the hub, or "
+        "a TensorFlow checkpoint of google-research/bert; empty = random",
     )
     hidden_dropout_prob: float = setting(
         -1.0, "overrides the model's; -1 = as the model says", maximum=0.99, advanced=True

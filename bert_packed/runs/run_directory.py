@@ -18,6 +18,7 @@ from bert_packed.checkpoints.checkpoint import (
     set_aside,
 )
 from bert_packed.core.command_line import to_flagfile
+from bert_packed.core.hub import recorded_flags
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import (
     PARTIAL_SUFFIX,
@@ -230,7 +231,7 @@ def agree(folder, config, facts, report, processes=ALONE):
     Arguments and errors are those of `find_checkpoint` and `find_whole_checkpoint`. `InputError` is also
     raised where flags, inputs or other facts differ from the first process's.
     """
-    first = processes.first_decides(lambda: {"flags": dataclasses.asdict(config), **facts})
+    first = processes.first_decides(lambda: {"flags": recorded_flags(config), **facts})
     differences = _differences(first, config, facts)
     if differences:
         raise InputError(
@@ -253,11 +254,7 @@ def as_begun(config, processes=ALONE):
     """
 
     def choose():
-        folder = _check_folder(config.output_dir)
-        # A start without a checkpoint may change all of its flags
-        continues = not config.overwrite and folder.is_dir() and list_checkpoints(folder)
-        run = read_run(folder) if continues and (folder / RUN_FILE).exists() else {"flags": {}}
-        flags = run["flags"]
+        flags = begun_flags(config)
         # The micro-batch might not divide another batch
         is_same = flags.get("train_batch_size") == config.train_batch_size
         micro_batch_size = flags.get("micro_batch_size", 0) if is_same else 0
@@ -270,6 +267,14 @@ def as_begun(config, processes=ALONE):
         dtype=dtype if config.dtype == AUTO else config.dtype,
         micro_batch_size=config.micro_batch_size or micro_batch_size,
     )
+
+
+def begun_flags(config):
+    """The flags of the run that a config continues; {} for a start."""
+    folder = _check_folder(config.output_dir)
+    # A start without a checkpoint may change all of its flags
+    continues = not config.overwrite and folder.is_dir() and list_checkpoints(folder)
+    return read_run(folder)["flags"] if continues and (folder / RUN_FILE).exists() else {}
 
 
 def check_outside(init_checkpoint, folder):
@@ -289,7 +294,7 @@ def start_run(folder, config, facts):
         elif path.name not in (LOCK_FILE, SCANS_FILE):
             path.unlink()
     results = {"result_files": list(config.result_files)} if config.result_files else {}
-    write_json(folder / RUN_FILE, {"flags": dataclasses.asdict(config), **facts, **results})
+    write_json(folder / RUN_FILE, {"flags": recorded_flags(config), **facts, **results})
     # The flagfile is only for people: continuing compares with `run.json`
     write_text(str(folder / FLAGFILE), to_flagfile(config))
 
@@ -365,10 +370,10 @@ def _check_folder(output_dir):
 
 def _differences(before, config, facts):
     """Everything that differs from the run on record: list of texts."""
-    found = []
+    found, flags = [], recorded_flags(config)
     for field in dataclasses.fields(config):
         # A flag that is newer than the run was at its default
-        old, new = before["flags"].get(field.name, field.default), getattr(config, field.name)
+        old, new = before["flags"].get(field.name, field.default), flags[field.name]
         if not field.metadata["changeable"] and old != new:
             found.append(f"{field.name} {old!r} -> {new!r}")
     for kind in ("model", "data"):

@@ -8,6 +8,7 @@ from pathlib import Path
 from bert_packed.architectures.registry import family_of, load_model_config
 from bert_packed.checkpoints import checkpoint
 from bert_packed.checkpoints.sentence_transformers import read_settings
+from bert_packed.core.hub import in_cache
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256, is_file, open_file, read_json, write_json, write_whole
 from bert_packed.data.dynamic_masking import DynamicMasking
@@ -221,7 +222,7 @@ def trained_length(run):
     longest, start = run.get("data", {}).get("longest_sequence"), run["flags"].get("init_checkpoint")
     if not longest or not start:
         return longest or None
-    before = known_length(start)
+    before = known_length(in_cache(start))  # where it is a name
     return max(longest, before) if before else None
 
 

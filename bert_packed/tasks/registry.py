@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import io
 
+from bert_packed.core.hub import with_local_start
 from bert_packed.core.settings import InputError
 from bert_packed.parallel import cluster
 from bert_packed.training.engines import choose_backend
@@ -68,6 +69,8 @@ def finetune(config):
                 processes = stack.enter_context(cluster.start(config.distribution, choose_backend()))
                 if not processes.is_first:  # whose lines are the same
                     stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+                run_directory = importlib.import_module("bert_packed.runs.run_directory")
+                config = with_local_start(config, run_directory.begun_flags(config))
                 return importlib.import_module(f"{task.package}.task").finetune(config, processes)
     names = ", ".join(task.config_name for task in TASKS.values())
     raise InputError(f"`config` must be one of {names}. Received: {type(config).__name__}.")

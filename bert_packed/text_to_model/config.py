@@ -4,6 +4,7 @@ import dataclasses
 import os
 
 from bert_packed.architectures.registry import ENCODER_SIZES, MODEL_SIZES
+from bert_packed.core.hub import name_of
 from bert_packed.core.settings import InputError, check_settings, result_settings, setting, variant
 from bert_packed.core.storage import check_local
 from bert_packed.packing.histogram import MAX_LENGTH
@@ -40,7 +41,8 @@ class TrainConfig:
     input_file: str = setting(
         "",
         "text files, paths or globs: one sentence a line and a blank line between documents, or JSON lines "
-        "with `text`; also .gz, and tables with the extra `arrow` (docs/guides/text.md)",
+        "with `text`; also .gz, tables with the extra `arrow`, and files of the hub, hf://datasets/OWNER/"
+        "NAME/FILES (docs/guides/text.md)",
         required=True,
         positional=True,
         changeable=True,  # the same text may be named in other words
@@ -51,6 +53,9 @@ class TrainConfig:
         "folder for everything: instances, packs, proof, run, audit, model",
         required=True,
         changeable=True,
+    )
+    text_column: str = setting(
+        "text", "name of the text in JSON lines and tables, in the place of `text` and `paragraphs`"
     )
     vocab_file: str = setting(
         "",
@@ -150,8 +155,10 @@ class TrainConfig:
 
     def _settings(self):
         settings = result_settings(self)
+        if self.text_column == "text":  # older calls had no other
+            del settings["text_column"]
         paths = [name for name in PATHS if settings[name] and settings[name] not in MODEL_SIZES]
-        return settings | {name: os.path.abspath(settings[name]) for name in paths}
+        return settings | {name: name_of(os.path.abspath(settings[name])) for name in paths}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ from bert_packed.core.storage import (
     exists,
     file_sha256,
     is_folder,
+    is_remote,
     make_folder,
     read_json,
     remove,
@@ -86,6 +87,11 @@ class OutputFolder:
         """The manifest of a split's packs, as `instances_manifest`."""
         return read_own_manifest(self.path("packed", split), "packed")
 
+    def begun_start(self, overwrite):
+        """The `init_checkpoint` of an earlier call, as it was recorded; "" for none."""
+        call = {} if overwrite else read_json(self.path(CALL_FILE), default={})
+        return call.get("data", {}).get("init_checkpoint", "")
+
     def is_kept(self):
         """True where steps have left what only `overwrite` may remove."""
         made = [name for name in RESULTS if name not in ("flags", "instances")]
@@ -97,7 +103,8 @@ def describe_text(sources):
     stamps = []
     for source in sources:
         for path, size, time in stamp_files(source.paths):
-            stamps.append([os.path.abspath(path), size, time, source.weight])
+            place = path if is_remote(path) else os.path.abspath(path)
+            stamps.append([place, size, time, source.weight])
     return sorted(stamps)
 
 

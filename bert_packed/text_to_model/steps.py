@@ -18,6 +18,7 @@ import os
 from bert_packed.architectures.registry import MASKED_LM, family_of
 from bert_packed.checkpoints import starting_weights
 from bert_packed.core.command_line import parse, print_table, to_flagfile
+from bert_packed.core.hub import find_model, pin_data_sets
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import exists, lock, make_folder, read_json, write_json, write_text
 from bert_packed.evaluation.checkpoint_audit import AuditConfig, audit_checkpoint
@@ -59,11 +60,13 @@ def train(config):
         OSError: a file cannot be read or written.
         MemoryError: the devices have too little memory.
     """
-    sources = find_text_sources(config.input_file)
-    text = describe_text(sources)
+    config = dataclasses.replace(config, input_file=pin_data_sets(config.input_file))
+    text = describe_text(find_text_sources(config.input_file))
     num_bytes = sum(size for _, size, *_ in text)
-    check(config, num_bytes)
     folder = OutputFolder(config.output_dir)
+    start = find_model(config.init_checkpoint, folder.begun_start(config.overwrite))
+    config = dataclasses.replace(config, init_checkpoint=start)
+    check(config, num_bytes)
     if os.path.isfile(folder.top):
         raise InputError(f"`output_dir` must be a directory. Received: {folder.top}, which is a file.")
     make_folder(folder.top)
@@ -89,7 +92,6 @@ def check(config, num_bytes):
     from bert_packed.training.backend import TRAINING_COPIES, check_memory
 
     start = config.init_checkpoint
-    starting_weights.check_exists(start)
     vocab_file, tokenizer = find_vocabulary(config)
     if vocab_file:
         num_tokens = len(load_maskable(vocab_file))
@@ -173,6 +175,7 @@ def _make_instances(config, folder, num_bytes):
     vocab_file, tokenizer = find_vocabulary(config)
     created = CreateConfig(
         input_file=config.input_file,
+        text_column=config.text_column,
         output_dir=output_dir,
         vocab_file=vocab_file,
         vocab_size=choices.choose_vocab_size(config, num_bytes),

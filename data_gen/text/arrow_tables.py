@@ -3,7 +3,7 @@
 A row, like a line of JSON, is a document: its `text`, or its `paragraphs`. Arrow files are streams, as in
 Hugging Face's `datasets` (`save_to_disk`, and its cache), or have an index at the end. Files are mapped, and
 pages are released after reading: memory holds one page of a row group, or some rows of a batch (all where it
-is compressed).
+is compressed). Parquet of the hub is read over the network, the text column's pages alone.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import contextlib
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bert_packed.core import progress
+from bert_packed.core import hub, progress, storage
 from bert_packed.core.settings import InputError
 from data_gen.text.token_corpus import map_bytes, release
 
@@ -21,26 +21,34 @@ FILE_MAGIC = b"ARROW1"  # first bytes of an Arrow file with an index
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
-def read_rows(path):
-    """Yield row numbers, from 1, and documents: `text`, else `paragraphs` (list of str), else ""."""
-    content = map_bytes(path)
+def read_rows(path, column="text"):
+    """Yield row numbers, from 1, and documents: `text`, else `paragraphs` (list of str), else "".
+
+    Another `column` takes the place of the two.
+    """
+    is_streamed = is_parquet(path) and hub.is_on_hub(path)
+    content = None if is_streamed else map_bytes(path)
     number = 0
     with _telling_what_is_wrong(path):
-        for batch in (_read_parquet if is_parquet(path) else _read_arrow)(path, content):
+        for batch in (_read_parquet if is_parquet(path) else _read_arrow)(path, content, column):
             batch.validate(full=True)  # a damaged file may hold offsets outside its memory
             for document in _documents(batch):
                 number += 1
                 yield number, document
-            release([content])
+            release([] if is_streamed else [content])
 
 
 def is_parquet(path):
     return str(path).lower().endswith(".parquet")
 
 
-def _read_parquet(path, content):
-    with pq.ParquetFile(pa.BufferReader(content), pre_buffer=False) as file:
-        names = _text_columns(path, file.schema_arrow)
+def _read_parquet(path, content, column):
+    size = storage.size_and_time(path)[0] if content is None else len(content)
+    with (
+        storage.open_file(path) if content is None else pa.BufferReader(content) as source,
+        pq.ParquetFile(source, pre_buffer=False, buffer_size=BYTES_AT_ONCE if content is None else 0) as file,
+    ):
+        names = _text_columns(path, file.schema_arrow, column)
         for index in range(file.num_row_groups):
             group = file.metadata.row_group(index)
             columns = [group.column(column) for column in range(group.num_columns)]
@@ -49,13 +57,13 @@ def _read_parquet(path, content):
             rows = _rows_at_once(group.num_rows, num_bytes)
             for batch in file.iter_batches(rows, [index], columns=names, use_threads=False):
                 yield batch
-                progress.advance(len(content) * batch.num_rows // file.metadata.num_rows)
+                progress.advance(size * batch.num_rows // file.metadata.num_rows)
 
 
-def _read_arrow(path, content):
+def _read_arrow(path, content, column):
     source = pa.BufferReader(content)
     place = 0
-    for names, batch in _record_batches(path, content, source):
+    for names, batch in _record_batches(path, content, source, column):
         batch = batch.select(names)
         rows = _rows_at_once(batch.num_rows, batch.nbytes)
         for first in range(0, batch.num_rows, rows):
@@ -64,15 +72,15 @@ def _read_arrow(path, content):
         progress.advance(max(place - before, 0))
 
 
-def _record_batches(path, content, source):
+def _record_batches(path, content, source, column):
     if content[: len(FILE_MAGIC)].tobytes() == FILE_MAGIC:
         with pa.ipc.open_file(source) as reader:
-            names = _text_columns(path, reader.schema)
+            names = _text_columns(path, reader.schema, column)
             for index in range(reader.num_record_batches):
                 yield names, reader.get_batch(index)
         return
     with pa.ipc.open_stream(source) as reader:
-        names = _text_columns(path, reader.schema)
+        names = _text_columns(path, reader.schema, column)
         for batch in reader:
             yield names, batch
     # a stream truncated between two record batches reads without an error
@@ -86,23 +94,24 @@ def _rows_at_once(num_rows, num_bytes):
 
 
 def _documents(batch):
-    names = batch.schema.names
-    columns = [batch.column(name).to_pylist() for name in ("text", "paragraphs") if name in names]
+    # `text` comes first where there are both
+    columns = [batch.column(name).to_pylist() for name in sorted(batch.schema.names, reverse=True)]
     for values in zip(*columns, strict=True):
         found = next((value for value in values if value is not None), "")
         yield found if isinstance(found, str) else [paragraph or "" for paragraph in found]
 
 
-def _text_columns(path, schema):
-    """The names, of `text` and `paragraphs`, of a table's text columns; raises `InputError` for none."""
+def _text_columns(path, schema, column):
+    """The names, of `text` and `paragraphs` or a `column`, of text columns; raises `InputError` for none."""
     rules = {"text": _is_text, "paragraphs": _is_list_of_text}
+    wanted = "`text` (strings) or `paragraphs` (lists of strings), neither twice"
+    if column != "text":
+        rules = {column: lambda kind: _is_text(kind) or _is_list_of_text(kind)}
+        wanted = f"`{column}`, by text_column, of strings or lists of them, once"
     names = [field.name for field in schema if field.name in rules and rules[field.name](field.type)]
     if not names or any(schema.names.count(name) > 1 for name in names):
         found = ", ".join(f"{field.name} ({field.type})" for field in schema) or "no column"
-        raise InputError(
-            f"{path}: a table must have a column `text` (strings) or `paragraphs` (lists of strings), "
-            f"neither twice. Received: {found}."
-        )
+        raise InputError(f"{path}: a table must have a column {wanted}. Received: {found}.")
     return names
 
 

@@ -33,24 +33,26 @@ SEPARATED_SUFFIXES = (".csv", ".tsv")  # which nothing reads
 READ_BYTES = 2**16  # at once
 
 
-def read_sentences(paths):
+def read_sentences(paths, column="text"):
     """Yield (document number, sentence) of text files, paths or URLs, in order.
 
         "One fish.", "Two fish.", "", "Red fish."   ->   (1, "One fish.") (1, "Two fish.") (2, "Red fish.")
 
     Documents are numbered from 1 in each file, JSON documents and rows without text too. Sentences are
-    stripped and not empty. An `InputError` names the file and, where there is one, the line.
+    stripped and not empty. An `InputError` names the file and, where there is one, the line. `column` is the
+    name of the text in JSON lines and tables.
     """
     for path in paths:
         number = 0
         with _naming_what_is_too_large(path):
-            for number, sentence in (_split_contents if _has_contents(path) else _read_document_lines)(path):
+            contents = _split_contents(path, column) if _has_contents(path) else _read_document_lines(path)
+            for number, sentence in contents:
                 yield number, sentence
         if not number:
             raise InputError(f"{path} must hold at least one sentence. Received: an empty file.")
 
 
-def read_texts(paths, most_characters):
+def read_texts(paths, most_characters, column="text"):
     r"""Yield (document number, text), with spaces, and lines joined by line ends.
 
         "One fish.", "  Two fish.", "", "Red fish."   ->   (1, "One fish.\n  Two fish.") (2, "Red fish.")
@@ -59,7 +61,10 @@ def read_texts(paths, most_characters):
     concatenation is its text. Blank documents are numbered, but left out. Raises as `read_sentences`.
     """
     for path in paths:
-        lines = _join_contents(path) if _has_contents(path) else _read_document_lines(path, is_verbatim=True)
+        if _has_contents(path):
+            lines = _join_contents(path, column)
+        else:
+            lines = _read_document_lines(path, is_verbatim=True)
         has_text = False
         with _naming_what_is_too_large(path):
             for number, text in join_lines(lines, most_characters):
@@ -102,11 +107,12 @@ class TextDocuments:
 
     paths: tuple[str, ...]
     is_verbatim: bool
+    column: str = "text"
 
     def __iter__(self):
         if self.is_verbatim:
-            return read_texts(self.paths, tokenization.ENCODE_CHARACTERS)
-        return read_sentences(self.paths)
+            return read_texts(self.paths, tokenization.ENCODE_CHARACTERS, self.column)
+        return read_sentences(self.paths, self.column)
 
 
 def find_line(path, number):
@@ -229,8 +235,8 @@ def _read_document_lines(path, is_verbatim=False):
         was_blank = is_blank
 
 
-def _split_contents(path):
-    for document, text_or_paragraphs in _read_contents(path):
+def _split_contents(path, column):
+    for document, text_or_paragraphs in _read_contents(path, column):
         if isinstance(text_or_paragraphs, str):
             # Extracted dumps have a paragraph or heading on each line; joining lines would merge headings
             # with sentences
@@ -240,22 +246,22 @@ def _split_contents(path):
                 yield document, sentence
 
 
-def _join_contents(path):
-    for document, found in _read_contents(path):
+def _join_contents(path, column):
+    for document, found in _read_contents(path, column):
         yield document, _without_lone_surrogates(found if isinstance(found, str) else "\n".join(found))
 
 
-def _read_contents(path):
+def _read_contents(path, column):
     """Yield (document number from 1, its text or list of paragraphs) of JSON lines or a table."""
     if not is_table(path):
-        yield from _read_json_documents(path)
+        yield from _read_json_documents(path, column)
         return
     from data_gen.text import arrow_tables  # an extra
 
-    yield from arrow_tables.read_rows(path)
+    yield from arrow_tables.read_rows(path, column)
 
 
-def _read_json_documents(path):
+def _read_json_documents(path, column):
     document = 0
     for number, line in read_lines(path):
         if not line:
@@ -266,7 +272,7 @@ def _read_json_documents(path):
             content = json.loads(line)
         except (ValueError, RecursionError) as error:  # also a number or a nesting beyond Python's limits
             raise InputError(f"{place}: must be a JSON object. Received: {error}.") from error
-        yield document, _find_text(content, place)
+        yield document, _find_text(content, place, column)
 
 
 def _without_lone_surrogates(text):
@@ -274,19 +280,20 @@ def _without_lone_surrogates(text):
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _find_text(content, place):
+def _find_text(content, place, column):
     if not isinstance(content, dict):
         raise InputError(f"{place}: must be a JSON object. Received: {type(content).__name__}.")
-    text, paragraphs = content.get("text"), content.get("paragraphs")
+    names = ("text", "paragraphs") if column == "text" else (column, column)
+    text, paragraphs = map(content.get, names)
     if isinstance(text, str):
         return text
     if isinstance(paragraphs, list) and all(isinstance(each, str | None) for each in paragraphs):
         return [paragraph or "" for paragraph in paragraphs]
-    if content.keys() & {"text", "paragraphs"} and text is paragraphs is None:
+    if content.keys() & {*names} and text is paragraphs is None:
         return ""  # null, as in a table
     found = ", ".join(f"{key} ({type(value).__name__})" for key, value in content.items()) or "no key"
     raise InputError(
-        f"{place}: a document must have `text` (a string) or `paragraphs` (a list of strings). "
+        f"{place}: a document must have `{names[0]}` (a string) or `{names[1]}` (a list of strings). "
         f"Received: {found}."
     )
 

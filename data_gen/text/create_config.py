@@ -35,7 +35,8 @@ class CreateConfig:
         "or JSON lines (.json, .jsonl, .ndjson) with `text`, each line of it a paragraph, or `paragraphs`; "
         "also .gz; with the extra `arrow` tables with such a column (.parquet, .arrow) and folders that "
         "Hugging Face's `datasets` saved; PART:2 reads the documents of that part twice as often, PART:0.5 "
-        "half of them (docs/guides/text.md); empty = the embedded sample corpus",
+        "half of them; hf://datasets/OWNER/NAME/FILES, of the Hugging Face hub (docs/guides/text.md); "
+        "empty = the embedded sample corpus",
         group=TEXT,
     )
     output_dir: str = setting("", "where the records, vocabulary and manifest.json go", changeable=True)
@@ -50,6 +51,11 @@ class CreateConfig:
         "tokens of a vocabulary trained here",
         minimum=10,
         maximum=2**20,  # the largest published have a million; a billion aborts the tokenizer
+    )
+    text_column: str = setting(
+        "text",
+        "name of the text in JSON lines and tables, in the place of `text` and `paragraphs`",
+        group=TEXT,
     )
     objective: str = setting(
         MLM_NSP,
@@ -184,11 +190,12 @@ class CreateConfig:
     def resolved(self):
         """Dict of the settings that affect the result; for BERT, with P in place of 0."""
         unused = unmet_settings(self)
-        # BERT's objective and tokenizer and the usual rates are left out, as in older manifests
+        # BERT's objective and tokenizer and the usual rates and column are left out, as in older manifests
         unused.update(["objective"] if self.objective == MLM_NSP else [])
         unused.update(name for name, usual in USUAL_RATES.items() if getattr(self, name) == usual)
         unused.update(["tokenizer"] if (self.objective, self.tokenizer) == (MLM, WORDPIECE) else [])
         unused.update(["vocab_size"] if self.vocab_file else [])
+        unused.update(["text_column"] if self.text_column == "text" else [])
         settings = {name: value for name, value in result_settings(self).items() if name not in unused}
         if self.objective != CAUSAL_LM:
             settings["max_predictions_per_seq"] = self.num_prediction_slots

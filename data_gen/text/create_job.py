@@ -65,7 +65,7 @@ def create(config):
     with open_output_dir(config.output_dir, config.overwrite, identity) as output:
         manifest = output.manifest
         if manifest is None:
-            inputs = _open_inputs(records, stamps)
+            inputs = _open_inputs(config, records, stamps)
             sources = sources or [Source(NAME, 1.0, (NAME,))]
             size = sum(text.size for text in inputs)
             num_workers = choose_num_workers(config.num_workers, size, TEXT_BYTES_THAT_PAY)
@@ -159,7 +159,7 @@ def cut_shards(config, records, chosen, output, corpus_dir):
 
 
 def _create_from(config, records, sources, inputs, vocab_stamps, output, job):
-    vocab_path = _make_vocabulary(records, vocab_stamps, inputs, output, job)
+    vocab_path = _make_vocabulary(config, records, vocab_stamps, inputs, output, job)
     corpus_dir, described_inputs = _make_corpus(config, records, inputs, vocab_path, output, job)
     owners = {path: index for index, source in enumerate(sources) for path in source.paths}
     sources_of = np.repeat(
@@ -193,10 +193,10 @@ def _create_from(config, records, sources, inputs, vocab_stamps, output, job):
     }
 
 
-def _open_inputs(records, stamps):
+def _open_inputs(config, records, stamps):
     """List of `Text`, one per file, or the embedded corpus."""
     if stamps:
-        return [_open_files(records, [stamp]) for stamp in stamps]
+        return [_open_files(config, records, [stamp]) for stamp in stamps]
     documents = list(tqdm(read_sample_documents(), desc="sample corpus", unit=" documents", disable=None))
     text = "\n\n".join("\n".join(document) for document in documents)
     numbered = [(number, line) for number, document in enumerate(documents, 1) for line in document]
@@ -205,9 +205,9 @@ def _open_inputs(records, stamps):
     return [Text(NAME, numbered, [], len(text), hashlib.sha256(text.encode()).hexdigest())]
 
 
-def _open_files(records, stamps):
+def _open_files(config, records, stamps):
     paths = tuple(path for path, *_ in stamps)
-    documents = TextDocuments(paths, records.is_verbatim)
+    documents = TextDocuments(paths, records.is_verbatim, config.text_column)
     return Text(",".join(paths), documents, stamps, sum(size for _, size, _ in stamps))
 
 
@@ -223,7 +223,7 @@ def _find_vocab_file(config, records):
     return paths[0]
 
 
-def _make_vocabulary(records, vocab_stamps, inputs, output, job):
+def _make_vocabulary(config, records, vocab_stamps, inputs, output, job):
     """Copy or train the vocabulary; returns its path."""
     path = output.path(records.vocabulary.file_name)
     if vocab_stamps:
@@ -236,7 +236,7 @@ def _make_vocabulary(records, vocab_stamps, inputs, output, job):
             shutil.copyfileobj(source, target)
     else:
         stamps = [stamp for text in inputs for stamp in text.stamps]
-        text = _open_files(records, stamps) if stamps else inputs[0]
+        text = _open_files(config, records, stamps) if stamps else inputs[0]
         work = (records.vocabulary, text, path)
         step = Step("vocabulary", train_vocabulary, work, 2 * text.size)  # it is read twice
         job.run([step], "train vocabulary", "B")

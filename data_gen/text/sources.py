@@ -26,6 +26,7 @@ import re
 import numpy as np
 
 from bert_packed.core import storage
+from bert_packed.core.hub import pin_data_sets
 from bert_packed.core.settings import InputError
 from bert_packed.records.inputs import check_found, find_parts, match_files
 from bert_packed.records.shuffle import shuffle_places
@@ -58,7 +59,7 @@ def find_text_sources(pattern):
         "a.txt:0.5"  "s3://b/c.txt"  "d:e.txt"  "f.txt:2" (a file, if there is one of that name)
     """
     found = []
-    for part, paths in find_parts(pattern, "input_file", _match_texts):
+    for part, paths in find_parts(pin_data_sets(pattern), "input_file", _match_texts):
         name, weight = (part, 1.0) if storage.is_file(part) else _split_weight(part)
         if not 0 < weight <= LARGEST_WEIGHT:  # which nan is not either
             raise InputError(

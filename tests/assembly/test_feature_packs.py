@@ -4,8 +4,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from causal_files import read_examples
+from example_protos import Example
 
 from bert_packed.assembly.feature_packs import MAX_CAPACITIES, MAX_CLASSES, FeatureKind, parse_features
 from bert_packed.core.settings import InputError
@@ -27,7 +27,7 @@ def write(path, sequences):
     """Dicts from name to values, float where any is; of none, an empty list of whole numbers."""
     records = []
     for sequence in sequences:
-        example = tf.train.Example()
+        example = Example()
         for name, values in sequence.items():
             feature = example.features.feature[name]
             is_float = len(values) and np.asarray(values).dtype.kind == "f"

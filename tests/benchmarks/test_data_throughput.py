@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks import step_memory
 from benchmarks.data_throughput import AT_ONCE, PACK, PLAIN, PackingRun, packing_rows
-from benchmarks.plain_packing import pack_plainly
 from benchmarks.step_memory import MemoryConfig, MemoryWatch, memory_row, read_memory
 from benchmarks.synthetic_data import write_sequences
 from data_gen.verification import compare_files
@@ -19,6 +18,9 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /
 
 
 def test_the_straightforward_way_packs_the_same_sequences(tmp_path):
+    pytest.importorskip("tensorflow")
+    from benchmarks.plain_packing import pack_plainly
+
     paths = write_sequences(tmp_path / "in", 300, 64, num_files=2)
     assert pack_plainly(paths, tmp_path / "plain.tfrecord", 64, 3) == 300
     assert compare_files(paths, [str(tmp_path / "plain.tfrecord")], "error").is_equal

@@ -47,26 +47,26 @@ def test_a_document_a_line_is_told(text, tmp_path, between, label, cause):
 
 
 def test_urls_give_the_same_bytes(text, tmp_path):
-    """Input, output and vocabulary are URLs; `ram://` is TensorFlow's own file system in memory."""
+    """Input, output and vocabulary are URLs; `memory://` is a file system in memory."""
     settings = {"provenance": True, "eval_fraction": 0.2}
-    storage.make_folder("ram://create")
+    storage.make_folder("memory://create")
     contents = {"text.txt": text[0].read_bytes(), "words.txt": text[1].read_bytes(), "one.txt": b"doc0 doc1"}
     for name, content in contents.items():
-        with storage.open_file(f"ram://create/{name}", "wb") as file:
+        with storage.open_file(f"memory://create/{name}", "wb") as file:
             file.write(content)
     with pytest.raises(InputError, match="eval_fraction"):
         create_job.create(
-            make_config(("ram://create/one.txt", text[1]), "ram://create/none", eval_fraction=0.2)
+            make_config(("memory://create/one.txt", text[1]), "memory://create/none", eval_fraction=0.2)
         )
-    assert not storage.exists("ram://create/none")
+    assert not storage.exists("memory://create/none")
     create_job.create(make_config(text, tmp_path / "out", **settings))
     expected = read_all_bytes(tmp_path / "out")
-    remote = ("ram://create/text.txt", "ram://create/words.txt")
-    manifest = create_job.create(make_config(remote, "ram://create/out", **settings))
-    assert manifest["inputs"][0]["path"] == "ram://create/text.txt"
+    remote = ("memory://create/text.txt", "memory://create/words.txt")
+    manifest = create_job.create(make_config(remote, "memory://create/out", **settings))
+    assert manifest["inputs"][0]["path"] == "memory://create/text.txt"
     found = {}
-    for name in storage.list_names("ram://create/out"):
-        with storage.open_file(f"ram://create/out/{name}") as file:
+    for name in storage.list_names("memory://create/out"):
+        with storage.open_file(f"memory://create/out/{name}") as file:
             found[name] = file.read()
     assert found.keys() == expected.keys()
     assert {name for name in found if found[name] != expected[name]} == {"manifest.json"}
@@ -75,18 +75,20 @@ def test_urls_give_the_same_bytes(text, tmp_path):
     assert entries == {split: content["files"] for split, content in local.items()}
     packing = {"max_seq_length": 32, "num_workers": 1, "num_shards": 1, "provenance": True}
     pack(
-        PackConfig(input_file="ram://create/out/train-*.tfrecord", output_dir="ram://create/packs", **packing)
+        PackConfig(
+            input_file="memory://create/out/train-*.tfrecord", output_dir="memory://create/packs", **packing
+        )
     )
-    shard = "ram://create/packs/packed-00000-of-00001.tfrecord"
+    shard = "memory://create/packs/packed-00000-of-00001.tfrecord"
     documents = find_documents(find_sources(shard, 3), shard)
-    assert documents and {document.path for document in documents} == {"ram://create/text.txt"}
+    assert documents and {document.path for document in documents} == {"memory://create/text.txt"}
     with pytest.raises(InputError, match="`output_dir` must not be the directory of an input file"):
-        create_job.create(make_config(remote, "ram://create"))
+        create_job.create(make_config(remote, "memory://create"))
     with pytest.raises(InputError, match="`output_dir` must be empty"):
-        create_job.create(make_config(remote, "ram://create/out"))
-    again = make_config((remote[0], ""), "ram://create/out", vocab_size=60, overwrite=True)
+        create_job.create(make_config(remote, "memory://create/out"))
+    again = make_config((remote[0], ""), "memory://create/out", vocab_size=60, overwrite=True)
     assert create_job.create(again)["vocab_size"] <= 60  # trained there
-    assert "train-00000-of-00003.provenance.npz" not in storage.list_names("ram://create/out")
+    assert "train-00000-of-00003.provenance.npz" not in storage.list_names("memory://create/out")
 
 
 def flags_of(text, output_dir, **changes):

@@ -5,8 +5,8 @@ import json
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from causal_files import write_causal
+from example_protos import Example
 from recorded_calls import arguments, run
 from text_files import NUM_DOCUMENTS, write_text
 from unpacked_records import make_features, write_features
@@ -166,7 +166,7 @@ def packs_of(seen):
     """The features of every pack."""
     for path in files_of(seen):
         for record in tfrecords.read_records(path):
-            yield tf.train.Example.FromString(record).features.feature
+            yield Example.FromString(record).features.feature
 
 
 def test_settings_of_packing(pack, tmp_path):

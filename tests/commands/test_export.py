@@ -14,6 +14,7 @@ from foreign_checkpoints import make_tensors, write_hugging_face
 from foreign_mamba import CONFIG as MAMBA
 from foreign_mamba import MAX_SEQ_LENGTH as LONGEST_MAMBA
 from foreign_mamba import draw_sequences, make_batch
+from local_hub import TOKEN, point_to, serve
 from recorded_calls import assert_refused, run
 from reference import import_reference
 from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
@@ -46,6 +47,21 @@ def test_what_was_never_trained_is_not_exported(tmp_path):
     assert (found.num_used, len(found.missing)) == (len(tensors), 7)
 
 
+def test_a_model_of_the_hub_is_pushed_to_another_name(models, tmp_path, monkeypatch, capsys):
+    with serve() as (hub, url):
+        point_to(monkeypatch, url, tmp_path / "cache")
+        hub.add("owner/bert", models / "hf")
+        flags = {"init_checkpoint": "owner/bert", "push_to_hub": "owner/new"}
+        assert run_export(**flags, output_dir=tmp_path / "refused") == 2  # no token
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        assert run_export(**flags, output_dir=tmp_path / "pushed") == 0
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "error" in line)
+    assert "`push_to_hub` must be OWNER/NAME of a repository" in line
+    for folder in ("refused", "pushed"):
+        found = {path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()}
+        assert found == hub.uploads["owner/new"] and "model.safetensors" in found
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """Output directories of runs of a BERT and of a Mamba, and files that do not fit them: their folder."""
@@ -76,6 +92,7 @@ def test_tokenizer_of_word_pieces(models, tmp_path, model, is_lower, ids):
 
 WORD_PIECES, BYTES = "must have one WordPiece a line for a BERT", {"vocab_file": "{models}/bytes.json"}
 MISTAKES = [
+    ("bert", {"push_to_hub": "mine"}, "`push_to_hub` must be OWNER/NAME. Received: mine."),
     ("bert", {"audit_file": "none.json"}, "none.json must be JSON"),
     ("mamba", {"vocab_file": "{models}/broken.json"}, "`vocab_file` must be a tokenizer.json"),
     ("mamba", {"init_checkpoint": "{models}/hf", **BYTES}, WORD_PIECES),

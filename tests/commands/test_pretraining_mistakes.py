@@ -81,7 +81,6 @@ MISTAKES = [
         "all records must be of one vocabulary",
     ),
     ({"init_checkpoint": "{data}/none"}, "`init_checkpoint` must be a folder"),
-    ({"init_checkpoint": "{run}/checkpoint-1"}, "`init_checkpoint` must be outside `output_dir`"),
     ({"vocab_file": "{data}/plain.txt"}, "plain.txt"),
     ({"bert_config_file": "bert-tiny", "global_rope_theta": 8192}, "`global_rope_theta` must be 0 for a"),
     (

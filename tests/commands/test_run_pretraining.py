@@ -1,5 +1,6 @@
 """The training command as a user runs it: results, continuing after a loss, steps that are not finite."""
 
+import importlib
 import json
 import os
 import shutil
@@ -9,9 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
-import tensorflow as tf
+from example_protos import Example
 from packs import batch_of, random_packs
 from pretraining_command import (
     arguments,
@@ -26,9 +28,10 @@ from pretraining_command import (
 from safetensors.numpy import load_file
 from tiny import MAX_SEQ_LENGTH
 
+from bert_packed.records.tfrecords import read_records
 from bert_packed.runs import pretraining
 from bert_packed.runs.run_directory import LOCK_FILE
-from bert_packed.training.engines.tensorflow import TensorFlowEngine
+from bert_packed.training.engines import ENGINES
 
 pytestmark = pytest.mark.usefixtures("uncompiled_file")
 ROOT = Path(__file__).resolve().parents[2]
@@ -286,10 +289,12 @@ def test_packed_against_unpacked_is_reported(data, tmp_path, monkeypatch):
 @pytest.fixture
 def plant(monkeypatch):
     """Function that lets another one take the steps: `take(train_step, engine, batch, wants_stop)`."""
-    train_step = TensorFlowEngine.train_step
+    module, name = ENGINES[keras.backend.backend()]
+    engine = getattr(importlib.import_module(module), name)
+    train_step = engine.train_step
 
     def replace(take):
-        monkeypatch.setattr(TensorFlowEngine, "train_step", lambda *of: take(train_step, *of))
+        monkeypatch.setattr(engine, "train_step", lambda *of: take(train_step, *of))
 
     return replace
 
@@ -341,8 +346,8 @@ def test_a_step_that_is_not_finite_is_left_out(data, tmp_path, plant):
     for path, numbers in told["packs"].items():
         assert f"{path} {', '.join(map(str, numbers))}" in line
         packs = [
-            tf.train.Example.FromString(record.numpy()).features.feature["input_ids"].int64_list.value
-            for record in tf.data.TFRecordDataset(path)
+            Example.FromString(record).features.feature["input_ids"].int64_list.value
+            for record in read_records(path)
         ]
         found += [list(packs[number - 1]) for number in numbers]
     assert sorted(found) == sorted(tokens)

@@ -186,7 +186,7 @@ def test_names_kinds_and_times_of_paths(tmp_path):
 
 
 def test_behind_a_url_mistakes_are_those_of_local_files(tmp_path):
-    """`file://` goes through TensorFlow as gs:// does."""
+    """`file://` goes through `fsspec` as gs:// does."""
     with pytest.raises(FileNotFoundError):
         storage.read_text(f"file://{tmp_path}/none")
     storage.write_text(f"file://{tmp_path}/a", "one")
@@ -196,16 +196,27 @@ def test_behind_a_url_mistakes_are_those_of_local_files(tmp_path):
     assert storage.list_names(f"file://{tmp_path}") == ["a", "folder"]
     assert storage.is_file(f"file://{tmp_path}/a") and not storage.is_file(f"file://{tmp_path}/folder")
     # A file appears when it is complete, or not at all
-    storage.make_folder("ram://files")
-    with storage.write_whole("ram://files/a") as partial, storage.open_file(partial, "wb") as file:
+    storage.make_folder("memory://files")
+    with storage.write_whole("memory://files/a") as partial, storage.open_file(partial, "wb") as file:
         file.write(b"content")
-        assert "a" not in storage.list_names("ram://files")
-    with pytest.raises(KeyError), storage.write_whole("ram://files/a") as partial:
+        assert "a" not in storage.list_names("memory://files")
+    with pytest.raises(KeyError), storage.write_whole("memory://files/a") as partial:
         with storage.open_file(partial, "wb") as file:
             file.write(b"half")
         raise KeyError
-    assert storage.match("ram://files/*") == ["ram://files/a"]
-    assert storage.read_text("ram://files/a") == "content" and storage.size_and_time("ram://files/a")[0] == 7
-    storage.remove_folder("ram://files")
+    assert storage.match("memory://files/*") == ["memory://files/a"]
+    assert (
+        storage.read_text("memory://files/a") == "content"
+        and storage.size_and_time("memory://files/a")[0] == 7
+    )
+    storage.remove_folder("memory://files")
     with pytest.raises(OSError):
-        storage.read_text("ram://files/a")
+        storage.read_text("memory://files/a")
+
+
+def test_a_url_that_nobody_serves_is_named(monkeypatch):
+    with pytest.raises(OSError, match="nosuch://a: "):
+        storage.exists("nosuch://a")
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(InputError, match="gs://bucket/a needs another package"):
+        storage.read_text("gs://bucket/a")

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
+from example_protos import Example, Feature, FloatList
 from packed_records import PACK
 from unpacked_records import example, make_features
 
@@ -18,6 +18,8 @@ from bert_packed.records.examples import (
 )
 from bert_packed.records.tfrecords import join_records
 
+tf = pytest.importorskip("tensorflow")  # what files are compared with
+
 DTYPES = {"words": "int64", "weights": "float32"}
 LARGEST = [5, 127, 128, 300, 2**14, 2**21 - 1, 2**28 - 1, 2**28, 2**35, 2**63 - 1]
 
@@ -28,7 +30,7 @@ def to_example(**features):
     for name, values in features.items():
         is_float = any(isinstance(value, float) for value in values)
         kinds[name] = {"float_list" if is_float else "int64_list": {"value": values}}
-    return tf.train.Example(features={"feature": kinds}).SerializeToString(deterministic=True)
+    return Example(features={"feature": kinds}).SerializeToString(deterministic=True)
 
 
 def columns_of(serialized):
@@ -124,10 +126,10 @@ def test_records_need_not_begin_the_buffer():
 
 
 def test_features_without_a_value_in_any_record_are_read():
-    empty = tf.train.Feature(float_list=tf.train.FloatList())
+    empty = Feature(float_list=FloatList())
     serialized = []
     for words in ([1, 300], [5]):
-        record = tf.train.Example.FromString(to_example(words=words, zero=[0]))
+        record = Example.FromString(to_example(words=words, zero=[0]))
         record.features.feature["weights"].CopyFrom(empty)
         serialized.append(record.SerializeToString(deterministic=True))
     found = decode_columns(join_records(serialized), DTYPES)
@@ -309,8 +311,8 @@ def test_features_of_another_type_are_named(length):
 
 @BOTH_FORMS
 def test_a_feature_without_a_value_or_a_kind_has_length_0(after):
-    record = tf.train.Example.FromString(example({schema.INPUT_IDS: [5, 300]}))
-    record.features.feature[schema.MASKED_LM_IDS].CopyFrom(tf.train.Feature())
+    record = Example.FromString(example({schema.INPUT_IDS: [5, 300]}))
+    record.features.feature[schema.MASKED_LM_IDS].CopyFrom(Feature())
     batch = join_records([record.SerializeToString(deterministic=True) + after] * 2)
     found = parse_examples(batch, {schema.INPUT_IDS: 2, schema.MASKED_LM_IDS: 0})
     assert found[schema.INPUT_IDS].tolist() == [[5, 300]] * 2

@@ -135,8 +135,8 @@ def test_what_changes_while_it_is_read_is_named(tmp_path, change):
 
 
 def test_the_folder_of_a_file_holds_its_manifest():
-    paths = ("a", "b/a", "/a", "ram://a", "gs://bucket/a", "gs://bucket/b/a")
-    assert [folder_of(path) for path in paths] == [".", "b", "/", "ram://", "gs://bucket", "gs://bucket/b"]
+    paths = ("a", "b/a", "/a", "memory://a", "gs://bucket/a", "gs://bucket/b/a")
+    assert [folder_of(path) for path in paths] == [".", "b", "/", "memory://", "gs://bucket", "gs://bucket/b"]
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_an_index_is_what_numpy_would_write(shard, tmp_path, monkeypatch):
     }
     monkeypatch.setattr(provenance, "VALUES_AT_ONCE", 2)
     one_batch = [np.concatenate(columns) for columns in zip(*PACKS, strict=True)]
-    for folder in (tmp_path, "ram://provenance"):
+    for folder in (tmp_path, "memory://provenance"):
         storage.make_folder(str(folder))
         path = f"{folder}/y.provenance.npz"
         write_packs(f"{folder}/y.tfrecord", path, [one_batch])

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-import tensorflow as tf
+from example_protos import Example
 from packed_records import CAUSAL_PACK, PACK
 from unpacked_records import PREDICTIONS, list_unpacked, load, make_features, write_features
 
@@ -105,7 +105,7 @@ def test_invalid_values_are_named_by_record(tmp_path, feature, values, message):
     features[schema.MASKED_LM_POSITIONS][:] = [1, 2]
     features[schema.MASKED_LM_WEIGHTS][:] = 1
     records = serialize_examples(features)
-    record = tf.train.Example.FromString(records[1])  # ours are never negative
+    record = Example.FromString(records[1])  # ours are never negative
     if feature == schema.MASKED_LM_WEIGHTS:
         record.features.feature[feature].float_list.value[:] = values
     else:

@@ -23,7 +23,7 @@ from bert_packed.runs.pretraining_data import check_fits, read_data, read_eval_d
 COUNTS = (9, 6)
 
 
-@pytest.fixture(params=["local", "ram://training"])
+@pytest.fixture(params=["local", "memory://training"])
 def root(request, tmp_path):
     """A folder of this machine, or of TensorFlow's file system in memory."""
     folder = str(tmp_path / "data") if request.param == "local" else f"{request.param}-{tmp_path.name}"

@@ -6,6 +6,7 @@ import json
 import pytest
 from tiny import write_data
 
+from bert_packed.core import hub
 from bert_packed.core.settings import InputError
 from bert_packed.parallel.targets import Target
 from bert_packed.runs import run_directory
@@ -321,6 +322,44 @@ def test_a_run_may_be_older_than_a_flag(started):
     assert find_checkpoint(folder, config, facts) == folder / "checkpoint-1"
     with pytest.raises(InputError, match="remat False -> True"):
         find_checkpoint(folder, dataclasses.replace(config, remat=True), facts)
+
+
+def test_a_start_of_the_hub_is_a_name_and_a_commit(started, monkeypatch):
+    """Its folder differs between caches; the commit is asked for again, unless it is overwritten."""
+    _, config, facts = started
+    commits = "1" * 40, "2" * 40
+    old, moved, new = (
+        f"/{cache}/hub/models--owner--a-model/snapshots/{commit}"
+        for cache, commit in (("one", commits[0]), ("two", commits[0]), ("one", commits[1]))
+    )
+    first, same, other = (dataclasses.replace(config, init_checkpoint=path) for path in (old, moved, new))
+    with locked(config.output_dir) as folder:
+        start_run(folder, first, facts)
+        (folder / "checkpoint-1").mkdir()
+    begun = f"owner/a-model@{commits[0]}"
+    assert f"--init_checkpoint={begun}\n" in (folder / "resolved.flags").read_text()
+    assert find_checkpoint(folder, same, facts) == folder / "checkpoint-1"
+    with pytest.raises(InputError, match=f"init_checkpoint '{begun}' -> 'owner/a-model@{commits[1]}'"):
+        find_checkpoint(folder, other, facts)
+
+    def local(config, may_be_gone=False):
+        return hub.with_local_start(config, run_directory.begun_flags(config), may_be_gone)
+
+    monkeypatch.setattr(hub, "find_model", lambda *asked: " ".join(asked))
+    named = dataclasses.replace(config, init_checkpoint="owner/a-model")
+    assert local(named).init_checkpoint == f"owner/a-model {begun}"
+    again = dataclasses.replace(named, overwrite=True)
+    assert local(again).init_checkpoint == "owner/a-model "
+
+    def lost(name, begun):
+        raise InputError("the hub is down")
+
+    monkeypatch.setattr(hub, "find_model", lost)
+    assert local(named, True).init_checkpoint == begun
+    other = dataclasses.replace(named, init_checkpoint="owner/other")
+    for config, may_be_gone in ((named, False), (again, True), (other, True)):
+        with pytest.raises(InputError, match="the hub is down"):
+            local(config, may_be_gone)
 
 
 def test_the_micro_batch_is_that_of_the_start(started):

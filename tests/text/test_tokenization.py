@@ -70,8 +70,8 @@ def test_unusable_vocabulary(tmp_path, content, message):
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_a_vocabulary_with_any_line_ends_on_any_disk(end):
-    storage.make_folder("ram://vocabularies")
-    path = f"ram://vocabularies/{len(end)}{end == chr(10)}.txt"
+    storage.make_folder("memory://vocabularies")
+    path = f"memory://vocabularies/{len(end)}{end == chr(10)}.txt"
     with storage.open_file(path, "wb") as file:
         file.write(("\ufeff" + end.join([*SPECIAL, "\u2028", "a"]) + end).encode())
     assert tokenization.load_vocab(path).tokens == (*SPECIAL, "\u2028", "a")

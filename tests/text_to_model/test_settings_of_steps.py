@@ -36,6 +36,7 @@ STEPS = {
 REACHES = {
     "input_file": ("other.txt", {"create.input_file"}),
     "output_dir": ("other", PLACES),
+    "text_column": ("body", {"create.text_column"}),
     "vocab_file": ("words.txt", {"create.vocab_file"}),
     "vocab_size": (300, {"create.vocab_size"}),
     "do_lower_case": (False, {"create.do_lower_case", "export.do_lower_case"}),

@@ -5,11 +5,14 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import crash
 import numpy as np
 import pytest
+from local_hub import serve
 from tiny import CONFIG
 from train_calls import FILES, LENGTH, finish, flags_of, newest, times, weights_of, write_inputs
 
@@ -141,6 +144,40 @@ def is_inside(number, folder):
 
 
 @pytest.mark.slow
+def test_text_and_start_come_from_the_hub(text, finished, tmp_path):
+    """By the environment; the call goes on where the cache is lost and a commit was pushed."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    documents = (text / "text.txt").read_text().split("\n\n")
+    (tmp_path / "data").mkdir()
+    pq.write_table(pa.table({"body": documents}), tmp_path / "data/train-0.parquet")
+    output = tmp_path / "output"
+    flags = {"output_dir": output, "max_seq_length": LENGTH, "init_checkpoint": "owner/start"}
+    flags |= {"text_column": "body", "num_train_epochs": 1}
+    given = [f"--{name}={value}" for name, value in flags.items()]
+    with serve() as (hub, url):
+        hub.add("owner/text", tmp_path / "data")
+        hub.add("owner/start", finished / "model")
+        start = f"owner/start@{hub.commits['owner/start'][0]}"
+
+        def call(name):
+            own = {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / name)}
+            command = [sys.executable, "-m", "bert_packed", "train"]
+            command += ["hf://datasets/owner/text/train-*.parquet", *given]
+            return subprocess.run(command, env=os.environ | own, capture_output=True, text=True)
+
+        first = call("one")
+        assert first.returncode == 0, first.stderr
+        assert f"init_checkpoint is {start} from the hub" in first.stderr
+        assert json.loads((output / "run/run.json").read_text())["flags"]["init_checkpoint"] == start
+        (output / "audit.json").unlink()
+        shutil.rmtree(output / "model")
+        hub.add("owner/start", finished / "model", commit="2")
+        again = call("two")
+        assert again.returncode == 0, again.stderr
+        assert "the run is complete" in again.stdout and f"init_checkpoint is {start}" in again.stderr
+
+
+@pytest.mark.slow
 def test_a_kill_inside_each_step_costs_nothing(text, tmp_path):
     """One after another, in one call's folder: the model is that of a call without kills, bit for bit."""
     whole, folder = (
@@ -172,9 +209,12 @@ def test_a_kill_inside_each_step_costs_nothing(text, tmp_path):
         ({"bert_config_file": "mamba-tiny"}, "`bert_config_file` must be of a BERT"),
         ({"bert_config_file": "", "max_seq_length": 513}, "`max_seq_length` must be at most .*=512"),
         ({"max_seq_length": 128}, "`max_seq_length` must be at most max_position_embeddings=64"),
-        ({"init_checkpoint": "none"}, "`init_checkpoint` must be a folder, .* that exists"),
+        ({"init_checkpoint": "./none"}, "`init_checkpoint` must be a folder, .* that exists"),
         ({"vocab_file": "none"}, "none"),
-        ({"output_dir": "ram://x"}, r"`output_dir` must be a local folder\. Received: ram://x, a URL\."),
+        (
+            {"output_dir": "memory://x"},
+            r"`output_dir` must be a local folder\. Received: memory://x, a URL\.",
+        ),
     ],
 )
 def test_mistakes_are_found_before_anything_is_made(text, tmp_path, changes, message):

@@ -14,6 +14,7 @@ import numpy as np
 from scipy import special
 
 from bert_packed.assembly.update_packs import pack_all
+from bert_packed.core.hub import find_model
 from bert_packed.core.settings import InputError
 from bert_packed.records.sequences import without_predictions
 from bert_packed.tasks.classify.labels import Problem
@@ -135,7 +136,8 @@ def load_classifier(
 
     Args:
         init_checkpoint: Folder `model` of `classify`, a run of fine-tuning, whose last weights it takes, or a
-            Hugging Face folder of `AutoModelForSequenceClassification` or `AutoModelForTokenClassification`.
+            Hugging Face folder, or name on the hub, of `AutoModelForSequenceClassification` or
+            `AutoModelForTokenClassification`.
         vocab_file: WordPieces, one a line, or a `tokenizer.json` of byte-level BPE; "" is that of the folder.
         max_seq_length: S; None is what the folder says, at most 512.
         batch_size: Packs computed at once.
@@ -145,6 +147,7 @@ def load_classifier(
     Raises:
         InputError: the checkpoint or vocabulary does not fit, or the model does not classify sequences.
     """
+    init_checkpoint = find_model(init_checkpoint)
     choose_backend()
     # Keras must not be imported before the backend is chosen
     from bert_packed.architectures.packed_model import build_model

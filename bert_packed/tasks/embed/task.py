@@ -13,6 +13,7 @@ import numpy as np
 
 from bert_packed.assembly.update_packs import pack_all
 from bert_packed.checkpoints.sentence_transformers import VectorSettings, write_settings
+from bert_packed.core.hub import name_of
 from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError
 from bert_packed.objectives.objective import Objective
@@ -195,7 +196,7 @@ def _card(config, settings, width, scores, evaluation):
         f"- dimensions: {width}" + (f", and {config.matryoshka_widths}" if config.widths else ""),
         f"- most tokens of a text: {settings.max_seq_length}",
         f"- pooling: {settings.pooling}; {'length 1' if settings.normalize else 'any length'}",
-        f"- base model: {config.init_checkpoint or config.bert_config_file}",
+        f"- base model: {name_of(config.init_checkpoint) or config.bert_config_file}",
         f"- data: {config.train_file if config.do_train else 'none: not trained here'}",
         *(f"- prompt {name}: {prefix!r}" for name, prefix in settings.prompts.items()),
         "",

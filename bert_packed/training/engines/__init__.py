@@ -16,18 +16,24 @@ ENGINES = {
 
 
 def choose_backend():
-    """Import Keras on the backend of `KERAS_BACKEND`, by default TensorFlow, whatever `keras.json` says.
+    """Import Keras on the backend of `KERAS_BACKEND`, whatever `keras.json` says.
 
-    Returns a key of `ENGINES`. Raises `InputError` for any other backend, where JAX is not installed, or
-    where the program has imported Keras on another one.
+    By default it is TensorFlow, or JAX where TensorFlow is not installed. Returns a key of `ENGINES`. Raises
+    `InputError` for any other backend, one that is not installed, or where the program has imported Keras on
+    another one.
     """
     imported = sys.modules["keras"].backend.backend() if "keras" in sys.modules else ""
-    backend = os.environ.setdefault("KERAS_BACKEND", imported or "tensorflow")
+    installed = [name for name in ENGINES if importlib.util.find_spec(name)]
+    usual = (installed or ["tensorflow"])[0]
+    backend = os.environ.setdefault("KERAS_BACKEND", imported or usual)
     if backend not in ENGINES:
         raise InputError(f"KERAS_BACKEND must be one of {', '.join(ENGINES)}. Received: {backend}.")
     keep_freed_memory(ALL_BLOCKS)
-    if backend == "jax" and importlib.util.find_spec("jax") is None:
-        raise InputError("KERAS_BACKEND=jax needs `pip install -e '.[jax]'`. Received: no package jax.")
+    if backend not in installed:
+        how = {"jax": "-e '.[jax]'", "tensorflow": "tensorflow"}[backend]
+        raise InputError(
+            f"KERAS_BACKEND={backend} needs `pip install {how}`. Received: no package {backend}."
+        )
     if imported and backend != imported:
         raise InputError(
             f"KERAS_BACKEND must be {imported}, on which Keras is imported already. Received: {backend}."

@@ -149,13 +149,13 @@ def test_a_runner_that_is_not_installed(tmp_path, jobs, capsys, monkeypatch):
 
 def test_remote_paths_go_through_tensorflow(jobs):
     job = jobs["pack"]
-    storage.make_folder("ram://in")
+    storage.make_folder("memory://in")
     for name in ("a", "b"):
-        with storage.open_file(f"ram://in/{name}.tfrecord", "wb") as file:
+        with storage.open_file(f"memory://in/{name}.tfrecord", "wb") as file:
             file.write((job.whole.parent / f"{name}.tfrecord").read_bytes())
-    manifest = pack(job.config("ram://out", input_file="ram://in/*.tfrecord", provenance=False))
+    manifest = pack(job.config("memory://out", input_file="memory://in/*.tfrecord", provenance=False))
     names = {entry["name"] for entry in manifest["files"]}
-    assert set(storage.list_names("ram://out")) == {*names, "manifest.json"}
+    assert set(storage.list_names("memory://out")) == {*names, "manifest.json"}
     for name in names:
-        with storage.open_file(f"ram://out/{name}") as file:
+        with storage.open_file(f"memory://out/{name}") as file:
             assert file.read() == job.bytes[name]

@@ -59,9 +59,9 @@ def test_a_corpus_behind_a_url_is_copied_when_it_changed(encode, monkeypatch):
     folders = []
     monkeypatch.setattr(tempfile, "mkdtemp", folders.append)  # no folder that outlives the process
     for text in ("wanted", "mask mask mask"):
-        corpus = encode([(1, text)], "ram://corpus")
+        corpus = encode([(1, text)], "memory://corpus")
         assert "".join(to_words(corpus.token_ids)).replace("##", "") == text.replace(" ", "")
-        assert open_corpus("ram://corpus", SENTENCES).token_ids is corpus.token_ids
+        assert open_corpus("memory://corpus", SENTENCES).token_ids is corpus.token_ids
     assert not folders
 
 
