@@ -36,13 +36,14 @@ class RunningCluster:
         num: Number of processes.
         backend: "tensorflow" or "jax".
         own: Dict from the index of a process to arguments that it alone has, last.
+        program: Arguments of Python that name the command, in place of `run_pretraining.py`.
     """
 
-    def __init__(self, folder, arguments, num, backend, own=None):
+    def __init__(self, folder, arguments, num, backend, own=None, program=(ROOT / "run_pretraining.py",)):
         self.folder, self.num = Path(folder), num
         self.folder.mkdir(parents=True, exist_ok=True)
         self.addresses = [f"127.0.0.1:{port}" for port in free_ports(num)]
-        own = own or {}
+        own, self._program = own or {}, [str(part) for part in program]
         self.processes = [
             self._start(index, [*arguments, *own.get(index, [])], backend) for index in range(num)
         ]
@@ -52,7 +53,7 @@ class RunningCluster:
         config = json.dumps({"cluster": {"worker": self.addresses}, "task": task})
         with (self.folder / f"out-{index}").open("w") as out, (self.folder / f"err-{index}").open("w") as err:
             return subprocess.Popen(
-                [sys.executable, str(ROOT / "run_pretraining.py"), *arguments],
+                [sys.executable, *self._program, *arguments],
                 env={**os.environ, **ENVIRONMENT, "KERAS_BACKEND": backend, "TF_CONFIG": config},
                 stdout=out,
                 stderr=err,

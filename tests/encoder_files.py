@@ -11,9 +11,9 @@ WORDS = [f"w{number}" for number in range(26)]
 TEXTS = [" ".join(WORDS[start : start + length]) for start, length in enumerate([3, 0, 9, 1, 22, 5, 2, 8, 4])]
 
 
-def write_encoder(folder):
+def write_encoder(folder, config=CONFIG):
     """Write weights, `bert_config.json` and `vocab.txt` into `folder`; returns it."""
-    checkpoint.save_weights(folder, make_engine().weights(), CONFIG)
+    checkpoint.save_weights(folder, make_engine(config=config).weights(), config)
     (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS]) + "\n")
     return folder
 

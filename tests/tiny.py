@@ -23,13 +23,13 @@ CONFIG = ModelConfig(
 SHALLOW = dataclasses.replace(CONFIG, num_hidden_layers=1)
 
 
-def make_engine(mlm_loss="per_sequence", config=CONFIG, seed=1, build=None, **kwargs):
-    """An engine around a new tiny model; `build` has further arguments of `build_pretraining_model`."""
+def make_engine(mlm_loss="per_sequence", config=CONFIG, seed=1, build=None, objective=None, **kwargs):
+    """An engine around a new tiny model; `build` has further arguments of `Objective.build_model`."""
     # The import is here, so that tests without Keras can write files
     from bert_packed.objectives.pretraining import pretraining_objective
     from bert_packed.training import engines
 
-    objective = pretraining_objective(mlm_loss)
+    objective = objective or pretraining_objective(mlm_loss)
     return engines.make_engine(objective.build_model(config, seed, **(build or {})), objective, **kwargs)
 
 

@@ -9,6 +9,7 @@ Each of R replicas has a copy of the model and computes M / R packs of every mic
 
 import contextlib
 import dataclasses
+import functools
 from typing import Any
 
 import keras
@@ -172,6 +173,7 @@ def num_local(mesh):
     return mesh.size // num_processes(mesh)
 
 
+@functools.cache  # the collectives of a second strategy would get the numbers of the first one's
 def _tensorflow_replicas(distribution, strategy):
     import tensorflow as tf
 

@@ -5,9 +5,8 @@ Names are google-research/bert's wherever it has one.
 
 import dataclasses
 
-from bert_packed.architectures.registry import ATTENTIONS, MODEL_SIZES, WEIGHTINGS, parse_ablation
+from bert_packed.architectures.registry import MODEL_SIZES, WEIGHTINGS, parse_ablation
 from bert_packed.core.settings import setting, variant
-from bert_packed.parallel.cluster import DISTRIBUTIONS
 from bert_packed.parallel.targets import parse_target
 from bert_packed.runs import run_config
 from bert_packed.runs.run_config import DATA, LOGS, MASKING, MEMORY, MODEL, OBJECTIVE, OPTIMIZER, RUN, STEPS
@@ -263,23 +262,13 @@ class OptimizerSettings(run_config.OptimizerSettings):
 
 @dataclasses.dataclass(frozen=True)
 class DeviceSettings(run_config.DeviceSettings):
-    """Kernels, and devices that share a step."""
+    """Devices that share a step."""
 
-    attention: str = setting(
-        "auto",
-        "flash is the platform's fused kernel, on GPU and TPU under KERAS_BACKEND=jax; auto takes it there, "
-        "and for a Mamba those of its convolution and scan",
-        choices=ATTENTIONS,
-        group=MEMORY,
-    )
-    distribution: str = setting(
+    distribution: str = variant(
+        run_config.DeviceSettings,
+        "distribution",
         "none",
-        "devices that share each step, a part of its packs each: none is one, mirrored all of this machine, "
-        "tpu all cores of a TPU, multi_worker all of all processes that the environment variable TF_CONFIG "
-        "lists (docs/guides/several_devices.md); a run may go on under another",
-        choices=DISTRIBUTIONS,
         only_with={"compile_for=": "be none with compile_for, whose devices all share a step"},
-        changeable=True,
     )
     layout: str = setting(
         "none",
@@ -287,6 +276,7 @@ class DeviceSettings(run_config.DeviceSettings):
         "split in one direction; optimus2d, matrices and activations in blocks on a square of devices; none, "
         "whole on each (docs/guides/layouts.md); a run may go on under another",
         choices=LAYOUTS,
+        group=MEMORY,
         only_with={MASKED: "be none for objective={objective}"},
         changeable=True,
     )

@@ -3,8 +3,9 @@
 import dataclasses
 
 from bert_packed.architectures.base_config import DROPOUT_FIELDS
-from bert_packed.architectures.registry import AUTO, DTYPES, LEAST_EPSILON, MODEL_SIZES
+from bert_packed.architectures.registry import ATTENTIONS, AUTO, DTYPES, LEAST_EPSILON, MODEL_SIZES
 from bert_packed.core.settings import InputError, check_settings, setting
+from bert_packed.parallel.cluster import DISTRIBUTIONS
 
 # Headings in `--help`
 HEADINGS = DATA, MODEL, OBJECTIVE, MASKING, STEPS, OPTIMIZER, PREDICTION, MEMORY, LOGS, RUN = (
@@ -101,7 +102,7 @@ class OptimizerSettings:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceSettings:
-    """Precision and memory."""
+    """Precision, memory, kernels, and devices that share a step."""
 
     dtype: str = setting(
         AUTO,
@@ -113,6 +114,20 @@ class DeviceSettings:
     )
     remat: bool = setting(
         False, "compute each encoder block again in the backward pass: less memory, more time"
+    )
+    attention: str = setting(
+        "auto",
+        "flash is the platform's fused kernel, on GPU and TPU under KERAS_BACKEND=jax; auto takes it there, "
+        "and for a Mamba those of its convolution and scan",
+        choices=ATTENTIONS,
+    )
+    distribution: str = setting(
+        "none",
+        "devices that share each step, a part of its packs each: none is one, mirrored all of this machine, "
+        "tpu all cores of a TPU, multi_worker all of all processes that the environment variable TF_CONFIG "
+        "lists (docs/guides/several_devices.md); a run may go on under another",
+        choices=DISTRIBUTIONS,
+        changeable=True,
     )
 
 

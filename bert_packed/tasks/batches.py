@@ -44,10 +44,11 @@ def make_batch(data, packs, spec, num_packs):
     return batch
 
 
-def train_batches(data, updates, num_packs, first_step=0) -> Iterator[dict]:
+def train_batches(data, updates, num_packs, first_step=0, part_of=np.asarray) -> Iterator[dict]:
     """Batches of the steps from `first_step` on; `updates` are of `update_packs`.
 
-    Those of rows have `places`, int32 `[B, K]`, too: see `Updates`.
+    Those of rows have `places`, int32 `[B, K]`, too: see `Updates`. `part_of` is a function from an array of
+    all packs of a step to that of the packs to compute here.
     """
     for step in range(first_step, len(updates.packs)):
         packs = updates.packs[step]
@@ -55,7 +56,7 @@ def train_batches(data, updates, num_packs, first_step=0) -> Iterator[dict]:
         if updates.places:
             batch["places"] = np.zeros_like(batch["cls_positions"])
             batch["places"][packs.owners, packs.slots] = updates.places[step]
-        yield batch
+        yield {name: part_of(values) for name, values in batch.items()}
 
 
 def predict(forward, sequences, packs, spec, batch_size):

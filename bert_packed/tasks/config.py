@@ -135,6 +135,17 @@ class TextFilesConfig(ScoredConfig):
 
 
 @dataclasses.dataclass(frozen=True)
+class LoopSteps:
+    """The outer loop's part of a config."""
+
+    num_train_steps: int
+    log_steps: int
+    save_checkpoints_steps: int
+    max_skipped_steps: int
+    eval_steps: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class FinetuningResult:
     """Result of a call of `finetune`."""
 

@@ -59,15 +59,21 @@ def take_best(config, folder, model):
         checkpoint.assign_tensors(best, checkpoint.read_weights(best), named_weights(model))
 
 
-class EvaluationLog(metrics_log.MetricsLog):
-    """The scores of a run by step, and the weights with the best."""
+class EvaluationLog:
+    """The scores of a run by step, and the weights with the best; the first of its processes has them."""
 
-    def __init__(self, evaluation, folder, model, rows):
-        super().__init__(folder / metrics_log.EVAL_FILE, ("step", *evaluation.names), rows)
+    def __init__(self, evaluation, folder, model, rows, processes):
+        columns = ("step", *evaluation.names)
+        self._log = metrics_log.open_log(folder / metrics_log.EVAL_FILE, columns, rows, processes)
         self._evaluation, self._folder, self._model = evaluation, folder, model
+        self._processes = processes
         # Rows of another file of scores may have others
         name = evaluation.names[0]
         self._scores = [float(row[name]) for row in rows if row.get(name)]
+
+    def flush_to_disk(self):
+        """See `MetricsLog`."""
+        self._log.flush_to_disk()
 
     def is_over(self):
         """True if `patience` evaluations in a row had no better score than one before."""
@@ -76,18 +82,23 @@ class EvaluationLog(metrics_log.MetricsLog):
 
     def evaluate(self, step):
         """Score the model and note it; returns `is_over`."""
+        scores = self._processes.first_decides(lambda: self._score(step))
+        show_line(f"step {step:,}: " + ", ".join(f"{name} {value:.2f}" for name, value in scores.items()))
+        self._scores.append(scores[self._evaluation.names[0]])
+        if self.is_over():
+            show_line(f"no better {self._evaluation.names[0]} in {self._evaluation.patience} evaluations")
+        return self.is_over()
+
+    def _score(self, step):
+        """Score the model, and write the row and, if they are the best, the weights."""
         found = self._evaluation.score(self._model)
         scores = {name: found[name] for name in self._evaluation.names}
         if self._evaluation.keeps_best and self._is_best(scores):
             with write_folder(best_folder(self._folder)) as partial:
                 checkpoint.save_weights(partial, named_weights(self._model), self._model.config)
                 write_json(Path(partial) / SCORES_OF_BEST, {"of": self._evaluation.source, **scores})
-        self.write({"step": step, **scores})
-        show_line(f"step {step:,}: " + ", ".join(f"{name} {value:.2f}" for name, value in scores.items()))
-        self._scores.append(scores[self._evaluation.names[0]])
-        if self.is_over():
-            show_line(f"no better {self._evaluation.names[0]} in {self._evaluation.patience} evaluations")
-        return self.is_over()
+        self._log.write({"step": step, **scores})
+        return scores
 
     def _is_best(self, scores):
         name = self._evaluation.names[0]

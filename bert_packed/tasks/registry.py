@@ -1,10 +1,13 @@
 """Table of the fine-tuning tasks, a folder and a row each; no Keras."""
 
+import contextlib
 import dataclasses
 import importlib
+import io
 
 from bert_packed.core.hub import with_local_start
 from bert_packed.core.settings import InputError
+from bert_packed.parallel import cluster
 from bert_packed.training.engines import choose_backend
 
 
@@ -13,7 +16,8 @@ class Task:
     """One kind of fine-tuning, in the folder `package`.
 
     Its module `config` has the class of its settings, a `FinetuneConfig`. Its module `task`, imported once
-    the backend is chosen, has `finetune`, from such a config to a `FinetuningResult`.
+    the backend is chosen, has `finetune`, from such a config and the `Processes` of the run to a
+    `FinetuningResult`.
     """
 
     about: str  # a line of the list of commands
@@ -45,7 +49,7 @@ def finetune(config):
 
     Args:
         config: The flags of one of the commands: `ClassifyConfig`, `EmbedConfig`, `GlueConfig`, `NerConfig`,
-            `SquadConfig`.
+            `SquadConfig`. In a cluster every process calls this.
 
     Returns:
         `FinetuningResult` of `bert_packed.tasks.config`.
@@ -61,9 +65,12 @@ def finetune(config):
         kind = type(config)
         if task.config == f"{kind.__module__}:{kind.__name__}":
             config.check_inputs()
-            choose_backend()
-            run_directory = importlib.import_module("bert_packed.runs.run_directory")
-            config = with_local_start(config, run_directory.begun_flags(config))
-            return importlib.import_module(f"{task.package}.task").finetune(config)
+            with contextlib.ExitStack() as stack:
+                processes = stack.enter_context(cluster.start(config.distribution, choose_backend()))
+                if not processes.is_first:  # whose lines are the same
+                    stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+                run_directory = importlib.import_module("bert_packed.runs.run_directory")
+                config = with_local_start(config, run_directory.begun_flags(config))
+                return importlib.import_module(f"{task.package}.task").finetune(config, processes)
     names = ", ".join(task.config_name for task in TASKS.values())
     raise InputError(f"`config` must be one of {names}. Received: {type(config).__name__}.")

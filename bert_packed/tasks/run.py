@@ -17,10 +17,14 @@ from bert_packed.core.command_line import print_table, to_flagfile
 from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256, write_folder, write_json, write_text
+from bert_packed.kernels.choose import Kernels, choose_kernels
+from bert_packed.parallel.processes import ALONE, Alone
+from bert_packed.parallel.replicas import Replicas, check_shares, make_replicas
+from bert_packed.parallel.targets import devices_here
 from bert_packed.runs import run_directory, vocabulary
 from bert_packed.runs.run_summary import show_line, tell_skipped
 from bert_packed.tasks.batches import predict, train_batches
-from bert_packed.tasks.config import FinetuningResult
+from bert_packed.tasks.config import FinetuningResult, LoopSteps
 from bert_packed.tasks.evaluation import EvaluationLog, take_best
 from bert_packed.text.tokenization import TextTokenizer
 from bert_packed.text.vocabularies import file_name, load_text_tokenizer
@@ -33,29 +37,20 @@ from bert_packed.training.optimization import OPTIMIZERS, WarmupStableDecay, opt
 
 @dataclasses.dataclass(frozen=True)
 class TextModel:
-    """A model's shape, and how it reads texts."""
+    """A model's shape, how it reads texts, what it computes in kernels, and the processes of its run."""
 
     config: BaseConfig
     vocab_path: Path
     tokenizer: TextTokenizer
+    kernels: Kernels
+    processes: Alone
 
 
-@dataclasses.dataclass(frozen=True)
-class LoopSteps:
-    """The outer loop's part of a config."""
-
-    num_train_steps: int
-    log_steps: int
-    save_checkpoints_steps: int
-    max_skipped_steps: int
-    eval_steps: int = 0
-
-
-def read_text_model(config):
+def read_text_model(config, processes=ALONE):
     """The `TextModel` of a `FinetuneConfig`; prints lines about the batch and the vocabulary.
 
-    Raises `InputError` where the vocabulary or the model is missing, they do not belong together, or the
-    model cannot be fine-tuned with packs of this length.
+    Raises `InputError` where the vocabulary or the model is missing, they do not belong together, the model
+    cannot be fine-tuned with packs of this length, or there is no kernel that is asked for.
     """
     given = config.init_checkpoint, config.bert_config_file
     family = starting_weights.read_model_config(*given)
@@ -71,7 +66,10 @@ def read_text_model(config):
         size = count_of(config.train_batch_size, config.batch_unit)
         print(f"batch      {size} a step (train_batch_size), packed or not")
     print(line)
-    return TextModel(override_dropout(model_config, config), path, tokenizer)
+    model_config = override_dropout(model_config, config)
+    platform = devices_here().platform
+    kernels = choose_kernels(config.attention, model_config, config.max_seq_length, platform)
+    return TextModel(model_config, path, tokenizer, kernels, processes)
 
 
 MODEL_FOLDER = "model"  # of an export, in an output directory
@@ -112,34 +110,43 @@ def run_task(config, text, objective, read_training, predict=None, evaluation=No
         export: Function of model, output directory and the scores of `predict`; None for no export.
         new_head: Beginning of the names of weights that training does not take from the start; "" for none.
 
-    Returns a `FinetuningResult`. Raises `InputError` where another run is in the directory, or the checkpoint
-    to start from does not fit.
+    Returns a `FinetuningResult`. Raises `InputError` where another run is in the directory, the checkpoint to
+    start from does not fit, or the devices cannot share a step.
     """
-    config = run_directory.as_begun(config)
-    with run_directory.locked(config.output_dir) as folder:
+    processes = text.processes
+    config = run_directory.as_begun(config, processes)
+    replicas = make_replicas(config.distribution, processes.strategy) if config.do_train else None
+    check_shares(replicas, micro_batch_size=config.micro_batch_size)
+    with run_directory.locked(config.output_dir, processes) as folder:
         if config.do_train:
             data, inputs = read_training()
             if not len(data.sequences):
                 (path, *_), *_ = inputs.values()
                 raise InputError(f"{path} must give at least one sequence. Received: none.")
             model, stopped_by = _fine_tune(
-                config, text, objective, data, inputs, folder, evaluation, new_head
+                config, text, objective, data, inputs, folder, evaluation, new_head, replicas
             )
             if stopped_by:
-                print("stopped after saving; the same command continues", file=sys.stderr)
+                if processes.is_first:
+                    print("stopped after saving; the same command continues", file=sys.stderr)
                 return FinetuningResult(config.output_dir, {}, stopped_by)
         else:
-            model = _load_model(config, text.config, objective)
+            model = _load_model(config, text, objective)
             # The flagfile of a training that is in the folder stays
-            if not (folder / run_directory.RUN_FILE).exists():
+            if processes.is_first and not (folder / run_directory.RUN_FILE).exists():
                 write_text(str(folder / run_directory.FLAGFILE), to_flagfile(config))
-        if evaluation:
-            take_best(config, folder, model)
-        scores = predict(model, folder) if predict else None
-        if export:
-            export(model, folder, scores)
-        if scores is not None:
-            _tell_scores(config, scores, folder)
+
+        def finish():
+            if evaluation:
+                take_best(config, folder, model)
+            scores = predict(model, folder) if predict else None
+            if export:
+                export(model, folder, scores)
+            if scores is not None:
+                _tell_scores(config, scores, folder)
+            return scores
+
+        scores = processes.first_decides(finish)
     return FinetuningResult(config.output_dir, scores or {})
 
 
@@ -151,9 +158,9 @@ def _plan_updates(config, data, num_steps):
     return plan_updates(lengths, num_steps, config.train_batch_size, *sizes)
 
 
-def _fine_tune(config, text, objective, data, inputs, folder, evaluation, new_head):
+def _fine_tune(config, text, objective, data, inputs, folder, evaluation, new_head, replicas):
     """Train from the start, or from where a run stopped: the model, and the signal that stopped it."""
-    model_config = text.config
+    model_config, processes = text.config, text.processes
     steps = LoopSteps(
         config.num_train_steps(len(data.sequences) // data.texts_per_row),
         config.log_steps,
@@ -165,33 +172,33 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation, new_he
     print(f"plan       {count_of(steps.num_train_steps, 'step')} of {size}")
     updates = _plan_updates(config, data, steps.num_train_steps)
     # All steps have one static shape, as wide as the fullest pack and as long as the longest step, so that
-    # XLA compiles once
+    # XLA compiles once. Empty packs fill it up to whole micro-batches, or to as many packs on each device:
+    # they hold no sequence, so they add nothing to a loss, a count or a gradient
     updates = fit_predictions(updates, data.sequences["num_predictions"])
-    at_once = config.micro_batch_size or updates.num_packs
-    num_packs = -(-updates.num_packs // at_once) * at_once
+    at_once = config.micro_batch_size or _round_up(updates.num_packs, replicas.num if replicas else 1)
+    num_packs = _round_up(updates.num_packs, at_once)
     counted = {
         "num_sequences": len(data.sequences),
         "longest_sequence": int(data.sequences["lengths"].max()),
         **({"classes": list(data.classes)} if data.classes else {}),
     }
     facts = _facts(text, inputs, **counted)
-    latest = run_directory.find_checkpoint(folder, config, facts)
-    if latest:
-        # Flags and inputs are compared first: setting a damaged checkpoint aside changes the directory
-        latest = run_directory.find_whole_checkpoint(folder, print)
     vocab_text = text.vocab_path.read_bytes().decode()  # it may be in the folder that a new start empties
-    engine, schedule = _build_engine(config, model_config, objective, steps)
+    latest = run_directory.agree(folder, config, facts, print, processes)
+    engine, schedule = _build_engine(config, text, objective, steps, replicas)
     path = folder / metrics_log.TRAIN_FILE
     first_step, state, rows, scored, starts_whole = 0, None, [], [], False
     if latest:
         state = checkpoint.restore_checkpoint(latest, engine)
         first_step = state["step"]
         due = metrics_log.due_steps(config.log_steps, steps, first_step)
-        # The log may be damaged, so it is read before any file changes
-        rows = metrics_log.rows_to_keep(path, first_step, due, config.accept_lost_rows)
         # An evaluation that is due is made again
         last = first_step - 1 if state["evaluation_due"] else first_step
-        scored = metrics_log.rows_to_keep(folder / metrics_log.EVAL_FILE, last, [], config.accept_lost_rows)
+        logs = (path, first_step, due), (folder / metrics_log.EVAL_FILE, last, [])
+        # A log may be damaged, so all are read before any file changes
+        rows, scored = processes.first_decides(
+            lambda: [metrics_log.rows_to_keep(*one, config.accept_lost_rows) for one in logs]
+        )
         print(run_directory.describe_continuation(folder, latest))
     else:
         if config.init_checkpoint:
@@ -204,19 +211,25 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation, new_he
             "sequences_per_step": config.train_batch_size * data.texts_per_row,
             "num_train_steps": steps.num_train_steps,
         }
-        run_directory.start_run(folder, config, {**facts, **planned})
-        write_text(str(folder / file_name(text.vocab_path)), vocab_text)
-        if data.classes:
-            names = "".join(f"{name}\n" for name in data.classes)
-            write_text(str(folder / starting_weights.LABELS_FILE), names)
-    run_directory.remove_partial(folder)
-    if first_step < steps.num_train_steps:
-        run_directory.record_segment(folder, first_step, keras.backend.backend())
+
+        def start():
+            run_directory.start_run(folder, config, {**facts, **planned})
+            write_text(str(folder / file_name(text.vocab_path)), vocab_text)
+            if data.classes:
+                names = "".join(f"{name}\n" for name in data.classes)
+                write_text(str(folder / starting_weights.LABELS_FILE), names)
+
+        processes.first_decides(start)
+    if processes.is_first:
+        run_directory.remove_partial(folder)
+        if first_step < steps.num_train_steps:
+            run_directory.record_segment(folder, first_step, keras.backend.backend())
+    print(f"attention  {text.kernels.description}")
     print(_describe_steps(config, data, updates, steps))
-    log = metrics_log.MetricsLog(path, metrics_log.train_columns(objective), rows)
+    log = metrics_log.open_log(path, metrics_log.train_columns(objective), rows, processes)
     evaluated = None
     if evaluation:
-        evaluated = EvaluationLog(evaluation, folder, engine.model, scored)
+        evaluated = EvaluationLog(evaluation, folder, engine.model, scored, processes)
         # Training may harm a model that can do its task: its start is scored, and may be the best
         if starts_whole and (evaluation.every or evaluation.keeps_best):
             evaluated.evaluate(0)
@@ -226,18 +239,31 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation, new_he
         for one in (log, evaluated):
             if one:
                 one.flush_to_disk()
-        checkpoint.save_checkpoint(folder, step, engine, model_config, state)
+        # The result is a string, since it travels to the other processes as JSON
+        processes.first_decides(
+            lambda: str(checkpoint.save_checkpoint(folder, step, engine, model_config, state))
+        )
+
+    def own_packs(values):
+        # Every process makes whole steps, and takes its part of each micro-batch
+        return Replicas(processes.num, processes.num).by_replica(values, at_once)[processes.index]
+
+    def prune():
+        if processes.is_first:
+            checkpoint.prune_checkpoints(folder, config.keep_checkpoint_max)
 
     hooks = loop.Hooks(
-        batches=functools.partial(train_batches, data, updates, num_packs),
+        batches=functools.partial(train_batches, data, updates, num_packs, part_of=own_packs),
         log=log.write,
         show=show_line,
         evaluate=evaluated and evaluated.evaluate,
         save=save,
-        prune=functools.partial(checkpoint.prune_checkpoints, folder, config.keep_checkpoint_max),
+        prune=prune,
         learning_rate=lambda step: float(schedule(step)),
         means=objective.means,
         tell_skipped=tell_skipped,
+        shows_progress=processes.is_first,
+        num_processes=processes.num,
         scale=metrics_log.Scale(num_packs * config.max_seq_length),
     )
     stopped_by = None
@@ -248,6 +274,10 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation, new_he
     if engine.num_train_traces:
         print(f"compiled   {engine.num_train_traces} training program")
     return engine.model, stopped_by
+
+
+def _round_up(number, multiple):
+    return -(-number // multiple) * multiple
 
 
 def has_results(config, text, inputs, results, evaluated):
@@ -264,11 +294,12 @@ def has_results(config, text, inputs, results, evaluated):
     return bool(found) and all(path.is_file() and path.stat().st_mtime_ns > newest for path in found)
 
 
-def _load_model(config, model_config, objective):
+def _load_model(config, text, objective):
     """The model of a config with its checkpoint's weights; raises `InputError` where these lack the head."""
-    check_memory(model_config)
-    model = objective.build_model(model_config, config.random_seed, dtype=config.dtype)
-    found = _load_weights(config, model_config, model)
+    check_memory(text.config)
+    options = text.kernels.options
+    model = objective.build_model(text.config, config.random_seed, dtype=config.dtype, **options)
+    found = _load_weights(config, text.config, model)
     # A head with its initial, random values would predict noise
     if found.missing:
         raise InputError(
@@ -318,9 +349,8 @@ def predict_packed(config, model, sequences, forward=None):
         return predict(forward, sequences, packs, spec, config.predict_batch_size), len(packs)
 
 
-def _build_engine(config, model_config, objective, steps):
-    check_memory(model_config, TRAINING_COPIES)
-    model = objective.build_model(model_config, config.random_seed, dtype=config.dtype, remat=config.remat)
+def _build_engine(config, text, objective, steps, replicas):
+    check_memory(text.config, TRAINING_COPIES)
     schedule = WarmupStableDecay(
         config.learning_rate,
         steps.num_train_steps,
@@ -329,8 +359,12 @@ def _build_engine(config, model_config, objective, steps):
     settings = optimizer_settings(config)
     if config.optimizer == "adam":
         settings["corrects_bias"] = config.adam_bias_correction
-    optimizer = OPTIMIZERS[config.optimizer](schedule, **settings)
-    return make_engine(model, objective, optimizer, config.micro_batch_size or None), schedule
+    options = {"dtype": config.dtype, "remat": config.remat, **text.kernels.options}
+    with replicas.scope() if replicas else contextlib.nullcontext():
+        model = objective.build_model(text.config, config.random_seed, **options)
+        optimizer = OPTIMIZERS[config.optimizer](schedule, **settings)
+        engine = make_engine(model, objective, optimizer, config.micro_batch_size or None, replicas)
+    return engine, schedule
 
 
 def _facts(text, inputs, **data):

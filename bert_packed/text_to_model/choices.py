@@ -44,7 +44,7 @@ def choose_vocab_size(config, num_bytes):
     return LARGE_VOCABULARY if num_bytes >= LARGE_TEXT_BYTES else SMALL_VOCABULARY
 
 
-def choose_training(config, manifest, folder, platform):
+def choose_training(config, manifest, folder, platform, num_devices=1):
     """Choose all but the steps, and what memory and hours change of their size.
 
     Args:
@@ -52,6 +52,7 @@ def choose_training(config, manifest, folder, platform):
         manifest: Manifest of the training packs.
         folder: `OutputFolder`.
         platform: "cpu", "gpu" or "tpu".
+        num_devices: Devices that share a step.
 
     Returns:
         (`PretrainingConfig`, list of `Choice`).
@@ -65,7 +66,7 @@ def choose_training(config, manifest, folder, platform):
     sequences = manifest["num_sequences"] * (config.num_train_epochs or DEFAULT_EPOCHS)
     packs = config.train_batch_size or packs_of_a_step(sequences, manifest["packing_factor"])
     most = (CPU_TOKENS_AT_ONCE if on_cpus else ACCELERATOR_TOKENS_AT_ONCE) // config.max_seq_length
-    packs, at_once = divide(packs, max(most, 1), bool(config.train_batch_size))
+    packs, at_once = divide(packs, max(most, 1), bool(config.train_batch_size), num_devices)
     why_rate = (
         "of Adam, from init_checkpoint" if config.init_checkpoint else f"of Adam, for a width of {width}"
     )
@@ -85,6 +86,8 @@ def choose_training(config, manifest, folder, platform):
         micro_batch_size=at_once,
         eval_batch_size=at_once,
         random_seed=config.random_seed,
+        attention=config.attention,
+        distribution=config.distribution,
         num_warmup_steps=0,
     )
     return training, choices
@@ -108,33 +111,35 @@ def packs_of_a_step(num_sequences, factor):
     return max(round(sequences / factor), 1)
 
 
-def divide(packs, most, is_given):
-    """Packs of a step in equal micro-batches of at most `most`: (packs, packs at once).
+def divide(packs, most, is_given, num_devices=1):
+    """Packs of a step in equal micro-batches of at most `most` a device: (packs, packs at once).
 
     Unless their number is given, packs are rounded up to fuller micro-batches:
 
         10 packs, at most 4 at once   ->   (12, 4), given (10, 2)
     """
+    of_device = -(-packs // num_devices)
     if is_given:
-        return packs, max(size for size in range(1, min(most, packs) + 1) if packs % size == 0)
-    num_parts = -(-packs // most)
-    at_once = -(-packs // num_parts)
+        sizes = range(1, min(most, of_device) + 1)
+        return packs, num_devices * max(size for size in sizes if of_device % size == 0)
+    num_parts = -(-of_device // most)
+    at_once = num_devices * -(-of_device // num_parts)
     return at_once * num_parts, at_once
 
 
-def fit_memory(training, program, memory_bytes, is_given):
+def fit_memory(training, program, memory_bytes, is_given, num_devices=1):
     """A `PretrainingConfig` whose micro-batch fits a memory, by the program that was compiled for its own.
 
-    `is_given` is as in `divide`. Returns (config, `Choice`).
+    `is_given` and `num_devices` are as in `divide`. Returns (config, `Choice`).
     """
     from bert_packed.training.step_report import size_that_fills
 
-    at_once = training.packs_at_once
+    at_once = training.packs_at_once // num_devices
     why = "as many as are computed well at once; the memory has room for them"
     if memory_bytes and program.peak_bytes is not None:
         most = max(size_that_fills(SHARE_OF_MEMORY * memory_bytes, program, at_once), 1)
         if most < at_once:
-            training = _with_batch(training, *divide(training.train_batch_size, most, is_given))
+            training = _with_batch(training, *divide(training.train_batch_size, most, is_given, num_devices))
             why = f"fits half of {memory_bytes / 2**30:.1f} GiB"
     return training, Choice("micro_batch_size", training.packs_at_once, why)
 
@@ -144,7 +149,7 @@ def _with_batch(training, packs, at_once):
     return dataclasses.replace(training, **sizes)
 
 
-def choose_steps(config, training, manifest, step_seconds=None):
+def choose_steps(config, training, manifest, step_seconds=None, num_devices=1):
     """A `PretrainingConfig` with its steps, by epochs or by hours of steps of `step_seconds`.
 
     Hours also choose the packs of a step, unless given. Returns (config, list of `Choice`).
@@ -155,7 +160,8 @@ def choose_steps(config, training, manifest, step_seconds=None):
         num_packs = config.train_hours * 3600 / pack_seconds
         if not config.train_batch_size:
             wanted = packs_of_a_step(num_packs * factor, factor)
-            training = _with_batch(training, *divide(wanted, training.packs_at_once, False))
+            most = training.packs_at_once // num_devices
+            training = _with_batch(training, *divide(wanted, most, False, num_devices))
             packs = training.train_batch_size
         steps = max(round(num_packs / packs), 1)
         why = f"{config.train_hours:g} h of steps of {pack_seconds * packs:.3g} s"

@@ -5,18 +5,23 @@ import os
 
 from bert_packed.architectures.registry import ENCODER_SIZES, MODEL_SIZES
 from bert_packed.core.hub import name_of
-from bert_packed.core.settings import InputError, check_settings, result_settings, setting
+from bert_packed.core.settings import InputError, check_settings, result_settings, setting, variant
 from bert_packed.core.storage import check_local
 from bert_packed.packing.histogram import MAX_LENGTH
+from bert_packed.runs.run_config import DeviceSettings
 from data_gen.jobs.runners import MAX_WORKERS, TEXT_WORKERS_HELP
 
-DATA, MODEL, STEPS, CALL = "Text", "Model", "Batches and steps", "This call"
+DATA, MODEL, STEPS, DEVICES = "Text", "Model", "Batches and steps", "Devices"
+CALL = "This call"
 DEFAULT_EPOCHS = 3.0
 LONGEST_HOURS, MOST_EPOCHS, MOST_PACKS = 10_000, 10**6, 2**20
 # A vocabulary that is given is not trained
 NOT_GIVEN = {f"{name}=": f"be left out with {name}" for name in ("vocab_file", "init_checkpoint")}
 PATHS = ("vocab_file", "bert_config_file", "init_checkpoint")
-TRAINING = ("bert_config_file", "num_train_epochs", "train_hours", "train_batch_size", "learning_rate")
+TRAINING = (
+    *("bert_config_file", "num_train_epochs", "train_hours", "train_batch_size", "learning_rate"),
+    *("attention", "distribution"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +110,16 @@ class TrainConfig:
         0.0, "peak learning rate; 0 = 5e-5 from init_checkpoint, else by the model's width", minimum=0
     )
     random_seed: int = setting(12345, "seed of everything", minimum=0, maximum=2**31 - 1)
+    attention: str = variant(DeviceSettings, "attention", "auto", group=DEVICES)
+    distribution: str = variant(
+        DeviceSettings,
+        "distribution",
+        "none",
+        help="devices that share each step of the training, a part of its packs each: none is one, mirrored "
+        "all of this machine, tpu all cores of a TPU (docs/guides/several_devices.md)",
+        choices=("none", "mirrored", "tpu"),
+        changeable=False,
+    )
     num_workers: int = setting(
         0, TEXT_WORKERS_HELP, minimum=0, maximum=MAX_WORKERS, changeable=True, group=CALL
     )

@@ -22,6 +22,8 @@ from bert_packed.records.provenance import resolve_path
 
 CALL_FILE = "bert_packed_train.json"  # settings and text of the call, which a call that goes on must share
 TRAINING_FLAGS = os.path.join("flags", "pretrain.flags")
+# Settings that the file of an older call lacks, with their defaults
+NEWER = {"attention": "auto", "distribution": "none"}
 # What the steps leave, in their order
 RESULTS = ("flags", "instances", "packed", "proof.json", "run", "audit.json", "model")
 
@@ -172,5 +174,5 @@ def _has_same_content(folder, before, now):
 def _changes(before, now):
     """Differences between settings, as text."""
     before = before if isinstance(before, dict) else {}
-    names = [name for name, value in now.items() if before.get(name) != value]
+    names = [name for name, value in now.items() if before.get(name, NEWER.get(name)) != value]
     return ", ".join(f"{name} {before.get(name)!r} -> {now[name]!r}" for name in names)

@@ -85,6 +85,9 @@ def check(config, num_bytes):
     choose_backend()
     # These import Keras, which must wait until the backend is chosen
     from bert_packed.checkpoints.export_formats import check_vocabulary
+    from bert_packed.kernels.choose import choose_kernels
+    from bert_packed.parallel.replicas import check_shares, make_replicas
+    from bert_packed.parallel.targets import devices_here
     from bert_packed.runs.vocabulary import known_case
     from bert_packed.training.backend import TRAINING_COPIES, check_memory
 
@@ -113,6 +116,8 @@ def check(config, num_bytes):
                 f"Received: {config.do_lower_case}."
             )
     check_memory(model_config, TRAINING_COPIES)
+    choose_kernels(config.attention, model_config, config.max_seq_length, devices_here().platform)
+    check_shares(make_replicas(config.distribution), train_batch_size=config.train_batch_size)
 
 
 def find_vocabulary(config):
@@ -262,20 +267,24 @@ def _choose(config, folder):
     """`PretrainingConfig` and the list of what was chosen; steps are compiled, and with hours timed."""
     choose_backend()
     # This imports Keras, which must wait until the backend is chosen
+    from bert_packed.parallel.replicas import make_replicas
     from bert_packed.parallel.targets import devices_here
     from bert_packed.runs.compile_only import compile_largest_program
     from bert_packed.training.backend import device_memory_bytes
 
     manifest = folder.packs_manifest("train")
-    training, chosen = choices.choose_training(config, manifest, folder, devices_here().platform)
+    replicas = make_replicas(config.distribution)
+    num_devices = replicas.num if replicas else 1
+    platform = devices_here().platform
+    training, chosen = choices.choose_training(config, manifest, folder, platform, num_devices)
     memory_bytes, given = device_memory_bytes(), bool(config.train_batch_size)
     if memory_bytes:
         training, choice = choices.fit_memory(
-            training, compile_largest_program(training), memory_bytes, given
+            training, compile_largest_program(training), memory_bytes, given, num_devices
         )
         chosen.append(choice)
     seconds = choices.time_step(training) if config.train_hours else None
-    training, of_steps = choices.choose_steps(config, training, manifest, seconds)
+    training, of_steps = choices.choose_steps(config, training, manifest, seconds, num_devices)
     return training, [*chosen, *of_steps]
 
 

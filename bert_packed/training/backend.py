@@ -72,7 +72,8 @@ def _compiled_by_jax(function, model):
         with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
             return function(*inputs)
 
-    return lambda *inputs: program([variable.value for variable in variables], *inputs)
+    # After steps that devices share, each has the value: one of them computes, and the kernels are for one
+    return lambda *inputs: program([variable.value.addressable_data(0) for variable in variables], *inputs)
 
 
 def gradient(function):

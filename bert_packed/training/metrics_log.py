@@ -238,9 +238,13 @@ def open_logs(folder, config, objective, first_step, evaluation_due, processes):
             kept.append(rows_to_keep(path, last_step, due, config.accept_lost_rows))
 
     processes.first_decides(read)
-    if not processes.is_first:
-        return [NoLog()] * len(logs)
-    return [MetricsLog(path, columns, rows) for (path, columns, *_), rows in zip(logs, kept, strict=True)]
+    opened = zip(logs, kept or [None] * len(logs), strict=True)
+    return [open_log(path, columns, rows, processes) for (path, columns, *_), rows in opened]
+
+
+def open_log(path, columns, rows, processes):
+    """The `MetricsLog` of the first process, the `NoLog` of another."""
+    return MetricsLog(path, columns, rows) if processes.is_first else NoLog()
 
 
 def is_due(step, every, config):

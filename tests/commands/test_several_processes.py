@@ -15,6 +15,7 @@ import pytest
 from cluster import RunningCluster, last_step
 from pretraining_command import read_rows
 from safetensors.numpy import load_file
+from task_files import flags_of, write_tasks
 from tiny import write_data
 
 from bert_packed.checkpoints.checkpoint import check_checkpoint
@@ -158,6 +159,42 @@ def test_two_processes_take_the_steps_of_one(uninterrupted, backend):
     for name in one:
         if not name.endswith("key/bias"):  # its gradient is 0: of rounding LAMB makes whole steps
             np.testing.assert_allclose(two[name], one[name], atol=1e-5, rtol=0, err_msg=name)
+
+
+@pytest.mark.parametrize("backend", ["jax", "tensorflow"])
+def test_fine_tuning_is_that_of_one_process_and_stops(tmp_path, backend):
+    """The first process alone writes, predicts and speaks."""
+    files = write_tasks(tmp_path)
+    changes = {"num_train_epochs": 12, "save_checkpoints_steps": 50, "learning_rate": 0.001}
+    changes |= {"eval_steps": 20, "keep_best": "true", "hidden_dropout_prob": 0.2}
+
+    def start(name, folder, num):
+        distribution = "multi_worker" if num > 1 else "none"
+        flags = flags_of("ner", files, tmp_path / folder, **changes, distribution=distribution)
+        command = [f"--{flag}={value}" for flag, value in flags.items()]
+        return RunningCluster(tmp_path / name, command, num, backend, program=("-m", "bert_packed", "ner"))
+
+    one, stopped = start("alone", "one", 1), start("stopped", "two", 2)
+    assert one.statuses() == [0], one.said()
+    stopped.wait_for(lambda: last_step(tmp_path / "two") >= 5)
+    stopped.send(1, signal.SIGTERM)
+    assert stopped.statuses() == [STOPPED] * 2, stopped.said()
+    again = start("again", "two", 2)
+    assert again.statuses() == [0, 0], again.said()
+    assert "continues from" in again.out(0) and "batch" not in again.out(1)
+    for log, name in (("metrics.csv", "loss"), ("eval_metrics.csv", "f1")):
+        want, found = (
+            [float(row[name]) for row in read_rows(tmp_path / folder / log)] for folder in ("one", "two")
+        )
+        assert found == pytest.approx(want, rel=1e-5) and len(found) > 2
+    for name in ("predictions.txt", "eval_results.json"):
+        assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
+    weights, others = (
+        load_file(tmp_path / folder / "model" / "model.safetensors") for folder in ("one", "two")
+    )
+    for name, values in weights.items():
+        if not name.endswith("key.bias"):
+            np.testing.assert_allclose(others[name], values, atol=1e-5, err_msg=name)
 
 
 def test_a_mistake_is_one_line_in_every_process(data, tmp_path):

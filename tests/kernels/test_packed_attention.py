@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import finetuning_batches
 import keras
 import numpy as np
 import pytest
@@ -238,15 +239,23 @@ def test_no_other_tile_is_visited_forward_and_backward(kernel, one_pack_per_tile
 
 
 @pytest.mark.parametrize(
-    ("kernel", "remat", "micro_batch_size"),
-    [(packed_attention, True, None), (packed_attention, False, 2), (gpu_attention, True, 2)],
+    ("kernel", "remat", "micro_batch_size", "kind"),
+    [
+        (packed_attention, True, None, "pretraining"),
+        (packed_attention, False, 2, "pretraining"),
+        (gpu_attention, True, 2, "pretraining"),
+        (packed_attention, False, 2, "weighted"),
+        (gpu_attention, False, 2, "tags"),
+    ],
 )
-def test_a_model_drops_the_units_that_the_dense_model_drops(kernel, remat, micro_batch_size):
+def test_a_model_drops_the_units_that_the_dense_model_drops(kernel, remat, micro_batch_size, kind):
     rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.2}
     config = dataclasses.replace(SHALLOW, max_position_embeddings=TILE, **rates)
-    packed = {name: values[:4] for name, values in packed_and_unpacked(max_seq_length=TILE)[0].items()}
+    batches = packed_and_unpacked if kind == "pretraining" else finetuning_batches.packed_and_unpacked
+    packed = {name: values[:4] for name, values in batches(max_seq_length=TILE)[0].items()}
+    options = {"micro_batch_size": micro_batch_size, "objective": finetuning_batches.KINDS.get(kind)}
     dense, fused = (
-        make_engine(config=config, build={"remat": remat, **attend}, micro_batch_size=micro_batch_size)
+        make_engine(config=config, build={"remat": remat, **attend}, **options)
         for attend in ({}, {"attend": kernel.attend})
     )
     want, want_sums = dense.gradients(packed)

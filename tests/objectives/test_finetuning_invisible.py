@@ -6,30 +6,18 @@ import functools
 import keras
 import numpy as np
 import pytest
-from finetuning_batches import packed_and_unpacked
+from finetuning_batches import KINDS, LABELS, SHIFTS, packed_and_unpacked
 from keras import ops
 from modern_bert_models import CONFIG as MODERN_BERT
 from tiny import CONFIG, replace_sums, to_floats
 
 from bert_packed.architectures.registry import ablate
 from bert_packed.evaluation.contamination import unpack_batch
-from bert_packed.tasks.classify.losses import classes_objective, numbers_objective, several_objective
-from bert_packed.tasks.ner.task import tags_objective
-from bert_packed.tasks.squad.task import answer_sums, answers_objective
+from bert_packed.tasks.squad.task import answer_sums
 from bert_packed.training import engines
 from bert_packed.training.backend import compiled, gradient
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.usefixtures("uncompiled")]
-WEIGHTS = np.array([0.5, 2, 1], np.float32)
-LABELS = {"numbers": "scores", "several": "bits"}  # in the batches; others have "labels"
-KINDS = {
-    "answers": answers_objective(),
-    "classes": classes_objective(3),
-    "weighted": classes_objective(3, WEIGHTS),
-    "several": several_objective(3),
-    "numbers": numbers_objective(),
-    "tags": tags_objective(3),
-}
 MODELS = {
     "bert": CONFIG,
     "modern_bert": dataclasses.replace(MODERN_BERT, initializer_range=0.3),
@@ -43,13 +31,6 @@ CASES = [
     ("modern_bert", "tags"),
     ("modern_bert_of_means", "classes"),
 ]
-# These add the same to every logit of a sequence, which moves no softmax: their true gradient is 0
-SHIFTS = (
-    "key/bias",
-    "question_answering/output/bias",
-    "question_answering/classifier/bias",
-    "layer_1/feed_forward/LayerNorm/beta",
-)
 
 
 def assert_gradients_equal(kind, engine, got, want):

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import re
 
+import finetuning_batches
 import keras
 import modern_bert_models
 import next_tokens
@@ -86,45 +87,61 @@ def batch_at(step):
     return {name: np.concatenate([values[:4], values[3::-1]]) for name, values in packed.items()}
 
 
+def finetuning_batch(kind, step):
+    """Packs of 4, 3, 1, 2 and 1 sequences, and three empty ones, which fill up the micro-batches."""
+    packed, _ = finetuning_batches.packed_and_unpacked(step)
+    packed["labels"] = packed[finetuning_batches.LABELS.get(kind, "labels")]
+    return {name: np.concatenate([values, np.zeros_like(values[:3])]) for name, values in packed.items()}
+
+
 def values_of(variables):
     return {name: np.array(variable.numpy()) for name, variable in variables.items()}
 
 
 @pytest.fixture(scope="module")
 def trained(devices):
-    """Results of training by number of devices; attention has its gradients for CPUs in each trace."""
+    """Results of training by devices and objective; attention has its gradients for CPUs in each trace."""
 
     @functools.cache
-    def train(num_devices):
-        engine, taken, attend = make_engine(num_devices), [], layers.attention_scores
+    def train(num_devices, kind="pretraining"):
+        objective = finetuning_batches.KINDS.get(kind)
+        batch_of = functools.partial(finetuning_batch, kind) if objective else batch_at
+        engine = make_engine(num_devices, objective=objective)
+        taken, attend = [], layers.attention_scores
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(
                 layers, "attention_scores", lambda *of: taken.append(has_gradients_for_cpus()) or attend(*of)
             )
-            figures = [to_floats(engine.train_step(batch_at(0)))]
+            figures = [to_floats(engine.train_step(batch_of(0)))]
         assert taken and all(taken)
         moments = values_of(engine.training_state())
-        figures += [to_floats(engine.train_step(batch_at(step))) for step in range(1, NUM_STEPS)]
+        figures += [to_floats(engine.train_step(batch_of(step))) for step in range(1, NUM_STEPS)]
         weights, state = values_of(engine.weights()), values_of(engine.training_state())
-        return Trained(engine, figures, moments, weights, state, to_floats(engine.eval_step(batch_at(7))))
+        return Trained(engine, figures, moments, weights, state, to_floats(engine.eval_step(batch_of(7))))
 
     return train
 
 
 # TensorFlow compiles a program for each device
 tf_slow = [pytest.mark.slow] if keras.backend.backend() == "tensorflow" else []
-several = pytest.mark.parametrize("num_devices", [2, pytest.param(4, marks=tf_slow)])
+CASES = [
+    ("pretraining", 2),
+    pytest.param("pretraining", 4, marks=tf_slow),
+    ("weighted", 2),
+    *(pytest.param(kind, 4, marks=tf_slow) for kind in ("weighted", "tags", "answers")),
+    pytest.param("several", 4, marks=pytest.mark.slow),
+]
 
 
-@several
-def test_steps_are_those_of_one_device(trained, num_devices):
+@pytest.mark.parametrize(("kind", "num_devices"), CASES)
+def test_steps_are_those_of_one_device(trained, kind, num_devices):
     """Losses, norms, gradients, weights and seeds of dropout; the first moments are the clipped gradient."""
-    one, many = trained(1), trained(num_devices)
-    assert many.engine.num_train_traces == 1
+    one, many = trained(1, kind), trained(num_devices, kind)
+    assert many.engine.num_train_traces == 1 and one.figures[0]["gradient_norm"] > CLIP
     for want, found in zip(one.figures, many.figures, strict=True):
-        assert want["gradient_norm"] > 2 * CLIP and found["num_stop_requests"] == 0
+        assert found["num_stop_requests"] == 0
         assert {name: found[name] for name in want} == pytest.approx(want, rel=1e-5)
-        for name in ("mlm_loss", "nsp_loss"):
+        for name in many.engine.objective.losses:
             assert found[name] == pytest.approx(want[name], rel=1e-6)
     assert many.evaluated == pytest.approx(one.evaluated, rel=1e-5)
     names = [name for name in one.moments if name.endswith(("momentum", "velocity"))]
@@ -134,12 +151,14 @@ def test_steps_are_those_of_one_device(trained, num_devices):
     largest = max(np.abs(values).max() for values in gradients)
     for name in names:
         np.testing.assert_allclose(many.moments[name], one.moments[name], atol=1e-6 * largest, err_msg=name)
+    shifts = finetuning_batches.SHIFTS if kind == "answers" else ("key/bias",)
+    shifts = tuple(name.replace("layer_1", "layer_0") for name in shifts)  # the last
     for name, values in one.weights.items():
-        # The gradient of a key's bias is 0: of its rounding LAMB makes whole steps
-        if not name.endswith("key/bias"):
+        # Some true gradients are 0: of their rounding LAMB makes whole steps
+        if not name.endswith(shifts):
             np.testing.assert_allclose(many.weights[name], values, atol=1e-5, err_msg=name)
     seeds = [name for name in one.state if name.startswith("dropout_seed/")]
-    assert len(seeds) == 4
+    assert len(seeds) == (4 if kind in ("pretraining", "answers") else 5)
     for name in seeds:  # where a run goes on, on another number of devices too
         np.testing.assert_array_equal(many.state[name], one.state[name])
 

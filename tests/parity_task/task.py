@@ -10,8 +10,8 @@ from bert_packed.tasks.classify.losses import LABELS, classes_objective
 from bert_packed.tasks.rows import make_text_sequences
 
 
-def finetune(config):
-    text = run.read_text_model(config)
+def finetune(config, processes):
+    text = run.read_text_model(config, processes)
     lines = Path(config.text_file).read_text().splitlines()
     labels = np.array([len(line.split()) % 2 for line in lines])
     sequences, _ = make_text_sequences([lines], text.tokenizer, config.max_seq_length, config.text_file)

@@ -11,6 +11,8 @@ from keras import ops
 
 from bert_packed.architectures.bert.config import ModelConfig
 from bert_packed.core.settings import InputError
+from bert_packed.kernels.choose import Kernels
+from bert_packed.parallel.processes import ALONE
 from bert_packed.records.sequences import BERT_LAYOUT
 from bert_packed.records.sequences import make_sequences as make_columns
 from bert_packed.tasks import run as finetuning
@@ -20,6 +22,7 @@ from bert_packed.tasks.ner.config import NerConfig
 from bert_packed.tasks.squad.config import SquadConfig
 
 pytestmark = pytest.mark.both_backends
+TEXT = finetuning.TextModel(ModelConfig(), None, None, Kernels({}, ""), ALONE)
 LENGTHS = [5, 12, 2, 3, 7, 1, 4]
 
 
@@ -75,8 +78,7 @@ def test_prediction_needs_the_head_of_the_task(monkeypatch, tmp_path):
     found = SimpleNamespace(missing=[], lines=list)
     monkeypatch.setattr(finetuning.starting_weights, "load", lambda *_, **__: found)
     predicted = []
-    inputs = SimpleNamespace(config=ModelConfig())
-    arguments = config, inputs, objective, None, lambda *of: predicted.append(of)
+    arguments = config, TEXT, objective, None, lambda *of: predicted.append(of)
     assert finetuning.run_task(*arguments).exit_status == 0 and predicted.pop()[0] is model
     found.missing.append("classification/pooler/kernel")
     with pytest.raises(InputError, match=r"must be fine-tuned for this task.* lacks classification/pooler"):
@@ -94,7 +96,7 @@ def test_earlier_scores_stay_where_none_are_wanted(tmp_path, monkeypatch, scores
     config = SquadConfig(**GIVEN[SquadConfig], output_dir=str(tmp_path), **flags)
     given = []
     predict = lambda *of: given.append(of) or scores  # noqa: E731
-    assert finetuning.run_task(config, SimpleNamespace(config=None), None, None, predict).exit_status == 0
+    assert finetuning.run_task(config, TEXT, None, None, predict).exit_status == 0
     assert given == [("model", tmp_path)]
     assert (json.loads(path.read_text()) if path.exists() else None) == left
     assert (tmp_path / "copy.json").exists() == bool(scores)
@@ -139,14 +141,14 @@ def test_settings_that_exclude_each_other_or_name_no_file(config, change, messag
 
 
 def test_a_stopped_training_predicts_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(finetuning, "_fine_tune", lambda *of: given.append(of[3:]) or ("model", 15))
+    monkeypatch.setattr(finetuning, "_fine_tune", lambda *of: given.append(of[3:-1]) or ("model", 15))
     config, given = SquadConfig(output_dir=str(tmp_path), **GIVEN[SquadConfig]), []
     predict = lambda *_: pytest.fail("predicts")  # noqa: E731
     data, inputs = SimpleNamespace(sequences=[]), {"train_file": ["a.json"]}
     with pytest.raises(InputError, match=r"a\.json must give at least one sequence\. Received: none"):
-        finetuning.run_task(config, None, None, lambda: (data, inputs), predict)
+        finetuning.run_task(config, TEXT, None, lambda: (data, inputs), predict)
     data.sequences.append(1)
-    assert finetuning.run_task(config, None, None, lambda: (data, inputs), predict).exit_status == 128 + 15
+    assert finetuning.run_task(config, TEXT, None, lambda: (data, inputs), predict).exit_status == 128 + 15
     assert given == [(data, inputs, tmp_path, None, "")]
     assert "the same command continues" in capsys.readouterr().err
 

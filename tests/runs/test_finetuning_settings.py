@@ -13,9 +13,10 @@ from squad_files import CONTEXT, QUESTIONS, entry, write
 from tiny import CONFIG
 
 from bert_packed import cli
-from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures import packed_model
 from bert_packed.architectures.registry import QUESTION_ANSWERING
 from bert_packed.checkpoints import checkpoint
+from bert_packed.kernels.choose import Kernels
 from bert_packed.tasks import run as finetuning
 from bert_packed.tasks.classify import task as classification
 from bert_packed.tasks.glue import files as glue
@@ -83,7 +84,7 @@ def files(tmp_path_factory):
         shape = {"vocab_size": len(lines), "hidden_size": width, "num_hidden_layers": 1}
         config = dataclasses.replace(CONFIG, **shape, **rates, max_position_embeddings=LENGTH)
         (folder / f"{name}.json").write_text(json.dumps(dataclasses.asdict(config)))
-    model = build_model(QUESTION_ANSWERING, config, num_outputs=2, seed=7)
+    model = packed_model.build_model(QUESTION_ANSWERING, config, num_outputs=2, seed=7)
     checkpoint.save_weights(folder / "start", named_weights(model), config)
     for task, header in (("SST-2", "sentence\tlabel"), ("RTE", "index\tsentence1\tsentence2\tlabel")):
         (folder / task).mkdir()
@@ -231,6 +232,27 @@ def test_a_checkpoint_is_taken_as_it_is(files, tmp_path):
 def test_an_earlier_run_is_kept_unless_it_is_overwritten(files, tmp_path):
     kept = run_to_loop("squad", other_run(tmp_path / "kept"), **given(files))
     assert kept.status == 2 and (kept.folder / "checkpoint-77").exists()
+
+
+def test_kernels_are_of_training_and_prediction(files, tmp_path, monkeypatch):
+    """And where there is none, one line says so."""
+    asked, built, build, attend = [], [], packed_model.build_model, object()
+    choice = Kernels({"attend": attend}, "a kernel")
+    models = {"init_checkpoint": files / "start", "bert_config_file": files / "wide.json"}
+    with monkeypatch.context() as patch:
+        patch.setattr(finetuning, "choose_kernels", lambda *of: asked.append(of) or choice)
+        patch.setattr(
+            packed_model,
+            "build_model",
+            lambda *of, attend=None, **more: built.append(attend) or build(*of, **more),
+        )
+        for do_train in (True, False):
+            flags = {**given(files, **models), "attention": "dense", "do_train": do_train}
+            assert run_to_loop("squad", tmp_path / str(do_train), **flags).status == 0
+    assert built == [attend, attend]
+    assert [(attention, length) for attention, _, length, _ in asked] == [("dense", LENGTH)] * 2
+    refused = run_to_loop("squad", tmp_path / "flash", **given(files), attention="flash")
+    assert refused.status == 2 and refused.error.count("\n") == 1 and "`attention` must" in refused.error
 
 
 def test_lost_rows_of_the_log_are_refused_unless_accepted(files, tmp_path):

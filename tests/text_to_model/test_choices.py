@@ -41,6 +41,9 @@ def steps_of(training, step_seconds=None, **settings):
 def test_a_step_is_whole_micro_batches(packs, most, expected, given):
     assert choices.divide(packs, most, False) == expected
     assert choices.divide(packs, most, True) == (packs, given)
+    # The same on each of three devices
+    assert choices.divide(3 * packs - 2, most, False, 3) == tuple(3 * size for size in expected)
+    assert choices.divide(3 * packs, most, True, 3) == (3 * packs, 3 * given)
 
 
 def test_a_batch_counts_sequences_and_so_fewer_packs():

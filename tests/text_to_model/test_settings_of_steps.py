@@ -58,6 +58,8 @@ REACHES = {
     "train_batch_size": (24, STEPS | {"pretrain.train_batch_size"}),
     "learning_rate": (0.5, {"pretrain.learning_rate"}),
     "random_seed": (7, {f"{s}.random_seed" for s in ("create", "pack-train", "pack-eval", "pretrain")}),
+    "attention": ("dense", {"pretrain.attention"}),
+    "distribution": ("mirrored", {"pretrain.distribution"}),
     "num_workers": (2, {f"{step}.num_workers" for step in ("create", "pack-train", "pack-eval")}),
     "overwrite": (True, set()),  # `output_folder.begin` reads it
 }

@@ -13,6 +13,8 @@ from tiny import CONFIG, make_engine, write_data
 from bert_packed import PretrainingConfig, TrainConfig, load_encoder, pretrain
 from bert_packed.architectures import packed_model
 from bert_packed.evaluation.checkpoint_audit import AuditConfig, audit_checkpoint
+from bert_packed.kernels.choose import Kernels
+from bert_packed.parallel.processes import ALONE
 from bert_packed.runs.checkpoint_export import ExportConfig, export_checkpoint
 from bert_packed.tasks import run as finetuning
 from bert_packed.tasks.config import FinetuneConfig
@@ -79,12 +81,13 @@ def model_of(files):
     return {"init_checkpoint": str(files), "bert_config_file": f"{files}/bert_config.json"}
 
 
+TEXT = finetuning.TextModel(CONFIG, None, None, Kernels({}, ""), ALONE)
 # Each command that makes a model holds this number of copies of its weights at once
 COMMANDS = {
     "pretrain": (3, lambda files, out: pretrain(PretrainingConfig(input_file=f"{files}/packed-*", **out))),
     "train": (3, lambda files, out: steps.check(TrainConfig(input_file=f"{files}/text.txt", **out), 6)),
-    "fine-tune": (3, lambda files, out: finetuning._build_engine(FinetuneConfig(**out), CONFIG, None, None)),
-    "predict": (1, lambda files, out: finetuning._load_model(FinetuneConfig(**out), CONFIG, None)),
+    "fine-tune": (3, lambda files, out: finetuning._build_engine(FinetuneConfig(**out), TEXT, *[None] * 3)),
+    "predict": (1, lambda files, out: finetuning._load_model(FinetuneConfig(**out), TEXT, None)),
     "audit": (1, lambda files, out: audit_checkpoint(AuditConfig(f"{files}/packed-*", **model_of(files)))),
     "export": (1, lambda files, out: export_checkpoint(ExportConfig(**model_of(files), output_dir="new"))),
     "encode": (1, lambda files, out: load_encoder(**model_of(files))),

@@ -58,9 +58,9 @@ class AskedFile:
     score: Callable | None = None  # from logits to a dict of float
 
 
-def finetune(config):
+def finetune(config, processes):
     """Train, score, predict and export as a `ClassifyConfig` says: `FinetuningResult`."""
-    text = run.read_text_model(config)
+    text = run.read_text_model(config, processes)
     run.check_export(config)
     read = functools.partial(
         read_examples,

@@ -35,9 +35,9 @@ PREFIXES = ("query_prefix", "passage_prefix")
 QUERY, PASSAGE, DOCUMENT = "query", "passage", "document"  # names of prompts
 
 
-def finetune(config):
+def finetune(config, processes):
     """Train, score and export as an `EmbedConfig` says: `FinetuningResult`."""
-    text = run.read_text_model(config)
+    text = run.read_text_model(config, processes)
     width = text.config.hidden_size
     if config.widths and config.widths[0] > width:
         raise InputError(

@@ -18,15 +18,15 @@ from bert_packed.tasks.glue.config import ALL_TASKS
 from bert_packed.tasks.glue.files import SCORE_RANGE, TASKS, read_glue, read_glue_test
 
 
-def finetune(config):
+def finetune(config, processes):
     """Train, predict and score one task, or all, as a `GlueConfig` says: `FinetuningResult`.
 
     The scores of all tasks are a dict from task to scores, and `average`.
     """
-    return _run_all(config) if config.task_name == ALL_TASKS else _run_task(config)
+    return (_run_all if config.task_name == ALL_TASKS else _run_task)(config, processes)
 
 
-def _run_all(config):
+def _run_all(config, processes):
     """Every task that is there, each in its folder, and the table of all."""
     folder = Path(config.output_dir)
     if (folder / run_directory.RUN_FILE).exists():
@@ -43,7 +43,7 @@ def _run_all(config):
             read_glue_test(path, task)
     for one in configs:
         print(f"\n{one.task_name}", flush=True)
-        result = _run_task(one, skips_finished=True)
+        result = _run_task(one, processes, skips_finished=True)
         if result.stopped_by:
             return dataclasses.replace(result, output_dir=config.output_dir)
         gc.collect()  # the model, before the next one: its layers point at one another
@@ -72,10 +72,10 @@ def _train_file(config):
     return str(Path(config.data_dir) / "train.tsv")
 
 
-def _run_task(config, skips_finished=False):
+def _run_task(config, processes, skips_finished=False):
     """One task: `FinetuningResult`."""
     task, inputs = TASKS[config.task_name], {"train.tsv": [_train_file(config)]}
-    text = run.read_text_model(config)
+    text = run.read_text_model(config, processes)
     dev, tests = _dev_files(config, task), _test_files(config, task)
     if skips_finished and config.do_train:
         results = [*dev, *tests] + [run_directory.SCORES_FILE] * config.do_eval

@@ -76,9 +76,9 @@ def tag_counts(batch):
     return {"num_predictions": ops.sum(used_BP), **count_sequences(batch)}
 
 
-def finetune(config):
+def finetune(config, processes):
     """Train, predict and score as a `NerConfig` says: `FinetuningResult`."""
-    text = run.read_text_model(config)
+    text = run.read_text_model(config, processes)
     training = read_conll(config.train_file) if config.do_train else None
     if training and training.tags is None:
         raise InputError(f"{config.train_file} must have a tag in its last column. Received: one column.")

@@ -71,12 +71,12 @@ def answer_sums(outputs, batch):
     return {"loss": loss, **sums, **count_sequences(batch)}
 
 
-def finetune(config):
+def finetune(config, processes):
     """Train, predict and score as a `SquadConfig` says: `FinetuningResult`."""
     config = config.resolved()
     if config.is_sample:
         raise InputError("`train_file` or `predict_file` must be given. Received: neither.")
-    text = run.read_text_model(config)
+    text = run.read_text_model(config, processes)
 
     def windows_of(path, for_training):
         questions = read_squad(path, for_training, config.version_2_with_negative, config.skip_bad_answers)
