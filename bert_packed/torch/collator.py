@@ -181,7 +181,7 @@ class PackingCollator:
 
     def _pack(self, columns):
         if not self.is_causal and LABELS in columns:
-            refuse("`examples`", "be without labels, which masking makes", "a column labels")
+            refuse("`examples`", "be without labels, which masking makes; or give labels=", "a column labels")
         if POSITION_IDS not in columns:
             return _pack_columns(columns, self.max_seq_length, self.max_sequences_per_pack)
         # Trainer removes what `model.forward` has no argument for

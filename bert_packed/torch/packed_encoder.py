@@ -33,7 +33,7 @@ HEADS = ("ForSequenceClassification", "ForTokenClassification")
 def enable_packing(model):
     """Let a model's encoder compute packs, where a batch of `PackingCollator(labels=...)` has them.
 
-        model = enable_packing(AutoModelForSequenceClassification.from_pretrained("answerdotai/ModernBERT-base"))
+        model = enable_packing(AutoModelForSequenceClassification.from_pretrained("bert-base-cased"))
         collator = PackingCollator(tokenizer, 512, labels="sequence")
 
     Other batches are computed as before. Given `num_items_in_batch`, as from Trainer, the loss is that of

@@ -3,19 +3,32 @@
 This file alone catches a head that sees another sequence, or a loss that weighs packs.
 """
 
+import re
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from reference import import_reference
-from transformers_models import IDS, LENGTH, PAD, VOCAB
+from transformers_models import (
+    IDS,
+    LEARNING_RATE,
+    LENGTH,
+    SIZES,
+    VOCAB,
+    gradients_of,
+    make_tokenizer,
+    make_trainer,
+)
+from transformers_models import build as build_masked
 
 torch, transformers = import_reference()
 pytest.importorskip("accelerate", reason="pip install -e '.[torch]'")
 datasets = pytest.importorskip("datasets", reason="pip install -e '.[torch]'")
 
 from bert_packed.torch import PackingCollator, enable_packing, pack_dataset  # noqa: E402
+from bert_packed.torch.packed_encoder import HEADS as HEAD_CLASSES  # noqa: E402
 
 NUM, NUM_LABELS = 9, 3
-SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 RELATIVE = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
 CONFIGS = {  # class, attention, options; positions suffice for single sequences, not for whole packs
     "bert": ("Bert", "sdpa", {}),
@@ -34,10 +47,6 @@ HEADS = {
     "number": ("SequenceClassification", 1),
     "tagger": ("TokenClassification", NUM_LABELS),
 }
-
-
-class Tokenizer:
-    pad_token_id = PAD
 
 
 def build(kind, head="one"):
@@ -77,7 +86,7 @@ def random_rows(head):
 
 
 def make_collator(head):
-    return PackingCollator(Tokenizer(), LENGTH, labels="token" if head == "tagger" else "sequence")
+    return PackingCollator(make_tokenizer(), LENGTH, labels="token" if head == "tagger" else "sequence")
 
 
 def alone(model, rows, head):
@@ -92,33 +101,139 @@ def alone(model, rows, head):
     return sum(losses) / sum(counts), logits
 
 
-def gradients_of(model):
-    return {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
+def pack(rows, head):
+    packed = pack_dataset(datasets.Dataset.from_list(rows), LENGTH, labels=make_collator(head).labels)
+    assert 1 < len(packed) < NUM
+    return packed
 
 
-@pytest.mark.parametrize("is_dataset", [False, True])
+def differences(found, wanted):
+    """Names of what differs by 1e-5 of a tensor's largest; key biases have a gradient of truly 0."""
+    assert found.keys() == wanted.keys()
+    limits = {name: max(1e-6, 1e-5 * want.abs().max().item()) for name, want in wanted.items()}
+    return [name for name in wanted if (found[name] - wanted[name]).abs().max().item() > limits[name]]
+
+
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_heads_on_packs_equal_those_on_single_sequences(kind, head, is_dataset):
-    rows = random_rows(head)
-    collator = make_collator(head)
-    model, plain = enable_packing(build(kind, head)), build(kind, head)
-    given = (
-        pack_dataset(datasets.Dataset.from_list(rows), LENGTH, labels=collator.labels) if is_dataset else rows
-    )
-    batch = collator(list(given))
+def test_heads_on_packs_equal_those_on_single_sequences(kind, head):
+    rows, model, plain = random_rows(head), enable_packing(build(kind, head)), build(kind, head)
+    batch = make_collator(head)(rows)
     assert len(batch["pack_index"]) < NUM == len(batch["input_ids"])  # packs that hold several sequences
     outputs = model(**batch)
     want, logits = alone(plain, rows, head)
     assert outputs.loss.item() == pytest.approx(want.item(), rel=1e-6)
-    if not is_dataset:
-        for row, one in zip(outputs.logits, logits, strict=True):
-            torch.testing.assert_close(row[: len(one)] if head == "tagger" else row, one)
+    for row, one in zip(outputs.logits, logits, strict=True):
+        torch.testing.assert_close(row[: len(one)] if head == "tagger" else row, one)
     outputs.loss.backward()
     want.backward()
-    found, gradients = gradients_of(model), gradients_of(plain)
-    assert found.keys() == gradients.keys()
-    for name, gradient in gradients.items():
-        # Key biases have a gradient of truly 0
-        tolerance = max(1e-6, 1e-5 * gradient.abs().max().item())
-        assert (found[name] - gradient).abs().max().item() <= tolerance, name
+    assert not differences(gradients_of(model), gradients_of(plain))
+
+
+@pytest.mark.parametrize(
+    "head, is_packed", [("one", False), ("several", True), ("number", True), ("tagger", False)]
+)
+def test_trainer_on_packs_equals_a_loop_over_sequences(tmp_path, head, is_packed):
+    """With micro-batches of unequal sequences and labels; each step is an epoch."""
+    rows, model, plain = random_rows(head), enable_packing(build("bert", head)), build("bert", head)
+    given, seen = pack(rows, head) if is_packed else rows, []
+    size = -(-len(given) // 2)
+    trainer = make_trainer(
+        model,
+        given,
+        make_collator(head),
+        tmp_path,
+        size,
+        accumulation=2,
+        eval_dataset=rows,
+        compute_metrics=lambda evaluated: seen.append(evaluated) or {},
+    )
+    trainer.train()
+    for _ in range(2):
+        plain.zero_grad()
+        alone(plain, rows, head)[0].backward()
+        with torch.no_grad():
+            for value in plain.parameters():
+                value -= LEARNING_RATE * (0 if value.grad is None else value.grad)
+    assert not differences(model.state_dict(), plain.state_dict())
+
+    parts = [rows[start : start + size] for start in range(0, NUM, size)]  # their mean for taggers, as padded
+    want = sum(len(part) * alone(plain, part, head)[0].item() for part in parts) / NUM
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(want, rel=1e-6)
+    trainer.save_model()
+    saved = type(plain).from_pretrained(tmp_path).eval()
+    singles, saved_singles = alone(plain, rows, head)[1], alone(saved, rows, head)[1]
+    assert len(seen[0].predictions) == len(seen[0].label_ids) == NUM
+    for number, (row, one, again) in enumerate(zip(rows, singles, saved_singles, strict=True)):
+        got = seen[0].predictions[number][: len(one)]  # of a tagger without padding
+        np.testing.assert_allclose(got, one, atol=1e-5)
+        np.testing.assert_allclose(got, again, atol=1e-5)
+        labels = np.ravel(seen[0].label_ids[number])
+        np.testing.assert_array_equal(labels[: np.size(row["labels"])], np.ravel(row["labels"]))
+        assert set(labels[np.size(row["labels"]) :]) <= {-100}
+
+
+def fake(**config):
+    return SimpleNamespace(config=SimpleNamespace(**config))
+
+
+def change(kind, **options):
+    model = build(kind)
+    for name, value in options.items():
+        setattr(model.config, name, value)
+    return model
+
+
+TYPES = (
+    "`model` must be one of bert, distilbert, electra, roberta, xlm-roberta, deberta, deberta-v2, modernbert."
+)
+MIXING = "`model` must be an encoder without convolution, which would mix sequences. Received: "
+REFUSED = [
+    (lambda: None, f"{TYPES} Received: None."),
+    *(
+        (lambda kind=kind: fake(model_type=kind), f"{TYPES} Received: {kind}.")
+        for kind in (
+            "convbert",
+            "fnet",
+            "mobilebert",
+            "nystromformer",
+            "xlnet",
+            "longformer",
+            "funnel",
+            "gpt2",
+        )
+    ),
+    (
+        lambda: build_masked("bert"),
+        f"`model` must be one {' or '.join(HEAD_CLASSES)}. Received: BertForMaskedLM.",
+    ),
+    (lambda: change("bert", is_decoder=True), f"{MIXING}BertForSequenceClassification."),
+    (lambda: change("deberta-v2", conv_kernel_size=3), f"{MIXING}DebertaV2ForSequenceClassification."),
+]
+
+
+@pytest.mark.parametrize("make, message", REFUSED)
+def test_models_that_cannot_be_packed_are_refused(make, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        enable_packing(make())
+
+
+def test_calls_that_would_be_wrong_are_refused():
+    """Of an attention that ignores masks, and of an evaluation that Trainer would cut short."""
+    rows, collator, model = random_rows("one"), make_collator("one"), enable_packing(build("bert"))
+    batch = collator(list(pack(rows, "one")))
+    model.eval()(**collator(rows))
+    with pytest.raises(ValueError, match="rows of evaluation must be sequences"):
+        model(**batch)
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ValueError, match=r"`attn_implementation` must be one of sdpa, eager\. Received"):
+        model.train()(**batch)
+
+
+def test_other_batches_are_computed_as_before():
+    model, plain, batch = (
+        enable_packing(build("bert")),
+        build("bert"),
+        {"input_ids": torch.tensor([[5, 6, 7]])},
+    )
+    torch.testing.assert_close(model(**batch).logits, plain(**batch).logits)
