@@ -3,7 +3,7 @@
     from bert_packed.torch import PackedBertForPreTraining, PackedDataset, pretraining_loss
     from bert_packed.torch import PackingCollator, enable_packing, pack_dataset, per_sequence_loss
 
-docs/guides/torch.md has a complete training script, and one for `transformers.Trainer`.
+docs/guides/torch.md has complete training scripts, two for `transformers.Trainer`.
 """
 
 from bert_packed.torch.collator import PackingCollator, pack_dataset, per_sequence_loss

@@ -4,6 +4,7 @@ This file alone catches a head that sees another sequence, or a loss that weighs
 """
 
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,6 +29,7 @@ datasets = pytest.importorskip("datasets", reason="pip install -e '.[torch]'")
 from bert_packed.torch import PackingCollator, enable_packing, pack_dataset  # noqa: E402
 from bert_packed.torch.packed_encoder import HEADS as HEAD_CLASSES  # noqa: E402
 
+PAGE = Path(__file__).resolve().parents[2] / "docs/guides/torch.md"
 NUM, NUM_LABELS = 9, 3
 RELATIVE = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
 CONFIGS = {  # class, attention, options; positions suffice for single sequences, not for whole packs
@@ -237,3 +239,25 @@ def test_other_batches_are_computed_as_before():
         {"input_ids": torch.tensor([[5, 6, 7]])},
     )
     torch.testing.assert_close(model(**batch).logits, plain(**batch).logits)
+
+
+def test_a_micro_batch_without_a_label_adds_nothing():
+    """Where a mean over its labels would be NaN."""
+    model, batch = enable_packing(build("bert", "tagger")), make_collator("tagger")(random_rows("tagger"))
+    batch["labels"].fill_(-100)
+    loss = model(**batch, num_items_in_batch=torch.tensor(5)).loss
+    loss.backward()
+    assert loss == 0 and all((gradient == 0).all() for gradient in gradients_of(model).values())
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")  # by Trainer's default
+def test_the_classifier_of_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, example, _ = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    names = {}
+    exec(compile(example, PAGE.name, "exec"), names)
+    assert names["trainer"].state.log_history[-1]["eval_accuracy"] == 1
+    saved = transformers.AutoModelForSequenceClassification.from_pretrained("runs/classifier")
+    assert saved.config.id2label == {0: "number", 1: "person", 2: "place"}
+    batch = names["trainer"].data_collator([names["parts"]["train"][number] for number in range(32)])
+    assert 2 * len(batch["pack_index"]) < 32
