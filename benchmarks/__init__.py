@@ -5,6 +5,7 @@
     forecast           memory and time of a step on TPUs and GPUs that are not here, by their compilers
     inference_speed    vectors of texts per second, packed, padded, and by transformers
     embedding          contrastive training and vectors of texts, and by sentence-transformers
+    trainer            classifiers by transformers' Trainer on packs and on padded batches
     learning_curves    packed against unpacked over sequences and hours, and the ablations
     full_pretraining   both phases of pre-training and SQuAD, packed and unpacked, in small
     run_curves         curves of any runs in one table and one picture
