@@ -36,7 +36,7 @@ class TrainerConfig(Settings):
     tasks: str = setting(
         "SST-2,MRPC", "tasks, separated by commas", parse=lambda text: parse_names(text, COLUMNS)
     )
-    num_sequences: int = setting(512, "sequences of an epoch, the first ones", minimum=1)
+    num_sequences: int = setting(1024, "sequences of an epoch, the first ones", minimum=1)
     max_seq_length: int = setting(128, "tokens of a pack, and most of a sequence", minimum=8)
     batch_size: int = setting(32, "sequences of a step", minimum=1)
     learning_rate: float = setting(5e-5, "of AdamW, falling to 0 in each epoch", minimum=0.0)

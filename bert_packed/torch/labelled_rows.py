@@ -48,10 +48,7 @@ def sequence_labels(labels, sequence_ids=None):
             labels.extend(row[:num_own])  # further ones are of unused slots
     arrays = []
     for number, value in enumerate(labels):
-        name, rule = (
-            f"sequence {number}: {LABELS}",
-            "be a number, or a list with one for each of several labels",
-        )
+        name, rule = f"sequence {number}: {LABELS}", "be a number, or a list of one for each label"
         array = as_array(value, name, rule, kinds="biuf")
         if array.ndim > 1 or not array.size:
             refuse(name, rule, shown(value))
@@ -59,7 +56,7 @@ def sequence_labels(labels, sequence_ids=None):
         if array.shape != first.shape:
             form = f"a list of {len(first)}" if first.ndim else "a number"
             refuse(name, f"be {form}, as in sequence 0", shown(value))
-        if array.dtype.kind == "f" and not (np.isfinite(array) & (array != IGNORED)).all():
+        if not (np.isfinite(array) & (array != IGNORED)).all():
             refuse(name, f"be finite, and not {IGNORED}, which Trainer does not count", shown(value))
         arrays.append(array)
     found = np.stack(arrays)

@@ -141,7 +141,7 @@ class _Hooks:
         if self.num_items is None or kwargs.get(LABELS) is None:
             return
         num_own = (kwargs[LABELS] != IGNORED).sum()
-        # A mean over no label is NaN
-        outputs["loss"] = (
-            outputs["loss"] * num_own / self.num_items if num_own else 0 * outputs["logits"].sum()
-        )
+        if num_own:
+            outputs["loss"] = outputs["loss"] * num_own / self.num_items
+        else:  # a mean over nothing is NaN
+            outputs["loss"] = 0 * outputs["logits"].sum()

@@ -151,11 +151,19 @@ MISTAKES = [
     ),
     (collate_of_sequences, [1, [0, 1]], "sequence 1: labels must be a number, as in sequence 0."),
     (collate_of_sequences, [[0, 1, 1], [0, 1]], "sequence 1: labels must be a list of 3, as in sequence 0."),
-    (collate_of_sequences, [1, "two"], "sequence 1: labels must be a number, or a list with one for each of"),
-    (collate_of_sequences, [1, None], "sequence 1: labels must be a number, or a list with one for each of"),
+    (
+        collate_of_sequences,
+        [1, "two"],
+        "sequence 1: labels must be a number, or a list of one for each label.",
+    ),
+    (
+        collate_of_sequences,
+        [1, None],
+        "sequence 1: labels must be a number, or a list of one for each label.",
+    ),
     *(
         (collate_of_sequences, [1.5, wrong], "sequence 1: labels must be finite, and not -100, which Trainer")
-        for wrong in (-100.0, math.nan)
+        for wrong in (-100, math.nan)
     ),
     *(
         (collate_of_tokens, one, f"sequence 0: {OF_TOKENS}{one}.")

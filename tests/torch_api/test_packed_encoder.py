@@ -31,7 +31,7 @@ from bert_packed.torch.packed_encoder import HEADS as HEAD_CLASSES  # noqa: E402
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/guides/torch.md"
 NUM, NUM_LABELS = 9, 3
-RELATIVE = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
+RELATIVE = {"type_vocab_size": 2, "relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
 CONFIGS = {  # class, attention, options; positions suffice for single sequences, not for whole packs
     "bert": ("Bert", "sdpa", {}),
     "distilbert": ("DistilBert", "eager", {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32}),
@@ -76,6 +76,7 @@ def random_rows(head):
     rng = np.random.default_rng(0)
     rows = [{"input_ids": rng.integers(5, VOCAB, length).tolist()} for length in rng.integers(2, 13, NUM)]
     for number, row in enumerate(rows):
+        row["token_type_ids"] = [place % 2 for place in range(len(row["input_ids"]))]
         row["labels"] = {
             "one": number % NUM_LABELS,
             "several": rng.integers(0, 2, NUM_LABELS).tolist(),
@@ -96,7 +97,8 @@ def alone(model, rows, head):
     losses, counts, logits = [], [], []
     for row in rows:
         labels = torch.tensor([row["labels"]], dtype=torch.float if head in ("several", "number") else None)
-        outputs = model(input_ids=torch.tensor([row["input_ids"]]), labels=labels)
+        tokens = {name: torch.tensor([row[name]]) for name in ("input_ids", "token_type_ids")}
+        outputs = model(**tokens, labels=labels)
         counts.append((labels != -100).sum() if head == "tagger" else 1)
         losses.append(outputs.loss * counts[-1])
         logits.append(outputs.logits[0].detach())
@@ -239,6 +241,18 @@ def test_other_batches_are_computed_as_before():
         {"input_ids": torch.tensor([[5, 6, 7]])},
     )
     torch.testing.assert_close(model(**batch).logits, plain(**batch).logits)
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_further_columns_stay_with_their_sequences(is_packed):
+    rows = [{**row, "number": 10 + number} for number, row in enumerate(random_rows("one"))]
+    batch = make_collator("one")(list(pack(rows, "one")) if is_packed else rows)
+    wanted = {tuple(row["input_ids"]): row["number"] for row in rows}
+    for tokens, mask, number in zip(
+        batch["input_ids"], batch["attention_mask"], batch["number"], strict=True
+    ):
+        assert wanted.pop(tuple(tokens[mask == 1].tolist())) == number
+    assert not wanted
 
 
 def test_a_micro_batch_without_a_label_adds_nothing():
