@@ -5,11 +5,11 @@
     forecast           memory and time of a step on TPUs and GPUs that are not here, by their compilers
     inference_speed    vectors of texts per second, packed, padded, and by transformers
     embedding          contrastive training and vectors of texts, and by sentence-transformers
-    trainer            classifiers by transformers' Trainer on packs and on padded batches
     learning_curves    packed against unpacked over sequences and hours, and the ablations
     full_pretraining   both phases of pre-training and SQuAD, packed and unpacked, in small
     run_curves         curves of any runs in one table and one picture
     finetuning         packed fine-tuning runs against unpacked ones: scores and speed
+    trainer            classifiers by transformers' Trainer on packs and on padded batches
     data_throughput    packing records from file to file: speed, memory, phases
     packing_tables     the papers' packing tables beside ours
     packing_speed      speed and quality of the packing algorithms
