@@ -73,7 +73,7 @@ def enable_packing(model):
 
 
 class _Hooks:
-    """What the hooks of one model share while it computes a batch."""
+    """State that the hooks of a model share while it computes a batch."""
 
     def __init__(self, config, need):
         self.config, self.need = config, need

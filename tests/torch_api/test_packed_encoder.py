@@ -234,13 +234,13 @@ def test_calls_that_would_be_wrong_are_refused():
         model.train()(**batch)
 
 
-def test_other_batches_are_computed_as_before():
-    model, plain, batch = (
-        enable_packing(build("bert")),
-        build("bert"),
-        {"input_ids": torch.tensor([[5, 6, 7]])},
-    )
+def test_only_packs_and_enabled_models_are_packed():
+    """Each equals the plain model: without packs, and a model that does not know them."""
+    rows, model, plain = random_rows("one"), enable_packing(build("bert")), build("bert")
+    batch = {"input_ids": torch.tensor([[5, 6, 7]])}
     torch.testing.assert_close(model(**batch).logits, plain(**batch).logits)
+    singles = torch.stack(alone(plain, rows, "one")[1])
+    torch.testing.assert_close(plain(**make_collator("one")(rows)).logits, singles)
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
