@@ -14,7 +14,7 @@ from bert_packed.assembly.given_columns import refuse
 from bert_packed.packing.arguments import shown
 from bert_packed.torch.collator import encoder_mask
 from bert_packed.torch.labelled_rows import IGNORED, LABELS
-from bert_packed.torch.pretraining import ATTENTIONS
+from bert_packed.torch.pretraining import check_attention
 
 AFTER_PADDING, BOOLEAN, WINDOW = "positions after the padding id", "a mask of bools", "a window"
 MODEL_TYPES = {  # and what each needs
@@ -85,9 +85,7 @@ class _Hooks:
         self.num_items = kwargs.pop("num_items_in_batch", None)
         num_examples, labels = kwargs.pop("num_examples", None), kwargs.get(LABELS)
         if self.index_BS is not None:
-            if self.config._attn_implementation not in ATTENTIONS:  # not at first: it may change
-                received = repr(self.config._attn_implementation)
-                refuse("`attn_implementation`", f"be one of {', '.join(ATTENTIONS)}", received)
+            check_attention(self.config)  # not at first: it may change
             if not model.training and num_examples != len(kwargs["input_ids"]):
                 rule = "be sequences: Trainer would cut the last batch of packs short"
                 refuse("rows of evaluation", rule, "rows of `pack_dataset`")
