@@ -8,6 +8,7 @@ from reference import import_reference
 torch, transformers = import_reference()
 
 LENGTH, VOCAB = 24, 60
+LEARNING_RATE = 0.1
 PAD, UNKNOWN, CLS, SEP, MASK = range(5)
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 IDS = {"pad_token_id": PAD, "bos_token_id": CLS, "eos_token_id": SEP}
@@ -42,6 +43,44 @@ def build(kind, attention="sdpa"):
         for value in model.parameters():
             value += 0.2 * torch.randn_like(value)
     return model
+
+
+def make_tokenizer():
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{number}" for number in range(VOCAB - 5))]
+    return transformers.BertTokenizerFast(vocab={word: number for number, word in enumerate(words)})
+
+
+def make_trainer(model, rows, collator, folder, batch_size, accumulation=1, loss=None, **options):
+    """Make a `Trainer` of two steps of plain SGD."""
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=batch_size,
+        per_device_eval_batch_size=batch_size,
+        gradient_accumulation_steps=accumulation,
+        max_steps=2,
+        optim="sgd",
+        learning_rate=LEARNING_RATE,
+        lr_scheduler_type="constant",
+        max_grad_norm=0.0,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        remove_unused_columns=False,
+    )
+    given = {
+        "train_dataset": rows,
+        "eval_dataset": rows,
+        "data_collator": collator,
+        "compute_loss_func": loss,
+    }
+    return transformers.Trainer(model, arguments, **(given | options))
+
+
+def gradients_of(model):
+    return {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}
 
 
 def plain_varlen(module, query, key, value, attention_mask, scaling=None, sliding_window=None, **given):

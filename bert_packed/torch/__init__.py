@@ -1,19 +1,21 @@
 """Packed data and packed loss for training with torch, without Keras or TensorFlow.
 
     from bert_packed.torch import PackedBertForPreTraining, PackedDataset, pretraining_loss
-    from bert_packed.torch import PackingCollator, pack_dataset, per_sequence_loss
+    from bert_packed.torch import PackingCollator, enable_packing, pack_dataset, per_sequence_loss
 
-docs/guides/torch.md has a complete training script, and one for `transformers.Trainer`.
+docs/guides/torch.md has complete training scripts, two for `transformers.Trainer`.
 """
 
 from bert_packed.torch.collator import PackingCollator, pack_dataset, per_sequence_loss
 from bert_packed.torch.dataset import PackedDataset
+from bert_packed.torch.packed_encoder import enable_packing
 from bert_packed.torch.pretraining import PackedBertForPreTraining, pretraining_counts, pretraining_loss
 
 __all__ = [
     "PackedBertForPreTraining",
     "PackedDataset",
     "PackingCollator",
+    "enable_packing",
     "pack_dataset",
     "per_sequence_loss",
     "pretraining_counts",

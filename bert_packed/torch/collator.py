@@ -22,11 +22,18 @@ from bert_packed.assembly.given_columns import (
 )
 from bert_packed.packing.arguments import check_choice, check_whole, is_number, iterate, shown
 from bert_packed.packing.histogram import check_limits
+from bert_packed.torch.labelled_rows import (
+    IGNORED,
+    KINDS,
+    LABELS,
+    find_labels,
+    rows_of_packs,
+    sequence_labels,
+)
 
 ATTENTIONS = ("mask", "positions", "varlen")
-LABELS = "labels"
-IGNORED = -100  # a label that neither torch nor transformers counts
 UNPREDICTED = -1  # in labels of `per_sequence_loss`: nothing to predict here, but counted
+MLM_PROBABILITY = 0.3
 MASK_RATE, RANDOM_RATE = 0.8, 0.1  # of the predictions, as in BERT; the others keep their token
 
 
@@ -49,14 +56,19 @@ class PackingCollator:
       does not: `use_cache=False`.
     - "varlen": int32 `cu_seq_lens_q` and `cu_seq_lens_k`, `max_length_q` and `max_length_k`, of all packs one
       after another, for kernels of variable length such as "flash_attention_2". Padding is a sequence there.
+
+    With `labels`, for models of `enable_packing`: padded rows `[n, L]`, a sequence each in the order of
+    `examples`, with `attention_mask`, `labels`, `num_examples`, and `pack_index` `[B, S]`, cut at the fullest
+    pack: where each token of the packs is among the rows, one after another; -1 is padding.
     """
 
     def __init__(
         self,
         tokenizer,
         max_seq_length,
-        mlm_probability=0.3,
+        mlm_probability=MLM_PROBABILITY,
         *,
+        labels=None,
         max_sequences_per_pack="max",
         attention="mask",
         sliding_window=None,
@@ -73,6 +85,9 @@ class PackingCollator:
             mlm_probability: Share of tokens to predict, special ones apart: 80 % become the mask token, 10 %
                 a random one. None or 0 is for causal models: labels are the tokens, or a column `labels`; the
                 first of each sequence is -100, since the sequence before would have to predict it.
+            labels: "sequence" for a column `labels` (or `label`) with a number a sequence, or a list of one
+                for each of several labels; "token" for whole numbers, one a token. Nothing is masked, and of
+                the arguments below only the first is used.
             attention: "mask", "positions" or "varlen", as above.
             sliding_window: `model.config.sliding_window` of an encoder with local attention in some layers,
                 such as ModernBERT. Its `attention_mask` is a dict of two masks; with a single one all layers
@@ -93,6 +108,14 @@ class PackingCollator:
         is_rate = is_number(mlm_probability) and 0 <= mlm_probability <= 1
         _require(is_rate, "mlm_probability", "be a number from 0 to 1, or None", shown(mlm_probability))
         self.is_causal = mlm_probability == 0
+        if labels is not None:
+            check_choice("labels", labels, KINDS)
+            options = (attention, sliding_window, first_position, per_sequence, dtype, seed)
+            is_default = options == ("mask", None, 0, False, torch.float32, None)
+            is_default &= mlm_probability in (MLM_PROBABILITY, 0)
+            rule = "be None with other options than the limits of packs: `enable_packing` sets them"
+            _require(is_default, "labels", rule, repr(labels))
+            self.is_causal = True  # nothing is masked
         can_mask = self.is_causal or tokenizer.mask_token_id is not None
         rule = "have a mask token, unless mlm_probability=None"
         _require(can_mask, "tokenizer", rule, type(tokenizer).__name__)
@@ -111,14 +134,18 @@ class PackingCollator:
         if seed is not None:
             check_whole("seed", seed)
         _require(not (per_sequence and self.is_causal), "per_sequence", "be False for causal models", True)
-        self.tokenizer, self.mlm_probability = tokenizer, mlm_probability
+        self.tokenizer, self.mlm_probability, self.labels = tokenizer, mlm_probability, labels
         self.max_seq_length, self.max_sequences_per_pack = max_seq_length, max_sequences_per_pack
         self.attention, self.sliding_window, self.dtype = attention, sliding_window, dtype
         self.first_position, self.per_sequence, self.seed = first_position, per_sequence, seed
 
     def __call__(self, examples):
         """Collate a list of dicts into a dict of tensors, as the class says."""
-        packs = {name: torch.as_tensor(values) for name, values in self._pack(examples).items()}
+        if self.labels:
+            return self._collate_rows(_read_examples(examples))
+        packs = {
+            name: torch.as_tensor(values) for name, values in self._pack(_read_examples(examples)).items()
+        }
         sequence_ids = packs.pop(SEQUENCE_IDS)
         packs.pop(SEQUENCE_INDEX, None)
         is_padding = sequence_ids == 0
@@ -140,10 +167,21 @@ class PackingCollator:
             packs[LABELS] = labels_by_sequence(packs[LABELS], sequence_ids)
         return packs | self._attention_arguments(sequence_ids)
 
-    def _pack(self, examples):
-        columns = _read_examples(examples)
+    def _collate_rows(self, columns):
+        num_examples, is_packed = len(columns[TOKENS]), POSITION_IDS in columns
+        labels = find_labels(columns, self.labels, self.max_seq_length if is_packed else None)
+        packs = self._pack(columns)
+        packs.pop("special_tokens_mask", None)
+        padding = {TOKENS: self.tokenizer.pad_token_id or 0, LABELS: IGNORED}
+        batch = rows_of_packs(packs, padding)
+        if labels is not None:
+            batch = {LABELS: sequence_labels(labels, packs[SEQUENCE_IDS] if is_packed else None)} | batch
+        batch = {name: torch.as_tensor(values) for name, values in batch.items()}
+        return batch | {"num_examples": num_examples}
+
+    def _pack(self, columns):
         if not self.is_causal and LABELS in columns:
-            refuse("`examples`", "be without labels, which masking makes", "a column labels")
+            refuse("`examples`", "be without labels, which masking makes; or give labels=", "a column labels")
         if POSITION_IDS not in columns:
             return _pack_columns(columns, self.max_seq_length, self.max_sequences_per_pack)
         # Trainer removes what `model.forward` has no argument for
@@ -180,23 +218,31 @@ class PackingCollator:
             return {"use_cache": False}
         if self.attention == "varlen":
             return _varlen_arguments(sequence_ids)
+        if not self.is_causal:
+            return {"attention_mask": encoder_mask(sequence_ids, self.dtype, self.sliding_window)}
         mask, lowest = attention_mask(sequence_ids, self.dtype), torch.finfo(self.dtype).min
         places = torch.arange(self.max_seq_length)
-        if self.is_causal:
-            return {"attention_mask": mask.masked_fill(places > places[:, None], lowest)}
-        if self.sliding_window is None:
-            return {"attention_mask": mask}
-        is_far = (places - places[:, None]).abs() > self.sliding_window
-        masks = {"full_attention": mask, "sliding_attention": mask.masked_fill(is_far, lowest)}
-        return {"attention_mask": masks}
+        return {"attention_mask": mask.masked_fill(places > places[:, None], lowest)}
 
 
-def pack_dataset(dataset, max_seq_length, max_sequences_per_pack="max", *, seed=0):
+def encoder_mask(sequence_ids, dtype, sliding_window=None):
+    """Additive mask `[B, 1, S, S]`; with a window a dict of two, as models with local attention take it."""
+    mask = attention_mask(sequence_ids, dtype)
+    if sliding_window is None:
+        return mask
+    places = torch.arange(mask.shape[-1], device=mask.device)
+    is_far = (places - places[:, None]).abs() > sliding_window
+    local = mask.masked_fill(is_far, torch.finfo(dtype).min)
+    return {"full_attention": mask, "sliding_attention": local}
+
+
+def pack_dataset(dataset, max_seq_length, max_sequences_per_pack="max", *, labels=None, seed=0):
     """Pack a whole `datasets.Dataset` by one plan, in memory: another `Dataset`, with a row a pack.
 
     Args:
         dataset: `Dataset` with `input_ids`, as `PackingCollator` takes them, and further columns of numbers.
         max_seq_length, max_sequences_per_pack, seed: Arguments of `bert_packed.pack`.
+        labels: "sequence" or "token" for a column `labels`, as in `PackingCollator`.
 
     Returns:
         Rows for `PackingCollator`: the columns of `bert_packed.pack`, padding 0, in labels -100.
@@ -207,7 +253,13 @@ def pack_dataset(dataset, max_seq_length, max_sequences_per_pack="max", *, seed=
     if not isinstance(getattr(dataset, "column_names", None), list) or not hasattr(dataset, "from_dict"):
         refuse("`dataset`", "be a datasets.Dataset", type(dataset).__name__)
     columns = {name: dataset.with_format("numpy")[name][:] for name in dataset.column_names}
+    if labels is not None:
+        check_choice("labels", labels, KINDS)
+    found = find_labels(columns, labels) if labels else None
     packs = _pack_columns(columns, max_seq_length, max_sequences_per_pack, seed=seed)
+    if found is not None:
+        found = sequence_labels(found)
+        packs[LABELS] = [found[row[row >= 0]].tolist() for row in packs[SEQUENCE_INDEX]]
     return type(dataset).from_dict({name: list(values) for name, values in packs.items()})
 
 

@@ -29,9 +29,7 @@ class PackedBertForPreTraining(torch.nn.Module):
         attention would ignore a 4D mask, and so let sequences see each other.
         """
         bert, heads = self.model.bert, self.model.cls
-        # `set_attn_implementation` is public, and nothing that reads it
-        attention = self.model.config._attn_implementation
-        check_choice("attn_implementation", attention, ATTENTIONS)  # not in `__init__`: it may change
+        check_attention(self.model.config)  # not in `__init__`: it may change
         mask_B1SS = batch.get("attention_mask")
         if mask_B1SS is None:
             mask_B1SS = attention_mask(batch["sequence_ids"], self.model.dtype)
@@ -48,6 +46,12 @@ class PackedBertForPreTraining(torch.nn.Module):
             "mlm_logits": heads.predictions(_gather(hidden_BSD, batch["masked_lm_positions"])),
             "nsp_logits": heads.seq_relationship(pooled).unflatten(0, cls_BKD.shape[:2]),
         }
+
+
+def check_attention(config):
+    """Raise `ValueError` where a model's attention would ignore a 4D mask."""
+    # `set_attn_implementation` is public, and nothing that reads it
+    check_choice("attn_implementation", config._attn_implementation, ATTENTIONS)
 
 
 def pretraining_counts(batch):

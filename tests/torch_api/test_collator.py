@@ -7,7 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from reference import import_reference
-from transformers_models import CLS, LENGTH, MASK, PAD, SEP, VOCAB, WINDOW, build
+from transformers_models import (
+    CLS,
+    LEARNING_RATE,
+    LENGTH,
+    MASK,
+    PAD,
+    SEP,
+    VOCAB,
+    WINDOW,
+    build,
+    gradients_of,
+    make_tokenizer,
+    make_trainer,
+)
 
 torch, transformers = import_reference()
 pytest.importorskip("accelerate", reason="pip install -e '.[torch]'")
@@ -18,7 +31,6 @@ from bert_packed.torch import PackingCollator, pack_dataset, per_sequence_loss  
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/guides/torch.md"
 NUM = 12
-LEARNING_RATE = 0.1
 CAUSAL = ("llama", "mistral")
 OPTIONS = {"roberta": {"first_position": PAD + 1}} | {kind: {"mlm_probability": None} for kind in CAUSAL}
 ONE_CPU = "ignore:This DataLoader will create 2 worker processes"  # on a machine with one
@@ -27,8 +39,7 @@ WINDOWED = {"sliding_window": WINDOW}
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{number}" for number in range(VOCAB - 5))]
-    return transformers.BertTokenizerFast(vocab={word: number for number, word in enumerate(words)})
+    return make_tokenizer()
 
 
 def random_rows(num_rows, longest, seed=0):
@@ -40,41 +51,6 @@ def random_rows(num_rows, longest, seed=0):
 @pytest.fixture(scope="module")
 def rows():
     return random_rows(NUM, 14)
-
-
-def make_trainer(model, rows, collator, folder, batch_size, accumulation=1, loss=None):
-    """Make a `Trainer` of two steps of plain SGD."""
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=batch_size,
-        per_device_eval_batch_size=batch_size,
-        gradient_accumulation_steps=accumulation,
-        max_steps=2,
-        optim="sgd",
-        learning_rate=LEARNING_RATE,
-        lr_scheduler_type="constant",
-        max_grad_norm=0.0,
-        logging_steps=1,
-        save_strategy="no",
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        remove_unused_columns=False,
-    )
-    dataset = rows if isinstance(rows, datasets.Dataset) else datasets.Dataset.from_list(rows)
-    return transformers.Trainer(
-        model,
-        arguments,
-        train_dataset=dataset,
-        eval_dataset=dataset,
-        data_collator=collator,
-        compute_loss_func=loss,
-    )
-
-
-def gradients_of(model):
-    return {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}
 
 
 class Gradients(transformers.TrainerCallback):

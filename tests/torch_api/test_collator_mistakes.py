@@ -44,8 +44,23 @@ def collate_labels(labels):
     return make({"mlm_probability": None})([{"input_ids": [5, 6], "labels": labels}])
 
 
+def collate_of_sequences(labels):
+    examples = [{"input_ids": [5, 6, 7], "labels": one} for one in labels]
+    return make({"labels": "sequence"})(examples)
+
+
+def collate_of_tokens(label):
+    return make({"labels": "token"})([{"input_ids": [5, 6, 7], "labels": label}])
+
+
 def pack(columns):
     return pack_dataset(datasets.Dataset.from_dict(columns), LENGTH)
+
+
+def pack_labels(labels):
+    return pack_dataset(
+        datasets.Dataset.from_dict({"input_ids": [[5]], "labels": [0]}), LENGTH, labels=labels
+    )
 
 
 def pack_other(dataset):
@@ -71,6 +86,9 @@ ONES = "sequence 0: attention_mask must be 1 at every token, since a sequence is
 NUMBERS = "must have max_seq_length=24 numbers. Received: "
 KIND = "`examples`: kind must be numbers, equally many in each row. Received: [[1], [1, 2]]."
 LABELS = "labels must be whole numbers, one for each token"
+OF_TOKENS = "labels must be whole numbers, one for each token. Received: "
+CHOICES = "`labels` must be one of sequence, token. Received: "
+OPTIONS = "`labels` must be None with other options than the limits of packs: `enable_packing` sets them."
 DATASET = "`dataset` must be a datasets.Dataset. Received: "
 
 MISTAKES = [
@@ -99,7 +117,11 @@ MISTAKES = [
         [{"input_ids": [5]}, {"input_ids": [5], "kind": 1}],
         "sequence 1 must have the columns input_ids.",
     ),
-    (call, [{"input_ids": [5], "labels": [5]}], "must be without labels, which masking makes."),
+    (
+        call,
+        [{"input_ids": [5], "labels": [5]}],
+        "must be without labels, which masking makes; or give labels=.",
+    ),
     (call, [PACKED], REMOVED),
     (call, [PACKED | {"sequence_ids": [1, 1], "sequence_index": [0]}], f"row 0: input_ids {NUMBERS}[5, 6]."),
     (call, None, "`examples` must be a list of dicts. Received: None."),
@@ -114,6 +136,46 @@ MISTAKES = [
     (call, [ROW | {"attention_mask": RUNS}], f"row 0, token 10: {MASK}"),
     (call, [ROW | {"kind": [1]}, ROW | {"kind": [1, 2]}], KIND),
     *((collate_labels, label, LABELS) for label in (1, [0.5, 0.5])),
+    *(
+        (function, "tokens", f"{CHOICES}'tokens'.")
+        for function in (pack_labels, lambda one: make({"labels": one}))
+    ),
+    *(
+        (make, {"labels": "token", **options}, OPTIONS)
+        for options in (
+            {"seed": 0},
+            {"first_position": 1},
+            {"mlm_probability": 0.15},
+            {"attention": "varlen"},
+        )
+    ),
+    (collate_of_sequences, [1, [0, 1]], "sequence 1: labels must be a number, as in sequence 0."),
+    (collate_of_sequences, [[0, 1, 1], [0, 1]], "sequence 1: labels must be a list of 3, as in sequence 0."),
+    (
+        collate_of_sequences,
+        [1, "two"],
+        "sequence 1: labels must be a number, or a list of one for each label.",
+    ),
+    (
+        collate_of_sequences,
+        [1, None],
+        "sequence 1: labels must be a number, or a list of one for each label.",
+    ),
+    *(
+        (collate_of_sequences, [1.5, wrong], "sequence 1: labels must be finite, and not -100, which Trainer")
+        for wrong in (-100, math.nan)
+    ),
+    *(
+        (collate_of_tokens, one, f"sequence 0: {OF_TOKENS}{one}.")
+        for one in (1, [0.5, 1.0, 2.0], [[1], [2], [3]])
+    ),
+    (collate_of_tokens, [1, 2], "sequence 0: labels must have a value for each of its 3 tokens"),
+    (
+        make({"labels": "sequence"}),
+        [ROW | {"labels": [1]}],
+        "row 0: labels must have a label for each of its 2",
+    ),
+    (make({"labels": "token"}), [ROW | {"labels": [1, 2]}], f"row 0: {OF_TOKENS}[1, 2]."),
     (pack, {"text": [[5]]}, "`sequences` must have a column input_ids. Received: text."),
     (pack, {"input_ids": [[5]], "text": ["five"]}, "sequence 0: text must be a list of numbers, or one."),
     (pack, {"input_ids": [[5], [6] * 30]}, "sequence 1 must have at most max_seq_length=24 tokens."),
