@@ -5,10 +5,7 @@ import dataclasses
 import importlib
 import io
 
-from bert_packed.core.hub import with_local_start
 from bert_packed.core.settings import InputError
-from bert_packed.parallel import cluster
-from bert_packed.training.engines import choose_backend
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +57,11 @@ def finetune(config):
         OSError: a file cannot be read or written.
         MemoryError: the devices have too little memory.
     """
+    # The package's first import has this table, and none of these
+    from bert_packed.core.hub import with_local_start
+    from bert_packed.parallel import cluster
+    from bert_packed.training.engines import choose_backend
+
     for task in TASKS.values():
         # Names are compared, which imports nothing; a class of the same name elsewhere is no task's
         kind = type(config)

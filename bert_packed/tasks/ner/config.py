@@ -16,10 +16,10 @@ class NerConfig(ScoredConfig):
     Spaces or tabs separate columns, and an empty line ends each sentence. OUTPUT_DIR receives
     checkpoints, metrics.csv, labels.txt, predictions.txt, and model/, which transformers opens.
     labels.txt has the tags by number; predictions.txt has each word, its tag and the predicted tag.
-    Where PREDICT_FILE has tags, OUTPUT_DIR also receives eval_results.json with the accuracy. For tags
-    B-TYPE, I-TYPE and O it has precision, recall and F1 of exact entities too, as conlleval counts them.
-    The same command continues a stopped run. Every step takes train_batch_size sequences, the same ones
-    whether they are packed or not (--max_sequences_per_pack=1).
+    Where PREDICT_FILE has tags, OUTPUT_DIR also receives eval_results.json with the accuracy. For
+    tags B-TYPE, I-TYPE and O it has precision, recall and F1 of exact entities too, as conlleval
+    counts them. The same command continues a stopped run. Every step takes train_batch_size
+    sequences, the same ones whether they are packed or not (--max_sequences_per_pack=1).
     """
 
     result_files = (*ScoredConfig.result_files, "labels.txt", "predictions.txt")
