@@ -1,28 +1,28 @@
 """Classifiers by `transformers.Trainer`, packed, against padded batches.
 
-python -m benchmarks.trainer --data_dir=glue --init_checkpoint=FOLDER
+python -m benchmarks.trainer --train_file=train.csv --eval_file=dev.csv --init_checkpoint=FOLDER
 """
 
-import csv
 import dataclasses
 import functools
 import statistics
 import sys
 import tempfile
-from pathlib import Path
 
-from benchmarks.runner import Settings, median_row, parse_names, ratios, show
+import numpy as np
+
+from benchmarks.runner import Settings, median_row, ratios, show
 from bert_packed.core.command_line import run
-from bert_packed.core.settings import InputError, setting
+from bert_packed.core.settings import setting
 from bert_packed.runs.interleaved_timing import time_interleaved
+from bert_packed.tasks.classify.labels import SINGLE, find_problem, read_examples
 
-COLUMNS = {"SST-2": ("sentence", "label"), "MRPC": ("#1 String", "#2 String", "Quality")}
 PACKED, ONE_PLAN, PADDED, SORTED = "packed", "packed, one plan", "padded to the longest", "sorted by length"
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainerConfig(Settings):
-    """Interleaved epochs of Trainer over the first sequences of tasks of GLUE: packed, batch by batch and by
+    """Interleaved epochs of Trainer over random sequences of a file of classes: packed, batch by batch and by
     one plan, padded to the longest of each batch, and that with batches of sequences of similar length.
     Forward, backward, clipping, AdamW, dropout on, tokenized before. All ways have the same sequences and
     start from the same weights; the scores are of the weights after all epochs.
@@ -31,12 +31,12 @@ class TrainerConfig(Settings):
     interval of 95 %.
     """
 
-    data_dir: str = setting("", "folder with a folder of train.tsv and dev.tsv a task", required=True)
+    train_file: str = setting("", "texts with labels, as bert-packed classify reads them", required=True)
+    eval_file: str = setting("", "texts with labels to score on", required=True)
+    columns: str = setting("", "names of the columns of texts, with a comma; empty = as classify finds them")
+    label_column: str = setting("label", "name of the column of labels")
     init_checkpoint: str = setting("", "folder of transformers, its tokenizer included", required=True)
-    tasks: str = setting(
-        "SST-2,MRPC", "tasks, separated by commas", parse=lambda text: parse_names(text, COLUMNS)
-    )
-    num_sequences: int = setting(1024, "sequences of an epoch, the first ones", minimum=1)
+    num_sequences: int = setting(1024, "sequences of an epoch, and most of eval_file", minimum=1)
     max_seq_length: int = setting(128, "tokens of a pack, and most of a sequence", minimum=8)
     batch_size: int = setting(32, "sequences of a step", minimum=1)
     learning_rate: float = setting(5e-5, "of AdamW, falling to 0 in each epoch", minimum=0.0)
@@ -49,40 +49,35 @@ def main(config):
     import torch
 
     torch.set_num_threads(config.threads)
-    tables, notes = {}, []
-    for task in config.tasks.split(","):
-        parts = {part: read_part(config, task, part) for part in ("train", "dev")}
-        trainers = make_trainers(config, parts)
-        seconds = time_interleaved(
-            {name: lambda _, trainer=trainer: trainer.train() for name, trainer in trainers.items()},
-            config.repeats,
-        )
-        num_tokens = sum(map(len, parts["train"]["input_ids"]))
-        tables[task] = task_rows(trainers, seconds, len(parts["train"]), num_tokens)
-        length = num_tokens / len(parts["train"])
-        notes.append(f"{task}: {len(parts['train']):,} sequences of {length:.1f} tokens")
-    show("trainer", config, tables, notes)
+    problem, parts = read_parts(config)
+    trainers = make_trainers(config, problem, parts)
+    ways = {name: lambda _, trainer=trainer: trainer.train() for name, trainer in trainers.items()}
+    seconds = time_interleaved(ways, config.repeats)
+    num_tokens = sum(map(len, parts["train"]["input_ids"]))
+    rows = way_rows(trainers, seconds, len(parts["train"]), num_tokens)
+    length = num_tokens / len(parts["train"])
+    show("trainer", config, {"epochs": rows}, [f"{len(parts['train']):,} sequences of {length:.1f} tokens"])
 
 
-def read_part(config, task, part):
-    """The `Dataset` of a task's train or dev file; raises `InputError`."""
+def read_parts(config):
+    """The `Problem`, and the `Dataset` of train and dev."""
     import datasets
     import transformers
 
-    path, (*texts, label) = Path(config.data_dir, task, f"{part}.tsv"), COLUMNS[task]
-    if not path.is_file():
-        raise InputError(f"`data_dir` must hold {task}/{part}.tsv. Received: {config.data_dir}.")
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-    if part == "train":
-        rows = rows[: config.num_sequences]
     tokenizer = transformers.AutoTokenizer.from_pretrained(config.init_checkpoint)
-    columns = ([row[name] for row in rows] for name in texts)
-    encoded = tokenizer(*columns, truncation=True, max_length=config.max_seq_length)
-    return datasets.Dataset.from_dict({**encoded, "labels": [int(row[label]) for row in rows]})
+    problem, parts = None, {}
+    for part, path in (("train", config.train_file), ("dev", config.eval_file)):
+        examples = read_examples(path, config.columns, config.label_column)
+        problem = problem or find_problem(examples, SINGLE)
+        rows = np.random.default_rng(0).permutation(len(examples))[: config.num_sequences]
+        texts = [[column[row] for row in rows] for column in examples.texts]
+        encoded = tokenizer(*texts, truncation=True, max_length=config.max_seq_length)
+        labels = problem.numbers(examples)[rows].tolist()
+        parts[part] = datasets.Dataset.from_dict({**encoded, "labels": labels})
+    return problem, parts
 
 
-def make_trainers(config, parts):
+def make_trainers(config, problem, parts):
     """`Trainer` by the name of its way, each with a model from the same weights."""
     import transformers
 
@@ -94,7 +89,7 @@ def make_trainers(config, parts):
     padding = transformers.DataCollatorWithPadding(tokenizer)
     packed = pack_dataset(parts["train"], config.max_seq_length, labels="sequence")
     num_packs = max(1, round(config.batch_size * len(packed) / len(parts["train"])))
-    make = functools.partial(make_trainer, config, parts)
+    make = functools.partial(make_trainer, config, len(problem.names), parts)
     return {
         PACKED: make(packing, wrap=enable_packing),
         ONE_PLAN: make(packing, wrap=enable_packing, train_dataset=packed, batch_size=num_packs),
@@ -103,14 +98,16 @@ def make_trainers(config, parts):
     }
 
 
-def make_trainer(config, parts, collator, wrap=lambda model: model, train_dataset=None, **options):
+def make_trainer(
+    config, num_labels, parts, collator, wrap=lambda model: model, train_dataset=None, **options
+):
     """A `Trainer` of one epoch a call of `train`, which prints nothing."""
     import transformers
 
     batch_size = options.pop("batch_size", config.batch_size)
     transformers.set_seed(0)  # of the head, which is new
     model = transformers.AutoModelForSequenceClassification.from_pretrained(
-        config.init_checkpoint, num_labels=2
+        config.init_checkpoint, num_labels=num_labels
     )
     arguments = transformers.TrainingArguments(
         output_dir=tempfile.gettempdir(),  # nothing is written
@@ -139,7 +136,7 @@ def make_trainer(config, parts, collator, wrap=lambda model: model, train_datase
     return trainer
 
 
-def task_rows(trainers, seconds, num_sequences, num_tokens):
+def way_rows(trainers, seconds, num_sequences, num_tokens):
     """Speeds and scores of all ways: rows of a table."""
     rows = []
     for name, trainer in trainers.items():

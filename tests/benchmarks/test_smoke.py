@@ -5,7 +5,6 @@ The accelerator's steps run in `tests/training/test_without_tensorflow.py`, the 
 """
 
 import dataclasses
-import itertools
 import json
 import os
 from pathlib import Path
@@ -82,12 +81,9 @@ def trainer(folder, monkeypatch):
 
     models.build("bert").save_pretrained(folder / "model")
     models.make_tokenizer().save_pretrained(folder / "model")
-    for part, ending in itertools.product(("train", "dev"), ("word1 word2\t0\n", "word3\t1\n")):
-        (folder / "SST-2").mkdir(exist_ok=True)
-        with open(folder / f"SST-2/{part}.tsv", "a") as file:
-            file.write(("" if file.tell() else "sentence\tlabel\n") + ending)
-    flags = {"data_dir": folder, "init_checkpoint": folder / "model", "tasks": "SST-2", "repeats": 1}
-    return flags | {"max_seq_length": 24, "batch_size": 2}
+    (folder / "rows.csv").write_text("text,label\nword1 word2,a\nword3,b\n")
+    files = dict.fromkeys(("train_file", "eval_file"), folder / "rows.csv")
+    return {**files, "init_checkpoint": folder / "model", "max_seq_length": 24, "batch_size": 2, "repeats": 1}
 
 
 def fresh_masks(folder, monkeypatch):
@@ -161,7 +157,7 @@ CASES = [
     pytest.param("classification", classification_by_others, ["steps"], marks=slow),
     ("embedding", embedding, ["steps", "encode"]),
     pytest.param("embedding", embedding_by_others, ["steps", "encode"], marks=slow),
-    ("trainer", trainer, ["SST-2"]),
+    ("trainer", trainer, ["epochs"]),
     pytest.param("overhead", fresh_masks, ["fresh_masks"], marks=slow),
     ("overhead", restarts, ["restarts"]),
     pytest.param(
@@ -208,7 +204,6 @@ def test_a_benchmark_runs_at_the_smallest_sizes(name, flags_of, tables, tmp_path
         ("packmamba", {"pack_length": 1024}, "`pack_length` must be at least max_seq_length=2048"),
         ("packmamba", {"reference": "true", "parts": "padding"}, "`reference` needs training among `parts`"),
         ("packmamba", {"bert_config_file": "bert-tiny"}, "`bert_config_file` must be a Mamba or Mamba-2"),
-        ("trainer", {"data_dir": "/none", "init_checkpoint": "a"}, "`data_dir` must hold SST-2/train.tsv."),
         ("accelerator", {"models": "bert-mimi"}, "must be different ones of bert-tiny, bert-mini, "),
         ("parallelism", {"devices": "4,8"}, "must be squares of 2, 4, 8, ..., separated by commas"),
         ("step_memory", {"lengths": "8"}, "`lengths` must be numbers from 16, separated by commas"),
