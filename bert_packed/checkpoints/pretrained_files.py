@@ -166,8 +166,12 @@ class GoogleCheckpoint:
 
     @contextlib.contextmanager
     def _reader(self):
-        import tensorflow as tf  # only these files need it: under JAX nothing else loads TensorFlow
-
+        try:
+            import tensorflow as tf  # which need not be installed under JAX
+        except ImportError as error:
+            raise InputError(
+                f"{self.path}, a TensorFlow checkpoint, needs `pip install tensorflow`. Received: {error}."
+            ) from error
         try:
             yield tf.train.load_checkpoint(str(self.path))
         # An IndexError means that a file is cut short

@@ -146,7 +146,9 @@ def _reason(error):
     return known or f"{type(causes[-1]).__name__}: {lines[0]}".rstrip(".")
 
 
-DATA_SET = re.compile(r"(hf://datasets/(?P<repo>[^/@,]+/[^/@,]+))(@(?P<revision>refs/convert/\w+|[^/,]+))?/")
+DATA_SET = re.compile(
+    r"(hf://datasets/(?P<repo>[^/@,]+/[^/@,]+))(@(?P<revision>refs/(convert|pr)/\w+|[^/,]+))?/"
+)
 DATA_RULE = "a file of hf://datasets/OWNER/NAME[@REVISION]/ must be one that the hub gives"
 
 

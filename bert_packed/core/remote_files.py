@@ -6,9 +6,12 @@ It is imported at the first one, and asks for the package of its store where tha
 import contextlib
 import functools
 import io
+import sys
 
 from bert_packed.core import hub
 from bert_packed.core.settings import InputError
+
+OWN_RENAME = (("file", "local"), "hdfs")  # `fsspec` renames by a copy elsewhere
 
 
 def open_file(path, mode):
@@ -25,29 +28,67 @@ def info(path):
     `exists` of `fsspec` would be False for whatever goes wrong.
     """
     with _naming(path):
+        files, name = _files(path)
         try:
-            return _files(path).info(str(path))
-        except (FileNotFoundError, ValueError) as error:
-            # On the hub a cause says that the data set itself is not to be had; two parts with a comma are no
-            # path there. Elsewhere a wrong value is a scheme that nobody knows
-            is_missing = not hub.is_on_hub(path) or error.__cause__ is None
-            if is_missing and (hub.is_on_hub(path) or isinstance(error, FileNotFoundError)):
+            return files.info(name)
+        except (FileNotFoundError, NotADirectoryError):
+            # On the hub a cause says that the data set itself is not to be had
+            if hub.is_on_hub(path) and sys.exception().__cause__ is not None:
+                raise
+            return {}
+        except ValueError:
+            if hub.is_on_hub(path):  # two parts with a comma are no path there
                 return {}
             raise
 
 
 def ask(path, method, *arguments, **named):
-    """Call a method of the file system of a URL with the URL."""
+    """Call a method of the file system of a URL with its path."""
     with _naming(path):
-        return getattr(_files(path), method)(str(path), *arguments, **named)
+        files, name = _files(path)
+        return getattr(files, method)(name, *arguments, **named)
+
+
+def match(pattern):
+    """The URLs that a glob names: list of str."""
+    with _naming(pattern):
+        files, name = _files(pattern)
+        # Names come without the beginning, as "gs://" or "hdfs://host:8020"
+        beginning = pattern.removesuffix(name)
+        return [f"{beginning}{found}" for found in files.glob(name)]
+
+
+def rename(source, target):
+    """Give a file another name, replacing what has it."""
+    with _naming(source):
+        (files, old), (_, new) = _files(source), _files(target)
+        if files.protocol in OWN_RENAME:
+            files.mv(old, new)
+        else:  # `mv` would take a name with brackets for a glob
+            files.cp_file(old, new)
+            files.rm_file(old)
+
+
+def remove_folder(path):
+    """Remove a folder with all that it holds."""
+    with _naming(path):
+        files, root = _files(path)
+        found = files.find(root, withdirs=True, detail=True)
+        folders = {root, *(name for name, entry in found.items() if entry["type"] == "directory")}
+        for name in found.keys() - folders:
+            files.rm_file(name)  # `rm` would take a name with brackets for a glob
+        for name in sorted(folders, reverse=True):
+            # Many stores have no folders but names of files
+            with contextlib.suppress(OSError, NotImplementedError):
+                files.rmdir(name)
 
 
 def _files(path):
-    """The file system of a URL. It keeps no lists of names, which other processes change."""
+    """The file system of a URL, and the path in it. It keeps no lists of names, which others change."""
     import fsspec
 
     options = {} if hub.is_on_hub(path) else {"use_listings_cache": False}
-    return fsspec.core.url_to_fs(str(path), **options)[0]
+    return fsspec.core.url_to_fs(str(path), **options)
 
 
 @contextlib.contextmanager

@@ -134,7 +134,7 @@ def flush_folder(path):
 def replace(source, target):
     """Rename a file, replacing what has that name; raises `OSError`."""
     if is_remote(source):
-        remote_files.ask(source, "mv", str(target))
+        remote_files.rename(source, target)
     else:
         os.replace(source, target)
 
@@ -152,7 +152,7 @@ def remove_folder(path):
     if not exists(path):
         return
     if is_remote(path):
-        remote_files.ask(path, "rm", recursive=True)
+        remote_files.remove_folder(path)
     elif os.path.islink(path):  # which `rmtree` refuses without a name
         raise InputError(f"a folder that is removed must not be a link. Received: {path}.")
     else:
@@ -189,10 +189,7 @@ def match(pattern):
     """The paths that a glob names; `**` crosses folders, on this machine only."""
     if not is_remote(pattern):
         return glob.glob(pattern, recursive=True)
-    scheme, _, rest = pattern.partition("://")
-    found = remote_files.ask(pattern, "glob")
-    # Names come without the scheme; whether they begin with a slash is the store's choice
-    return [f"{scheme}://{name if rest.startswith('/') else name.lstrip('/')}" for name in found]
+    return remote_files.match(pattern)
 
 
 def size_and_time(path):

@@ -80,6 +80,10 @@ class FinetuneConfig(RunConfig):
     def check_inputs(self):
         """Raise `InputError` for an input that is not there, before Keras is imported."""
 
+    def first_run(self):
+        """The config of the run that says how this one began."""
+        return self
+
     def num_train_steps(self, num_sequences):
         """Optimizer steps of a training on a number of sequences, at least 1."""
         return max(1, int(num_sequences * self.num_train_epochs / self.train_batch_size))

@@ -83,7 +83,7 @@ class EvaluationLog:
     def evaluate(self, step):
         """Score the model and note it; returns `is_over`."""
         scores = self._processes.first_decides(lambda: self._score(step))
-        show_line(f"step {step:,}: " + ", ".join(f"{name} {value:.2f}" for name, value in scores.items()))
+        show_line(f"step {step:,}: " + ", ".join(f"{name} {value:.4g}" for name, value in scores.items()))
         self._scores.append(scores[self._evaluation.names[0]])
         if self.is_over():
             show_line(f"no better {self._evaluation.names[0]} in {self._evaluation.patience} evaluations")
@@ -103,6 +103,8 @@ class EvaluationLog:
     def _is_best(self, scores):
         name = self._evaluation.names[0]
         best = read_json(best_folder(self._folder) / SCORES_OF_BEST, default={})
-        if best.get("of") != self._evaluation.source or math.isnan(best[name]):
+        # An older run noted the first file alone
+        is_same = self._evaluation.source.startswith(best.get("of", "?"))
+        if not is_same or math.isnan(best[name]):
             return True
         return scores[name] > best[name]

@@ -72,7 +72,7 @@ def finetune(config):
                 if not processes.is_first:  # whose lines are the same
                     stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
                 run_directory = importlib.import_module("bert_packed.runs.run_directory")
-                config = with_local_start(config, run_directory.begun_flags(config))
+                config = with_local_start(config, run_directory.begun_flags(config.first_run()))
                 return importlib.import_module(f"{task.package}.task").finetune(config, processes)
     names = ", ".join(task.config_name for task in TASKS.values())
     raise InputError(f"`config` must be one of {names}. Received: {type(config).__name__}.")

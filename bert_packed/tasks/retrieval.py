@@ -97,7 +97,10 @@ def read_retrieval(qrels):
 
 def qrel_rows(path, queries, documents):
     """Yield query, document and score of each line below a header; `InputError` where one is not known."""
-    for number, line in enumerate(read_text(path).splitlines()[1:], 2):
+    header, *lines = read_text(path).splitlines() or [""]
+    if header.rpartition("\t")[2].strip().isdecimal():
+        raise InputError(f"{path} must begin with a header. Received: {header[:80]!r}.")
+    for number, line in enumerate(lines, 2):
         parts = line.split("\t")
         try:
             query, document, gain = parts[0], parts[1], float(parts[2])

@@ -291,7 +291,10 @@ def has_results(config, text, inputs, results, evaluated):
     # A run that starts removes its results, so those that are there once it is over are its own
     found = [folder / name for name in results]
     newest = max((Path(path).stat().st_mtime_ns for path in evaluated), default=0)
-    return bool(found) and all(path.is_file() and path.stat().st_mtime_ns > newest for path in found)
+    # A folder is an export, of training alone
+    return bool(found) and all(
+        path.is_dir() or (path.is_file() and path.stat().st_mtime_ns > newest) for path in found
+    )
 
 
 def _load_model(config, text, objective):
@@ -313,7 +316,7 @@ def _load_weights(config, model_config, model, new_head=""):
     weights = named_weights(model)
     path = config.init_checkpoint
     if new_head:
-        print(f"head       starts anew: that of {path} has other labels, or another order of them")
+        print(f"head       has new weights: that of {path} has other labels, or another order of them")
     found = starting_weights.load(path, weights, model_config, model.head, new_head=new_head)
     print("\n".join(found.lines()))
     return found

@@ -103,7 +103,7 @@ def describe_text(sources):
     stamps = []
     for source in sources:
         for path, size, time in stamp_files(source.paths):
-            place = path if is_remote(path) else os.path.abspath(path)
+            place = _place(path)
             stamps.append([place, size, time, source.weight])
     return sorted(stamps)
 
@@ -156,6 +156,10 @@ def begin(config, folder, text):
         write_json(path, call)
 
 
+def _place(path):
+    return path if is_remote(path) else os.path.abspath(path)
+
+
 def _has_same_content(folder, before, now):
     """True for texts of `describe_text` that differ in paths and times alone, as copies and mounts do."""
     manifest, instances = folder.instances_manifest(), folder.path("instances")
@@ -163,7 +167,7 @@ def _has_same_content(folder, before, now):
         return False
     try:
         made = manifest["inputs"]
-        known = {os.path.abspath(resolve_path(entry, instances)): entry["sha256"] for entry in made}
+        known = {_place(resolve_path(entry, instances)): entry["sha256"] for entry in made}
         return sorted((known[path], weight) for path, _, _, weight in before) == sorted(
             (file_sha256(path), weight) for path, _, _, weight in now
         )

@@ -122,7 +122,7 @@ def check(config, num_bytes):
 
 def find_vocabulary(config):
     """Path of the vocabulary of a `TrainConfig`, "" where it is trained, and its kind, of `TOKENIZERS`."""
-    from bert_packed.runs.vocabulary import find_vocab  # TensorFlow
+    from bert_packed.runs.vocabulary import find_vocab
 
     model_config = _read_model_config(config)
     path, found = "", family_of(model_config).load_names().vocabularies[0]
@@ -169,7 +169,7 @@ def _make_instances(config, folder, num_bytes):
     output_dir = folder.path("instances")
     if not _is_due(1, "instances", folder.instances_manifest() is not None):
         return
-    from data_gen.text.create_job import create, summarize  # TensorFlow
+    from data_gen.text.create_job import create, summarize
 
     folder.remove_after("instances")
     vocab_file, tokenizer = find_vocabulary(config)
@@ -230,7 +230,7 @@ def _prove_packs(config, folder):
     is_done = exists(path) and read_json(path).get("files") == stamps
     if not _is_due(3, "proof", is_done):
         return ()
-    from data_gen.verification import compare_files, find_overlong  # TensorFlow
+    from data_gen.verification import compare_files, find_overlong
 
     rows, failures = [], []
     for split in config.splits:

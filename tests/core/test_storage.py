@@ -214,6 +214,18 @@ def test_behind_a_url_mistakes_are_those_of_local_files(tmp_path):
         storage.read_text("memory://files/a")
 
 
+def test_names_with_brackets_are_names(tmp_path):
+    """`fsspec` takes them for globs, and would move and remove the files of another folder."""
+    for store in ("memory://brackets", f"file://{tmp_path}"):
+        for folder in ("a[1]", "a1"):
+            storage.make_folder(f"{store}/{folder}/b")
+            storage.write_text(f"{store}/{folder}/b/c", folder)
+        assert storage.read_text(f"{store}/a[1]/b/c") == "a[1]"
+        storage.remove_folder(f"{store}/a[1]")
+        assert storage.list_names(store) == ["a1"] and storage.read_text(f"{store}/a1/b/c") == "a1"
+        assert not storage.exists(f"{store}/a1/b/c/d")  # below a file
+
+
 def test_a_url_that_nobody_serves_is_named(monkeypatch):
     with pytest.raises(OSError, match="nosuch://a: "):
         storage.exists("nosuch://a")

@@ -208,7 +208,9 @@ def test_the_best_weights_and_a_start_of_other_labels(tmp_path, start, capsys, m
     )
     bert_packed.finetune(other)
     out = capsys.readouterr().out
-    assert "head       starts anew" in out and "initial values kept: classification/classifier/kernel" in out
+    assert (
+        "head       has new weights" in out and "initial values kept: classification/classifier/kernel" in out
+    )
     single = bert_packed.load_classifier(tmp_path / "other")
     assert single.names == tuple(sorted({*CLASSES[1:], "zoo"}))
 

@@ -283,6 +283,7 @@ def test_qrels_of_a_folder(tmp_path, names, given, want):
             "\n1\td\t1\n",
             "qrels/test.tsv, line 2: corpus.jsonl must have it. Received: 'd'.",
         ),
+        ("qrels/test.tsv", "1\ta\t1\n", "qrels/test.tsv must begin with a header. Received: '1\\ta\\t1'."),
         (
             "corpus.jsonl",
             2 * '{"_id": "a", "text": "a"}\n',

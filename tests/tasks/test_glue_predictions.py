@@ -1,8 +1,12 @@
-"""Files for GLUE's server, of logits that are known."""
+"""Files for GLUE's server, of logits that are known; and models that learned something else."""
+
+import types
 
 import numpy as np
 import pytest
 
+from bert_packed.core.settings import InputError
+from bert_packed.tasks.classify.labels import NUMBER, SINGLE, Problem
 from bert_packed.tasks.glue import task as glue
 
 LOGITS = {  # of three examples
@@ -46,3 +50,39 @@ def test_scores_of_a_part_have_its_ending(tmp_path):
     (tmp_path / "dev.tsv").write_text("sentence1\tsentence2\tgold_label\na\tb\tneutral\nc\td\tneutral\n")
     file = glue._dev_file(glue.TASKS["MNLI"], tmp_path / "dev.tsv", "predictions_matched.tsv")
     assert file.score(np.array([[0, 1, 0], [1, 0, 0]])) == {"accuracy_matched": 0.5}
+
+
+STORED = [
+    (
+        "MNLI",
+        Problem(SINGLE, ("contradiction", "entailment", "neutral")),
+        "labels in the order entailment, neutral",
+    ),
+    (
+        "RTE",
+        Problem(SINGLE, ("entailment", "not_entailment"), num_texts=1),
+        "`data_dir` must have single texts",
+    ),
+    (
+        "STS-B",
+        Problem(NUMBER, is_chance=True),
+        "must have learned the numbers of STS-B. Received: m, of a chance.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "stored", "message"), STORED)
+def test_a_model_of_other_labels_is_refused(name, stored, message, monkeypatch):
+    monkeypatch.setattr(glue, "stored_problem", lambda *_: stored)
+    with pytest.raises(InputError, match=message):
+        glue._check_labels(types.SimpleNamespace(init_checkpoint="m"), glue.TASKS[name])
+
+
+def test_labels_of_other_names_are_told(monkeypatch, capsys):
+    config = types.SimpleNamespace(init_checkpoint="m")
+    for names, told in ((("different", "equivalent"), True), (("0", "1"), False)):
+        monkeypatch.setattr(glue, "stored_problem", lambda *_, names=names: Problem(SINGLE, names))
+        glue._check_labels(config, glue.TASKS["MRPC"])
+        assert (
+            "different, equivalent of init_checkpoint are taken for 0, 1" in capsys.readouterr().out
+        ) == told

@@ -87,7 +87,8 @@ def finetune(config, processes):
             rule = "have labels, unless those of train_file are numbers, as with --number_loss=binary"
             raise InputError(f"{config.eval_file} must {rule}. Received: documents of queries.")
         asked.append(_ranked_file(ranked))
-        evaluation = ranked.names, ranked.retrieval.files
+        candidates = [config.candidates_file] if config.candidates_file else []
+        evaluation = ranked.names, [*ranked.retrieval.files, *candidates]
     if wanted:
         asked.append(AskedFile(wanted, functools.partial(_write_predictions, config, problem)))
     inputs = {"train_file": source_files(config.train_file)} if training else {}

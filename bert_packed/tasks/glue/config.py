@@ -1,6 +1,7 @@
 """Settings of fine-tuning on GLUE; names are those of google-research/bert's run_classifier.py."""
 
 import dataclasses
+from pathlib import Path
 
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError, setting, variant
@@ -63,6 +64,11 @@ class GlueConfig(ScoredConfig):
                 f"`task_name` must be one of {', '.join((*TASK_NAMES, ALL_TASKS))}. Received: nothing."
             )
         super().__post_init__()
+
+    def first_run(self):
+        folders = [Path(self.output_dir) / name for name in TASK_NAMES if self.task_name == ALL_TASKS]
+        begun = (str(folder) for folder in folders if folder.is_dir())
+        return dataclasses.replace(self, output_dir=next(begun, self.output_dir))
 
     def check_inputs(self):
         if not storage.is_folder(self.data_dir):

@@ -12,7 +12,7 @@ from bert_packed.core.storage import read_json, write_json, write_text
 from bert_packed.runs import run_directory
 from bert_packed.tasks import run
 from bert_packed.tasks.classify import scores as label_scores
-from bert_packed.tasks.classify.task import AskedFile, learn
+from bert_packed.tasks.classify.task import AskedFile, check_num_texts, learn, stored_problem
 from bert_packed.tasks.config import FinetuningResult
 from bert_packed.tasks.glue.config import ALL_TASKS
 from bert_packed.tasks.glue.files import SCORE_RANGE, TASKS, read_glue, read_glue_test
@@ -76,9 +76,12 @@ def _run_task(config, processes, skips_finished=False):
     """One task: `FinetuningResult`."""
     task, inputs = TASKS[config.task_name], {"train.tsv": [_train_file(config)]}
     text = run.read_text_model(config, processes)
+    run.check_export(config)
+    if not config.do_train:
+        _check_labels(config, task)
     dev, tests = _dev_files(config, task), _test_files(config, task)
     if skips_finished and config.do_train:
-        results = [*dev, *tests] + [run_directory.SCORES_FILE] * config.do_eval
+        results = [*dev, *tests, run.MODEL_FOLDER] + [run_directory.SCORES_FILE] * config.do_eval
         if run.has_results(config, text, inputs, results, [*dev.values(), *tests.values()]):
             print(f"finished   {config.output_dir} has its results")
             return FinetuningResult(config.output_dir, {})
@@ -91,6 +94,25 @@ def _run_task(config, processes, skips_finished=False):
     names = tuple(f"{name}{ending}" for ending in task.endings.values() for name in task.metrics)
     evaluation = (names, list(dev.values())) if dev else None
     return learn(config, text, task.problem, training, inputs, asked, evaluation)
+
+
+def _check_labels(config, task):
+    """Raise `InputError` for a fine-tuned model that learned something else than the task's labels."""
+    stored = stored_problem(config.init_checkpoint, task.problem.kind)
+    check_num_texts(stored, task.problem.num_texts, "`data_dir`")
+    if stored.is_chance:
+        rule = f"have learned the numbers of {task.name}"
+        raise InputError(f"`init_checkpoint` must {rule}. Received: {config.init_checkpoint}, of a chance.")
+    names, wanted = ([name.lower() for name in side.names] for side in (stored, task.problem))
+    if names == [str(number) for number in range(len(names))]:
+        return  # they have no names
+    if names != wanted and sorted(names) == sorted(wanted):
+        raise InputError(
+            f"`init_checkpoint` must have its labels in the order {', '.join(wanted)}. Received: "
+            f"{', '.join(names)}."
+        )
+    if names != wanted and len(names) == len(wanted):
+        print(f"labels     {', '.join(names)} of init_checkpoint are taken for {', '.join(wanted)}")
 
 
 def _dev_files(config, task):

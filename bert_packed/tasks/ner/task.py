@@ -79,6 +79,7 @@ def tag_counts(batch):
 def finetune(config, processes):
     """Train, predict and score as a `NerConfig` says: `FinetuningResult`."""
     text = run.read_text_model(config, processes)
+    run.check_export(config)
     training = read_conll(config.train_file) if config.do_train else None
     if training and training.tags is None:
         raise InputError(f"{config.train_file} must have a tag in its last column. Received: one column.")
@@ -108,10 +109,10 @@ def finetune(config, processes):
         if sentences.tags:
             scored = entity_scores.names_of(sentences.tags)
             evaluation = Evaluation.of(config, scored, predictor.score, [config.predict_file])
-    if (config.eval_steps or config.keep_best) and not evaluation:
-        name = "eval_steps" if config.eval_steps else "keep_best"
-        rule = "be left out unless predict_file has tags, and is predicted"
-        raise InputError(f"`{name}` must {rule}. Received: {getattr(config, name)}.")
+    for name in ("eval_steps", "keep_best", "best_score"):
+        if getattr(config, name) and not evaluation:
+            rule = "be left out unless predict_file has tags, and is predicted"
+            raise InputError(f"`{name}` must {rule}. Received: {getattr(config, name)}.")
 
     def read_training():
         found = sequences_of(config.train_file, training, numbers)
