@@ -14,6 +14,7 @@ pytestmark = pytest.mark.both_backends
 
 def steps_in(folder):
     """Numbers of the steps that the traces below a folder hold."""
+    pytest.importorskip("tensorflow")
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     found = []
