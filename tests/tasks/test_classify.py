@@ -215,9 +215,10 @@ def test_the_best_weights_and_a_start_of_other_labels(tmp_path, start, capsys, m
     assert single.names == tuple(sorted({*CLASSES[1:], "zoo"}))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("uncompiled")
 def test_a_reranker_is_scored_by_the_documents_that_it_ranks(tmp_path, start):
-    """As sentence-transformers scores the exported folder; and again of fewer candidates."""
+    """As sentence-transformers scores the exported folder."""
     rows = rows_of(RERANKER, 30, 7)
     texts, queries = sorted({text for _, text, _ in rows}), [word for word, _, _ in rows[:4]]
     good = [text for text in texts if int(text.split()[0][1:]) > 3]
@@ -245,19 +246,6 @@ def test_a_reranker_is_scored_by_the_documents_that_it_ranks(tmp_path, start):
         want = CrossEncoderRerankingEvaluator(samples, write_csv=False)(model)
         for name in ("ndcg@10", "mrr@10"):
             assert result.scores[name] == pytest.approx(100 * want[name], abs=1e-6)
-    candidates = tmp_path / "first.tsv"
-    candidates.write_text("q\td\ts\n" + "".join(f"{query}\t{text}\t0\n" for query, text, _ in relevant[:3]))
-    again = dataclasses.replace(
-        config,
-        do_train=False,
-        keep_best=False,
-        init_checkpoint=str(tmp_path / "run" / "model"),
-        candidates_file=str(candidates),
-        output_dir=str(tmp_path / "again"),
-    )
-    # Three of the first query's documents are candidates, and none of another's
-    first = [text for query, text, _ in relevant if query == "1"]
-    assert bert_packed.finetune(again).scores["recall@100"] == pytest.approx(100 * 3 / len(first) / 4)
 
 
 def examples(tmp_path, labels, **options):

@@ -1,4 +1,4 @@
-"""Scores of GLUE, and of entities as conlleval counts them, each against a plain formula.
+"""Scores of GLUE, of entities as conlleval counts them, and of ranked documents, each against a plain formula.
 
 This file alone catches a metric that counts something else than its published definition.
 """
@@ -7,7 +7,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from encoder_files import write_beir
 
+from bert_packed.tasks.classify.reranking import read_reranking
 from bert_packed.tasks.classify.scores import METRICS
 from bert_packed.tasks.glue.task import table_of_tasks
 from bert_packed.tasks.ner.scores import find_entities, is_iob, score
@@ -139,3 +141,19 @@ def test_random_tags_are_counted_as_by_conlleval():
         )
         seen.update(right=num_right, true=len(want))
     assert 500 < seen["right"] < seen["true"]
+
+
+def test_candidates_are_ranked_and_others_not_found(tmp_path):
+    """By hand: the first query finds gains 2 and 1 in the wrong order, the second nothing."""
+    qrels = write_beir(tmp_path / "beir") / "qrels" / "test.tsv"
+    (tmp_path / "first.tsv").write_text("q\td\ts\n1\tc\t0\n1\ta\t0\n2\ta\t0\n")
+    ranked = read_reranking(qrels, str(tmp_path / "first.tsv"))
+    assert ranked.examples.texts == [["a", "a", "b"], ["c", "a", "a"]]
+    values = np.array([3, 1, 2], np.float32)
+    discounted = (1 + 2 / np.log2(3)) / (2 + 1 / np.log2(3))
+    want = {"ndcg@10": 50 * discounted, "mrr@10": 50, "recall@10": 50, "recall@100": 50}
+    assert ranked.score(values) == pytest.approx(want)
+    ranked.write(values, tmp_path)
+    lines = (tmp_path / "ranking.tsv").read_text().splitlines()
+    assert lines == ["query-id\tcorpus-id\tscore", "1\tc\t3", "1\ta\t1", "2\ta\t2"]
+    assert [len(ids) for ids in read_reranking(qrels).candidates.values()] == [3, 3]
