@@ -1,4 +1,4 @@
-"""Scores of GLUE, of entities as conlleval counts them, and of ranked documents, each against a plain formula.
+"""Scores of GLUE, of entities as conlleval counts them, and of documents, each against a plain formula.
 
 This file alone catches a metric that counts something else than its published definition.
 """
