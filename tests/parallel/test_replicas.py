@@ -11,6 +11,7 @@ import modern_bert_models
 import next_tokens
 import numpy as np
 import pytest
+from logical_devices import divide_processor
 from packs import packed_and_unpacked
 from tiny import SHALLOW, Trained, to_floats
 
@@ -43,18 +44,7 @@ CLIP = 0.5  # of lengths above 1
 
 @pytest.fixture(scope="module", autouse=True)
 def devices():
-    """The processor as four devices: this file's process has not computed anything yet."""
-    if keras.backend.backend() == "jax":
-        import jax
-
-        jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
-        assert jax.device_count() == NUM_DEVICES
-    else:
-        import tensorflow as tf
-
-        processor = tf.config.list_physical_devices("CPU")[0]
-        parts = [tf.config.LogicalDeviceConfiguration() for _ in range(NUM_DEVICES)]
-        tf.config.set_logical_device_configuration(processor, parts)
+    divide_processor(NUM_DEVICES)
 
 
 @functools.cache  # TensorFlow joins devices once in a process

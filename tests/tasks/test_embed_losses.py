@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
+from logical_devices import divide_processor
 from modern_bert_models import CONFIG as MODERN_BERT
 from tiny import CONFIG
 
@@ -46,16 +47,7 @@ ZERO = "key/bias"
 
 @pytest.fixture(scope="module", autouse=True)
 def devices():
-    """The processor as four devices, before anything is computed in this file's process."""
-    if keras.backend.backend() == "jax":
-        import jax
-
-        jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
-    else:
-        import tensorflow as tf
-
-        parts = [tf.config.LogicalDeviceConfiguration() for _ in range(NUM_DEVICES)]
-        tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], parts)
+    divide_processor(NUM_DEVICES)
 
 
 def texts(seed=0):

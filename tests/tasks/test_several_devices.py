@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 from encoder_files import WORDS, write_encoder
+from logical_devices import divide_processor
 from pretraining_command import newest_checkpoint, read_rows
 from safetensors.numpy import load_file
 from tiny import SHALLOW
@@ -32,16 +33,7 @@ CONFIGS = {"classify": ClassifyConfig, "embed": EmbedConfig}
 
 @pytest.fixture(scope="module", autouse=True)
 def devices():
-    """The processor as two devices, before anything is computed in this file's process."""
-    if keras.backend.backend() == "jax":
-        import jax
-
-        jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
-    else:
-        import tensorflow as tf
-
-        parts = [tf.config.LogicalDeviceConfiguration() for _ in range(NUM_DEVICES)]
-        tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], parts)
+    divide_processor(NUM_DEVICES)
 
 
 @pytest.fixture(scope="module")
