@@ -24,6 +24,7 @@ class Evaluation:
     every: int  # steps; 0 for after the last alone
     keeps_best: bool  # whether the weights with the best score stay, in `best_folder`
     source: str  # paths and checksums of what is scored: others' scores do not compare
+    files: tuple[str, ...]  # paths of what is scored
     patience: int = 0  # evaluations in a row without a better score that end the run; 0 for no end
 
     @classmethod
@@ -43,6 +44,7 @@ class Evaluation:
             config.eval_steps,
             config.keep_best,
             source,
+            tuple(files),
             config.early_stopping_patience,
         )
 

@@ -120,6 +120,8 @@ def run_task(config, text, objective, read_training, predict=None, evaluation=No
     with run_directory.locked(config.output_dir, processes) as folder:
         if config.do_train:
             data, inputs = read_training()
+            if evaluation and evaluation.patience:  # the end of the run depends on what is scored
+                inputs = {**inputs, "eval_file": evaluation.files}
             if not len(data.sequences):
                 (path, *_), *_ = inputs.values()
                 raise InputError(f"{path} must give at least one sequence. Received: none.")

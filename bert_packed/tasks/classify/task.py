@@ -146,9 +146,7 @@ def learn(config, text, problem, training, inputs, asked, evaluation=None, weigh
         # A chance is a label beside no others
         values = labels[:, None] if problem.is_chance else labels
         data = LabelledSequences(sequences, {LABELS.name: values}, classes=problem.names)
-        # With early stopping, a run depends on what is scored
-        scored = {"eval_file": evaluation[1]} if config.early_stopping_patience else {}
-        return data, {**inputs, **scored}
+        return data, inputs
 
     def predict(model, folder):
         for name in replaced:

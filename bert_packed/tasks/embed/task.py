@@ -64,9 +64,7 @@ def finetune(config, processes):
 
     def read_training():
         data = training_data(config, rows, text.tokenizer, settings)
-        # With early stopping, a run depends on what is scored
-        scored = {"eval_file": evaluation.files} if config.early_stopping_patience else {}
-        return data, {"train_file": source_files(config.train_file), **scored}
+        return data, {"train_file": source_files(config.train_file)}
 
     def score(model, folder=None):
         return evaluation.score(functools.partial(encoder.encode, model)) if evaluation else {}

@@ -116,9 +116,7 @@ def finetune(config, processes):
 
     def read_training():
         found = sequences_of(config.train_file, training, numbers)
-        # With early stopping, a run depends on what is scored
-        scored = ["predict_file"] if config.early_stopping_patience else []
-        files = {name: [getattr(config, name)] for name in ("train_file", "labels_file", *scored)}
+        files = {name: [getattr(config, name)] for name in ("train_file", "labels_file")}
         inputs = {name: paths for name, paths in files.items() if paths != [""]}
         return LabelledSequences(found.sequences, {}, classes=names), inputs
 
