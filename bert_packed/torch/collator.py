@@ -11,7 +11,6 @@ import torch
 from torch.nn import functional
 
 from bert_packed.assembly import in_memory
-from bert_packed.assembly.block_attention_mask import attention_mask
 from bert_packed.assembly.given_columns import (
     POSITION_IDS,
     SEQUENCE_IDS,
@@ -30,8 +29,8 @@ from bert_packed.torch.labelled_rows import (
     rows_of_packs,
     sequence_labels,
 )
+from bert_packed.torch.model_inputs import ATTENTIONS, ModelInputs
 
-ATTENTIONS = ("mask", "positions", "varlen")
 UNPREDICTED = -1  # in labels of `per_sequence_loss`: nothing to predict here, but counted
 MLM_PROBABILITY = 0.3
 MASK_RATE, RANDOM_RATE = 0.8, 0.1  # of the predictions, as in BERT; the others keep their token
@@ -136,8 +135,8 @@ class PackingCollator:
         _require(not (per_sequence and self.is_causal), "per_sequence", "be False for causal models", True)
         self.tokenizer, self.mlm_probability, self.labels = tokenizer, mlm_probability, labels
         self.max_seq_length, self.max_sequences_per_pack = max_seq_length, max_sequences_per_pack
-        self.attention, self.sliding_window, self.dtype = attention, sliding_window, dtype
-        self.first_position, self.per_sequence, self.seed = first_position, per_sequence, seed
+        self.per_sequence, self.seed = per_sequence, seed
+        self.model_inputs = ModelInputs(attention, sliding_window, first_position, self.is_causal, dtype)
 
     def __call__(self, examples):
         """Collate a list of dicts into a dict of tensors, as the class says."""
@@ -162,10 +161,9 @@ class PackingCollator:
                 is_special = torch.isin(tokens, torch.tensor(self.tokenizer.all_special_ids))
             tokens, labels = self._mask(tokens, sequence_ids, is_special.bool() | is_padding)
         packs[TOKENS], packs[LABELS] = tokens, labels.masked_fill(is_padding, IGNORED)
-        packs[POSITION_IDS] = packs[POSITION_IDS] + self.first_position
         if self.per_sequence:
             packs[LABELS] = labels_by_sequence(packs[LABELS], sequence_ids)
-        return packs | self._attention_arguments(sequence_ids)
+        return self.model_inputs(packs | {SEQUENCE_IDS: sequence_ids})
 
     def _collate_rows(self, columns):
         num_examples, is_packed = len(columns[TOKENS]), POSITION_IDS in columns
@@ -212,28 +210,6 @@ class PackingCollator:
                 rng = np.random.default_rng([self.seed, zlib.crc32(row[is_own].tobytes())])
                 pack[is_own] = rng.random((is_own.sum(), 3))
         return torch.from_numpy(draws)
-
-    def _attention_arguments(self, sequence_ids):
-        if self.attention == "positions":
-            return {"use_cache": False}
-        if self.attention == "varlen":
-            return _varlen_arguments(sequence_ids)
-        if not self.is_causal:
-            return {"attention_mask": encoder_mask(sequence_ids, self.dtype, self.sliding_window)}
-        mask, lowest = attention_mask(sequence_ids, self.dtype), torch.finfo(self.dtype).min
-        places = torch.arange(self.max_seq_length)
-        return {"attention_mask": mask.masked_fill(places > places[:, None], lowest)}
-
-
-def encoder_mask(sequence_ids, dtype, sliding_window=None):
-    """Additive mask `[B, 1, S, S]`; with a window a dict of two, as models with local attention take it."""
-    mask = attention_mask(sequence_ids, dtype)
-    if sliding_window is None:
-        return mask
-    places = torch.arange(mask.shape[-1], device=mask.device)
-    is_far = (places - places[:, None]).abs() > sliding_window
-    local = mask.masked_fill(is_far, torch.finfo(dtype).min)
-    return {"full_attention": mask, "sliding_attention": local}
 
 
 def pack_dataset(dataset, max_seq_length, max_sequences_per_pack="max", *, labels=None, seed=0):
@@ -331,12 +307,3 @@ def _read_examples(examples):
             rule = f"have the columns {', '.join(map(str, examples[0]))}"
             refuse(f"sequence {number}", rule, ", ".join(map(str, one)))
     return {name: [one[name] for one in examples] for name in examples[0]}
-
-
-def _varlen_arguments(sequence_ids):
-    starts = torch.ones_like(sequence_ids, dtype=torch.bool)
-    starts[:, 1:] = sequence_ids[:, 1:] != sequence_ids[:, :-1]
-    offsets = torch.cat([starts.flatten().nonzero()[:, 0], torch.tensor([sequence_ids.numel()])])
-    longest, offsets = int(offsets.diff().max()), offsets.to(torch.int32)
-    lengths = {"max_length_q": longest, "max_length_k": longest}
-    return {"cu_seq_lens_q": offsets, "cu_seq_lens_k": offsets} | lengths

@@ -12,8 +12,8 @@ import torch
 from bert_packed.assembly.block_attention_mask import attention_mask
 from bert_packed.assembly.given_columns import refuse
 from bert_packed.packing.arguments import shown
-from bert_packed.torch.collator import encoder_mask
 from bert_packed.torch.labelled_rows import IGNORED, LABELS
+from bert_packed.torch.model_inputs import encoder_mask
 from bert_packed.torch.pretraining import check_attention
 
 AFTER_PADDING, BOOLEAN, WINDOW = "positions after the padding id", "a mask of bools", "a window"
