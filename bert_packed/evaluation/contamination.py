@@ -49,8 +49,11 @@ def audit(engine, batch, tolerance=1e-5, compile=compiled):
     return [
         *_neighbours_outputs(forward, outputs, model.config.vocab_size, packs),
         *check_gradients(
-            lambda slot: np.abs(_to_numpy(cross_gradient(packs, np.int32(slot)))).max(axis=-1),
-            packs["sequence_ids"],
+            (
+                packs["sequence_ids"] == slot,
+                np.abs(_to_numpy(cross_gradient(packs, np.int32(slot)))).max(axis=-1),
+            )
+            for slot in range(1, int(packs["sequence_ids"].max()) + 1)
         ),
         *_outputs_alone(forward, outputs, packs, unpacked, slots, tolerance),
         *_training_alone(gradients, model, objective, packs, unpacked, tolerance),
