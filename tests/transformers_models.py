@@ -27,6 +27,12 @@ CONFIGS = {
     "mistral": ("Mistral", "CausalLM", {"sliding_window": 3, "num_key_value_heads": 2, **IDS}),
     "gpt_neox": ("GPTNeoX", "CausalLM", IDS),
     "qwen2": ("Qwen2", "CausalLM", {"num_key_value_heads": 2, **IDS}),
+    "gpt_oss": (
+        "GptOss",
+        "CausalLM",
+        {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 3, "num_local_experts": 2, **IDS}
+        | {"num_experts_per_tok": 1},
+    ),
     "opt": ("OPT", "CausalLM", {"ffn_dim": 32, "word_embed_proj_dim": 16, **IDS}),
 }
 

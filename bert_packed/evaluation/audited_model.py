@@ -33,7 +33,7 @@ class AuditedModel:
             floats = (one for one in model.parameters() if one.is_floating_point())
             some = next(floats, torch.zeros(()))
             self._dtype, self._device = some.dtype, some.device
-            self.weights = [one for one in model.parameters() if one.requires_grad]
+            self.weights = [one for one in model.parameters() if one.requires_grad and one.numel()]
             self._is_asked = hasattr(getattr(model, "config", None), "output_hidden_states")
             self._taken = inspect.signature(model.forward).parameters
             self._inputs, self._alone = inputs or self._default_inputs, alone or self._default_alone
@@ -101,9 +101,11 @@ class AuditedModel:
         found = []
 
         def keep(module, arguments, output):
+            states, *further = output if isinstance(output, tuple) else (output,)
             # Outputs become leaves, which have gradients where the embeddings are frozen too
-            found.append(output.detach().requires_grad_())
-            return found[-1].clone()  # which a model may change in place
+            found.append(states.detach().requires_grad_())
+            states = found[-1].clone()  # which a model may change in place
+            return (states, *further) if isinstance(output, tuple) else states
 
         hook = self.embedding.register_forward_hook(keep)
         try:

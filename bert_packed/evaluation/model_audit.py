@@ -208,7 +208,8 @@ def _gradients_of_neighbours(call, packs, numbers_BS):
 
     def size_of(half_BS):
         (gradient_BSD,) = call.gradients(outputs, half_BS, embedded[:1])
-        return gradient_BSD.abs().amax(-1).cpu().numpy()
+        size_BS = gradient_BSD.abs().amax(-1).cpu().numpy()
+        return size_BS if size_BS.shape == half_BS.shape else size_BS.T  # XLNet's are [S, B]
 
     return check_gradients(((half_BS, size_of(half_BS)) for half_BS in halves(numbers_BS)), numbers_BS > 0)
 

@@ -1,13 +1,17 @@
 """The audit of anybody's model: those that keep sequences apart pass, and each kind of leak fails."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+from reference import import_reference
 
 import bert_packed
 from bert_packed.core.settings import InputError
 
 LENGTH, WIDTH = 12, 8
 NAMES = ["neighbors: change of outputs", "changed tokens whose own output stays", "unpacked: outputs"]
+GRADIENT, WEIGHTS = "neighbors: gradient on their embeddings", "unpacked: gradients of weights"
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +46,15 @@ def model(leak=""):
             return np.zeros_like(hidden)
         if leak == "NaN":
             return np.where(ids[..., None] == 2, np.nan, hidden)
-        return weights / weights.sum(-1, keepdims=True) @ hidden
+        states = weights / weights.sum(-1, keepdims=True) @ hidden
+        other_rows = states + np.roll(states, 1, axis=0) * (ids[..., None] == 1)
+        if leak == "equal slots":
+            return other_rows
+        if leak == "start_logits":
+            return {"start_logits": other_rows[..., 0], "hidden_states": states}
+        if leak == "hidden_states":
+            return {"logits": states, "hidden_states": (states, other_rows)}
+        return states
 
     return attend
 
@@ -69,6 +81,9 @@ def test_a_model_that_keeps_sequences_apart(packs, names):
         ("ignores input", [1]),
         ("NaN", [0, 2]),
         ("soft mask", [0]),
+        ("equal slots", [0, 2]),
+        ("start_logits", [0, 2]),
+        ("hidden_states", [0, 2]),
     ],
 )
 def test_leaks_are_found(packs, leak, found):
@@ -112,6 +127,11 @@ def test_mistakes(packs):
             bert_packed.audit_model(wrong, what)
     for options, message in [
         ({"inputs": 5}, r"`inputs` must be a function or None\. Received: 5"),
+        ({"alone": 5}, r"`alone` must be a function or None\. Received: 5"),
+        (
+            {"inputs": lambda batch: {}},
+            r"`model` must take these inputs\. Received: KeyError: 'sequence_ids'",
+        ),
         ({"tolerance": np.nan}, r"`tolerance` must be a number from 0, or None\. Received: nan"),
     ]:
         with pytest.raises(InputError, match=message):
@@ -137,8 +157,7 @@ def test_outputs_of_any_type(packs, dtype):
 
 @pytest.fixture(scope="module")
 def reference():
-    torch = pytest.importorskip("torch", reason="pip install -e '.[reference]'")
-    transformers = pytest.importorskip("transformers", reason="pip install -e '.[reference]'")
+    torch, transformers = import_reference()
     torch.manual_seed(0)
     return torch, transformers
 
@@ -150,7 +169,7 @@ def test_transformers_bert(packs, reference, attention):
     config = transformers.BertConfig(vocab_size=60, **sizes, max_position_embeddings=LENGTH)
     bert = transformers.BertModel._from_config(config, attn_implementation=attention).eval()
     report = bert_packed.audit_model(bert, packs)
-    assert report.passed and "neighbors: gradient on their embeddings" in str(report)
+    assert report.passed and GRADIENT in str(report) and WEIGHTS in str(report)
 
     def padding_mask(batch):
         mask = (batch["sequence_ids"] > 0).astype("int64")
@@ -161,33 +180,126 @@ def test_transformers_bert(packs, reference, attention):
         }
 
     report = bert_packed.audit_model(bert, packs, inputs=padding_mask)
-    assert len(failed(report)) == 3
+    assert failed(report) == [NAMES[0], GRADIENT, NAMES[2], WEIGHTS]
     bert.get_input_embeddings().requires_grad_(False)  # as with adapters
-    assert len(failed(bert_packed.audit_model(bert, packs, inputs=padding_mask))) == 3
+    assert len(failed(bert_packed.audit_model(bert, packs, inputs=padding_mask))) == 4
     assert bert_packed.audit_model(bert.bfloat16(), packs).passed
     bert.float()
     bert.get_input_embeddings().requires_grad_(True)
 
-    class Shifted(torch.nn.Module):
-        """A gradient for the token before, and nothing wrong forward."""
-
-        def forward(self, input_ids):
-            hidden = bert.get_input_embeddings()(input_ids)
-            past = torch.roll(hidden, 1, dims=1)
-            return hidden + (past - past.detach())  # exactly 0 forward
-
-        def get_input_embeddings(self):
-            return bert.get_input_embeddings()
-
-    shifted = Shifted()
-    shifted.bert = bert
-    assert failed(bert_packed.audit_model(shifted, packs)) == ["neighbors: gradient on their embeddings"]
     with pytest.raises(InputError, match="without dropout"):
         bert_packed.audit_model(bert.train(), packs)
     with pytest.raises(InputError, match="`inputs` must be given for a model whose `forward`"):
         bert_packed.audit_model(torch.nn.Embedding(60, 4), packs)
     heads = transformers.BertForPreTraining._from_config(config, attn_implementation=attention).eval()
     assert bert_packed.audit_model(heads, packs).passed  # outputs of other names
+    classifier = transformers.BertForSequenceClassification(config).eval()
+    with pytest.raises(InputError, match=r"head for whole sequences, audit `model\.base_model`"):
+        bert_packed.audit_model(classifier, packs)
+
+
+def gradient_of_the_token_before(module, hidden):
+    past = hidden.roll(1, dims=1)
+    return hidden + (past - past.detach())  # exactly 0 forward
+
+
+def gradient_of_the_place(module, hidden):
+    zero = module.embedding.weight - module.embedding.weight.detach()
+    return hidden + zero[0] * hidden.detach().cumsum(1)
+
+
+def training_sees_the_pack(module, hidden):
+    return module.dropout(hidden) + module.training * hidden.mean(1, keepdim=True)
+
+
+def training_is_random(module, hidden):
+    return hidden + module.training * hidden.new_zeros(()).uniform_()
+
+
+def training_drops(module, hidden):
+    module.calls += module.training
+    assert not module.training or module.config.some_dropout == 0
+    return module.dropout(hidden)
+
+
+def head_hides_a_leak(module, hidden):
+    return {"logits": hidden, "hidden_states": (hidden.mean(1, keepdim=True) + hidden,)}
+
+
+@pytest.mark.parametrize(
+    "forward, found",
+    [
+        (gradient_of_the_token_before, [GRADIENT, WEIGHTS]),
+        (gradient_of_the_place, [WEIGHTS]),
+        (
+            training_sees_the_pack,
+            [f"training mode: {one}" for one in (NAMES[0], GRADIENT, NAMES[2], WEIGHTS)],
+        ),
+        (training_is_random, ["training mode: change from call to call"]),
+        (training_drops, []),
+        (head_hides_a_leak, [NAMES[0], GRADIENT, NAMES[2], WEIGHTS]),
+    ],
+)
+def test_leaks_of_torch_modules(packs, reference, forward, found):
+    torch, _ = reference
+
+    class Model(torch.nn.Module):
+        config = SimpleNamespace(output_hidden_states=False, some_dropout=0.5)
+
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.dropout = torch.nn.Embedding(60, WIDTH), torch.nn.Dropout(0.5)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, input_ids, output_hidden_states):
+            assert output_hidden_states
+            return forward(self, self.embedding(input_ids))
+
+        def get_input_embeddings(self):
+            return self.embedding
+
+    module = Model().eval()
+    assert failed(bert_packed.audit_model(module, packs)) == found
+    assert (module.training, module.dropout.training, module.dropout.p) == (False, False, 0.5)
+    assert module.calls == 0 and module.config.some_dropout == 0.5
+
+
+@pytest.mark.parametrize(
+    "kind, options, is_right",
+    [
+        ("bert", {}, True),
+        ("bert", {"first_position": 1}, False),
+        ("roberta", {"first_position": 1}, True),
+        ("roberta", {}, False),
+        ("modernbert", {"sliding_window": 2}, True),  # sequences have up to 6 tokens
+        ("modernbert", {}, False),
+        ("llama", {"attention": "positions"}, True),
+        ("mistral", {"attention": "mask"}, False),
+        ("gpt_oss", {"attention": "positions"}, False),
+    ],
+)
+def test_a_collator_against_the_model_alone(packs, reference, kind, options, is_right):
+    pytest.importorskip("accelerate", reason="pip install -e '.[torch]'")
+    from transformers_models import build, make_tokenizer
+
+    from bert_packed.torch import PackingCollator
+
+    rate = {} if kind.endswith("bert") or kind == "roberta" else {"mlm_probability": None}
+    collator = PackingCollator(make_tokenizer(), LENGTH, **rate, **options)
+    report = bert_packed.audit_model(build(kind, "eager").eval(), packs, inputs=collator)
+    assert report.passed == is_right and (is_right or NAMES[2] in failed(report))
+
+
+def test_a_model_alone_is_given_what_is_asked(packs):
+    def of_columns(batch):
+        return model()(batch) if "kind" in batch else np.zeros((*batch["input_ids"].shape, WIDTH))
+
+    given = packs | {"kind": packs["input_ids"]}
+    assert bert_packed.audit_model(of_columns, given).passed
+    report = bert_packed.audit_model(
+        of_columns, given, alone=lambda columns: {"input_ids": columns["input_ids"]}
+    )
+    assert failed(report) == [NAMES[2]]
 
 
 def test_transformers_mamba_ignores_boundaries(packs, reference):
@@ -206,7 +318,7 @@ def test_transformers_mamba_ignores_boundaries(packs, reference):
         }
 
     report = bert_packed.audit_model(mamba, packs, inputs=inputs)
-    assert failed(report) == [NAMES[0], "neighbors: gradient on their embeddings", NAMES[2]]
+    assert failed(report) == [NAMES[0], GRADIENT, NAMES[2], WEIGHTS]
 
     def each_alone(batch):
         outputs = torch.zeros((*batch["input_ids"].shape, 60))
