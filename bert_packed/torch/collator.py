@@ -3,6 +3,7 @@
 Legend: n sequences, B packs, S pack length, K sequences per pack, V vocabulary.
 """
 
+import logging
 import zlib
 from collections.abc import Mapping
 
@@ -21,6 +22,7 @@ from bert_packed.assembly.given_columns import (
 )
 from bert_packed.packing.arguments import check_choice, check_whole, is_number, iterate, shown
 from bert_packed.packing.histogram import check_limits
+from bert_packed.torch.exact_arguments import exact_arguments
 from bert_packed.torch.labelled_rows import (
     IGNORED,
     KINDS,
@@ -30,6 +32,8 @@ from bert_packed.torch.labelled_rows import (
     sequence_labels,
 )
 from bert_packed.torch.model_inputs import ATTENTIONS, ModelInputs
+
+logger = logging.getLogger(__name__)
 
 UNPREDICTED = -1  # in labels of `per_sequence_loss`: nothing to predict here, but counted
 MLM_PROBABILITY = 0.3
@@ -69,11 +73,13 @@ class PackingCollator:
         *,
         labels=None,
         max_sequences_per_pack="max",
-        attention="mask",
+        model=None,
+        attention=None,
         sliding_window=None,
-        first_position=0,
+        first_position=None,
+        return_seq_idx=False,
         per_sequence=False,
-        dtype=torch.float32,
+        dtype=None,
         seed=None,
     ):
         """Prepare.
@@ -87,18 +93,25 @@ class PackingCollator:
             labels: "sequence" for a column `labels` (or `label`) with a number a sequence, or a list of one
                 for each of several labels; "token" for whole numbers, one a token. Nothing is masked, and of
                 the arguments below only the first is used.
-            attention: "mask", "positions" or "varlen", as above.
-            sliding_window: `model.config.sliding_window` of an encoder with local attention in some layers,
-                such as ModernBERT. Its `attention_mask` is a dict of two masks; with a single one all layers
-                would see whole sequences. "varlen" needs no `sliding_window`.
-            first_position: Position of a sequence's first token; `pad_token_id + 1` for RoBERTa.
+            model: Model that is trained, whose arguments of attention below are found, those that are given
+                apart: it is audited on random tokens, forward and backward, and as in training, until it
+                computes each sequence as alone. No reference is kept. None to give all of them by hand.
+            attention: "mask", "positions" or "varlen", as above. None for what the model needs; "mask".
+            sliding_window: `model.config.sliding_window` of a model with local attention in some layers, such
+                as ModernBERT and GPT-OSS. Its `attention_mask` is a dict of two masks; with a single one all
+                layers would see whole sequences. "varlen" needs no `sliding_window`.
+            first_position: Position of a sequence's first token; `pad_token_id + 1` for RoBERTa. None for
+                what the model needs; 0.
+            return_seq_idx: True for int32 `seq_idx` `[B, S]`, the number of the token's sequence in its row
+                from 0, which kernels of Mamba-2 take.
             per_sequence: True for `labels` as `per_sequence_loss` takes them, `[B, K, S]`.
-            dtype: Dtype of the mask: the model's.
+            dtype: Dtype of the mask: the model's. None for that of `model`; float32.
             seed: Seed of masks. None draws new ones each time, from torch's generator. A number gives a
                 sequence the same masks always, whatever its batch, pack, worker or rank: for evaluation.
 
         Raises:
-            ValueError: an argument breaks its rule; when called, a sequence or a row does, which is named.
+            ValueError: an argument breaks its rule, or `model` is not exact under the given ones: the message
+                says which are, or that none are. When called: a sequence or a row that is named does.
         """
         check_limits(max_seq_length, max_sequences_per_pack)
         is_tokenizer = hasattr(tokenizer, "pad_token_id")
@@ -109,34 +122,47 @@ class PackingCollator:
         self.is_causal = mlm_probability == 0
         if labels is not None:
             check_choice("labels", labels, KINDS)
-            options = (attention, sliding_window, first_position, per_sequence, dtype, seed)
-            is_default = options == ("mask", None, 0, False, torch.float32, None)
-            is_default &= mlm_probability in (MLM_PROBABILITY, 0)
+            options = (attention or "mask", sliding_window, first_position or 0, dtype or torch.float32, seed)
+            is_default = options == ("mask", None, 0, torch.float32, None) and model is None
+            is_default &= not (per_sequence or return_seq_idx) and mlm_probability in (MLM_PROBABILITY, 0)
             rule = "be None with other options than the limits of packs: `enable_packing` sets them"
             _require(is_default, "labels", rule, repr(labels))
             self.is_causal = True  # nothing is masked
         can_mask = self.is_causal or tokenizer.mask_token_id is not None
         rule = "have a mask token, unless mlm_probability=None"
         _require(can_mask, "tokenizer", rule, type(tokenizer).__name__)
-        check_choice("attention", attention, ATTENTIONS)
-        # transformers makes masks of encoders without a look at positions: every token would see all
-        is_isolated = attention != "positions" or self.is_causal
-        _require(is_isolated, "attention", "be mask or varlen, unless mlm_probability=None", repr(attention))
-        if sliding_window is not None:
-            is_used = not self.is_causal and attention == "mask"
-            rule = 'be None, unless masked language modeling has attention="mask"'
-            _require(is_used, "sliding_window", rule, shown(sliding_window))
-            check_whole("sliding_window", sliding_window)
-        is_floating = isinstance(dtype, torch.dtype) and dtype.is_floating_point
-        _require(is_floating, "dtype", "be a floating type of torch", shown(dtype))
-        check_whole("first_position", first_position)
+        given = {"attention": attention, "sliding_window": sliding_window, "first_position": first_position}
+        self._check_attention(**given, dtype=dtype)
         if seed is not None:
             check_whole("seed", seed)
         _require(not (per_sequence and self.is_causal), "per_sequence", "be False for causal models", True)
         self.tokenizer, self.mlm_probability, self.labels = tokenizer, mlm_probability, labels
         self.max_seq_length, self.max_sequences_per_pack = max_seq_length, max_sequences_per_pack
         self.per_sequence, self.seed = per_sequence, seed
-        self.model_inputs = ModelInputs(attention, sliding_window, first_position, self.is_causal, dtype)
+        given |= {"dtype": dtype, "return_seq_idx": return_seq_idx or None}
+        if model is None:
+            given = {name: value for name, value in given.items() if value is not None}
+            self.model_inputs = ModelInputs(is_causal=self.is_causal, **given)
+        else:
+            _require(hasattr(model, "get_input_embeddings"), "model", "be one of transformers", shown(model))
+            found = exact_arguments(model, self.is_causal, **given)
+            logger.info("%s is exact on packs with %s", type(model).__name__, found)
+            self.model_inputs = found.inputs
+
+    def _check_attention(self, attention, sliding_window, first_position, dtype):
+        if attention is not None:
+            check_choice("attention", attention, ATTENTIONS)
+        # transformers makes masks of encoders without a look at positions: every token would see all
+        is_isolated = attention != "positions" or self.is_causal
+        _require(is_isolated, "attention", "be mask or varlen, unless mlm_probability=None", repr(attention))
+        if sliding_window is not None:
+            rule = 'be None, unless attention="mask"'
+            _require(attention in (None, "mask"), "sliding_window", rule, shown(sliding_window))
+            check_whole("sliding_window", sliding_window)
+        is_floating = dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)
+        _require(is_floating, "dtype", "be a floating type of torch", shown(dtype))
+        if first_position is not None:
+            check_whole("first_position", first_position)
 
     def __call__(self, examples):
         """Collate a list of dicts into a dict of tensors, as the class says."""

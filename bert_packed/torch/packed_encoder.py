@@ -13,7 +13,7 @@ from bert_packed.assembly.block_attention_mask import attention_mask
 from bert_packed.assembly.given_columns import refuse
 from bert_packed.packing.arguments import shown
 from bert_packed.torch.labelled_rows import IGNORED, LABELS
-from bert_packed.torch.model_inputs import encoder_mask
+from bert_packed.torch.model_inputs import packing_mask
 from bert_packed.torch.pretraining import check_attention
 
 AFTER_PADDING, BOOLEAN, WINDOW = "positions after the padding id", "a mask of bools", "a window"
@@ -112,7 +112,7 @@ class _Hooks:
             packed["attention_mask"] = attention_mask(sequence_ids)
         else:
             window = self.config.sliding_window if self.need == WINDOW else None
-            packed["attention_mask"] = encoder_mask(sequence_ids, encoder.dtype, window)
+            packed["attention_mask"] = packing_mask(sequence_ids, encoder.dtype, window)
         # Where each token is among the packs, one after another; 0 for padding of rows, which no head counts
         rows = torch.where(self.index_BS < 0, num_rows * length, self.index_BS).flatten()
         places = rows.new_zeros(num_rows * length + 1)

@@ -1,0 +1,138 @@
+"""Arguments by which a model gives on packs exactly what it gives on each sequence alone, found by trying.
+
+Legend: S pack length.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+
+import numpy as np
+import torch
+
+from bert_packed.assembly import in_memory
+from bert_packed.assembly.given_columns import TOKENS, refuse
+from bert_packed.core.settings import InputError
+from bert_packed.evaluation.model_audit import AuditReport, audit_model
+from bert_packed.packing.arguments import is_whole
+from bert_packed.torch.model_inputs import ModelInputs
+
+LENGTHS = (10, 5, 9, 3, 8, 4)  # of the sequences that a model is tried on
+MAX_LENGTH = 600  # a longer window is not tried
+NUM_TOKENS = 100  # different ones
+ORDERS = {True: ("positions", "mask", "varlen"), False: ("mask", "varlen")}  # of causal models and of others
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """Arguments, and what `audit_model` says of them, or why the model takes none such."""
+
+    inputs: ModelInputs
+    result: AuditReport | InputError
+
+    @property
+    def is_exact(self):
+        return isinstance(self.result, AuditReport) and self.result.passed
+
+    @property
+    def failure(self):
+        """A line: the first check that failed, or the error."""
+        if isinstance(self.result, InputError):
+            return str(self.result)
+        return next(f"{one.name}: {one.largest:.3g}" for one in self.result.checks if not one.passed)
+
+    def __str__(self):
+        names = ("attention", "first_position", "sliding_window", "return_seq_idx")
+        values = {name: getattr(self.inputs, name) for name in names}
+        found = {name: value for name, value in values.items() if value or name == "first_position"}
+        return ", ".join(f"{name}={value!r}" for name, value in found.items())
+
+
+def find_arguments(model, is_causal=None, *, dtype=None, **given):
+    """Audit a model on random tokens under one `ModelInputs` after another; yields a `Candidate` for each.
+
+    Args:
+        model: Model of transformers; its modes and gradients, and torch's generators, stay as they are.
+        is_causal: True for causal attention; None for that of the model.
+        dtype: Dtype of masks; None for the model's.
+        **given: Fields of `ModelInputs`, of which no other values are tried; None is no value.
+    """
+    config = getattr(model, "config", None)
+    pad_id, window = (getattr(config, name, None) for name in ("pad_token_id", "sliding_window"))
+    window = window if is_whole(window) else None
+    packs = _random_packs(model, config, window)
+    is_causal = _is_causal(model, packs) if is_causal is None else is_causal
+    tried = {
+        # Packed convolutions and scans know sequences by `seq_idx` alone
+        "return_seq_idx": (False, True) if is_causal else (False,),
+        "attention": ORDERS[is_causal],
+        "sliding_window": dict.fromkeys([window, None]),
+        "first_position": (0, pad_id + 1) if is_whole(pad_id) else (0,),
+    }
+    tried |= {name: (value,) for name, value in given.items() if value is not None}
+    for values in itertools.product(*tried.values()):
+        found = dict(zip(tried, values, strict=True))
+        has_mask = found["attention"] == "mask"
+        if (found["sliding_window"] and not has_mask) or (found["return_seq_idx"] and has_mask):
+            continue
+        inputs = ModelInputs(**found, is_causal=is_causal, dtype=dtype or model.dtype)
+        with _in_evaluation(model):
+            try:
+                result = audit_model(model, packs, inputs=inputs)
+            except InputError as error:
+                result = error
+        yield Candidate(inputs, result)
+
+
+def exact_arguments(model, is_causal, **given):
+    """The first exact `Candidate`; a `ValueError` names what would be, or says that nothing is."""
+    tried = []
+    for one in find_arguments(model, is_causal, **given):
+        if one.is_exact:
+            return one
+        tried.append(one)
+    received = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+    received, name = received or f"mlm_probability={'None' if is_causal else 'a rate'}", type(model).__name__
+    for right in find_arguments(model):
+        if right.is_exact:
+            rate = "None" if right.inputs.is_causal else "a rate"
+            refuse("`PackingCollator`", f"have mlm_probability={rate}, {right} for {name}", received)
+    rule = "compute each sequence of a pack as alone, under arguments of `PackingCollator`"
+    # A scan that refuses `seq_idx` says which kernel it needs
+    refusals = [one for one in tried if one.inputs.return_seq_idx and isinstance(one.result, InputError)]
+    shown = (refusals or tried)[0]
+    refuse("`model`", rule, f"{name}; with {shown}: {shown.failure}")
+
+
+def _random_packs(model, config, window):
+    """Packs of tokens without special ones; a sequence is longer than the window, where it may be."""
+    special = {value for name, value in vars(config or object).items() if name.endswith("_token_id")}
+    ids = [one for one in range(len(model.get_input_embeddings().weight)) if one not in special][-NUM_TOKENS:]
+    limit = getattr(config, "max_position_embeddings", None)
+    limit = min(limit, MAX_LENGTH) if limit and limit > 0 else MAX_LENGTH  # XLNet's is -1
+    longest = max(LENGTHS) if window is None else max(*LENGTHS, window + 8)
+    length = min(limit, longest + 14)
+    lengths = [min(one, length - 4) for one in (longest, *LENGTHS)]
+    rng = np.random.default_rng(0)
+    return in_memory.pack([rng.choice(ids, one).tolist() for one in lengths], length)
+
+
+def _is_causal(model, packs):
+    """True where the first token does not see the second."""
+    tokens = torch.as_tensor(packs[TOKENS][:1, :2], device=next(model.parameters()).device)
+    with _in_evaluation(model), torch.no_grad():
+        one, other = (model(input_ids=ids)[0][:, 0] for ids in (tokens, tokens[:, [0, 0]]))
+    # Not equal by a bit, where experts compute both tokens at once
+    return bool((one - other).abs().max() <= 1e-4 * one.abs().max())
+
+
+@contextlib.contextmanager
+def _in_evaluation(model):
+    modes = [(module, module.training) for module in model.modules()]
+    devices = {one.device for one in model.parameters() if one.device.type == "cuda"}
+    with torch.random.fork_rng(devices):
+        try:
+            yield model.eval()
+        finally:
+            for module, mode in modes:
+                module.training = mode
