@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 from reference import import_reference
 
 torch, transformers = import_reference()
@@ -27,6 +28,9 @@ CONFIGS = {
     "mistral": ("Mistral", "CausalLM", {"sliding_window": 3, "num_key_value_heads": 2, **IDS}),
     "gpt_neox": ("GPTNeoX", "CausalLM", IDS),
     "qwen2": ("Qwen2", "CausalLM", {"num_key_value_heads": 2, **IDS}),
+    "wide_mistral": ("Mistral", "CausalLM", {"sliding_window": 20, "num_key_value_heads": 2, **IDS}),
+    "convbert": ("ConvBert", "MaskedLM", {"max_position_embeddings": LENGTH}),
+    "fnet": ("FNet", "MaskedLM", {"max_position_embeddings": LENGTH}),
     "gpt_oss": (
         "GptOss",
         "CausalLM",
@@ -92,11 +96,15 @@ def gradients_of(model):
 def plain_varlen(module, query, key, value, attention_mask, scaling=None, sliding_window=None, **given):
     """Attention over the ranges that it is given, as kernels of variable length have it."""
     assert attention_mask is None
+    num_rows, _, length, _ = query.shape
     query, key, value = (one.transpose(1, 2).flatten(0, 1) for one in (query, key, value))  # [B * S, N, H]
-    parts, offsets = [], given["cu_seq_lens_q"].tolist()
-    assert given["cu_seq_lens_k"].tolist() == offsets and offsets[-1] == len(query)
+    parts, offsets = [], list(range(0, len(query) + 1, length))
+    if "cu_seq_lens_q" in given:
+        offsets = given["cu_seq_lens_q"].tolist()
+        assert given["cu_seq_lens_k"].tolist() == offsets and offsets[-1] == len(query)
+        assert given["max_length_q"] == given["max_length_k"] == max(np.diff(offsets))
     for start, end in itertools.pairwise(offsets):
-        assert 0 < end - start <= given["max_length_q"] == given["max_length_k"]
+        assert end > start
         q, k, v = (one[start:end].transpose(0, 1) for one in (query, key, value))
         places = torch.arange(end - start)
         distances = places[:, None] - places
@@ -105,7 +113,7 @@ def plain_varlen(module, query, key, value, attention_mask, scaling=None, slidin
             is_hidden = is_hidden | (distances.abs() >= sliding_window)
         scores = (q @ k.transpose(1, 2) * scaling).masked_fill(is_hidden, -math.inf)
         parts.append((torch.softmax(scores, -1) @ v).transpose(0, 1))
-    return torch.cat(parts).unflatten(0, (-1, LENGTH)), None
+    return torch.cat(parts).unflatten(0, (num_rows, length)), None
 
 
 transformers.AttentionInterface.register("plain_varlen", plain_varlen)

@@ -334,13 +334,13 @@ def test_transformers_mamba_ignores_boundaries(packs, reference):
         bert_packed.audit_model(mamba, alone, inputs=inputs)
 
 
-@pytest.mark.parametrize("width", [LENGTH, 8])
-def test_pooled_states_as_long_as_packs_are_no_values_of_tokens(packs, width):
+@pytest.mark.parametrize("width, name", [(LENGTH, "pooled"), (8, "pooled"), (LENGTH, "")])
+def test_pooled_states_as_long_as_packs_are_no_values_of_tokens(packs, width, name):
+    """By their name, or by states of the same width in a tuple."""
+
     def with_pooled(batch):
-        return {
-            "states": model()(batch),
-            "pooled": np.ones((len(batch["input_ids"]), width)) * batch["input_ids"].sum(),
-        }
+        states, pooled = model()(batch), np.ones((len(packs["input_ids"]), width)) * batch["input_ids"].sum()
+        return {"states": states, name: pooled} if name else (np.tile(states, 2)[..., :width], pooled)
 
     assert bert_packed.audit_model(with_pooled, packs).passed
 

@@ -31,7 +31,7 @@ from bert_packed.torch import PackingCollator, pack_dataset, per_sequence_loss  
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/guides/torch.md"
 NUM = 12
-CAUSAL = ("llama", "mistral")
+CAUSAL = ("llama", "mistral", "gpt_oss")
 OPTIONS = {"roberta": {"first_position": PAD + 1}} | {kind: {"mlm_probability": None} for kind in CAUSAL}
 ONE_CPU = "ignore:This DataLoader will create 2 worker processes"  # on a machine with one
 WINDOWED = {"sliding_window": WINDOW}
@@ -138,10 +138,10 @@ def run_both(kind, attention, collator, rows, folder, change=lambda batch: batch
     assert len(batch["input_ids"]) < NUM == len(sequences)  # packs that hold several sequences
     model, size = build(kind, attention), NUM // accumulation
     packed = train(model, rows, lambda rows: change(collator(rows)), folder, size, accumulation)
-    return packed, train_alone(build(kind), sequences, is_causal=kind in CAUSAL)
+    return packed, train_alone(build(kind, "eager"), sequences, is_causal=kind in CAUSAL)
 
 
-POSITIONS, VARLEN = {"attention": "positions"}, {"attention": "varlen"}
+POSITIONS, VARLEN, FOUND = {"attention": "positions"}, {"attention": "varlen"}, {"model": True}
 
 
 @pytest.mark.parametrize(
@@ -159,11 +159,15 @@ POSITIONS, VARLEN = {"attention": "positions"}, {"attention": "varlen"}
         ("llama", "sdpa", POSITIONS, 1),
         ("llama", "plain_varlen", VARLEN, 1),
         ("mistral", "sdpa", POSITIONS, 1),
+        ("bert", "plain_varlen", FOUND, 1),
+        ("gpt_oss", "eager", FOUND, 1),
     ],
 )
 def test_a_run_on_packs_equals_one_without_padding(
     tokenizer, rows, tmp_path, kind, attention, options, accumulation
 ):
+    if options is FOUND:
+        options = {"model": build(kind, attention)}
     collator = PackingCollator(tokenizer, LENGTH, seed=1, **OPTIONS.get(kind, {}), **options)
     runs = run_both(kind, attention, collator, rows, tmp_path, accumulation=accumulation)
     assert not differences(*runs)
