@@ -28,7 +28,11 @@ CONFIGS = {
     "mistral": ("Mistral", "CausalLM", {"sliding_window": 3, "num_key_value_heads": 2, **IDS}),
     "gpt_neox": ("GPTNeoX", "CausalLM", IDS),
     "qwen2": ("Qwen2", "CausalLM", {"num_key_value_heads": 2, **IDS}),
-    "wide_mistral": ("Mistral", "CausalLM", {"sliding_window": 20, "num_key_value_heads": 2, **IDS}),
+    "wide_mistral": (
+        "Mistral",
+        "CausalLM",
+        {"sliding_window": 20, "num_key_value_heads": 2, **IDS, "eos_token_id": [SEP, MASK]},
+    ),
     "convbert": ("ConvBert", "MaskedLM", {"max_position_embeddings": LENGTH}),
     "fnet": ("FNet", "MaskedLM", {"max_position_embeddings": LENGTH}),
     "gpt_oss": (

@@ -162,8 +162,8 @@ class AuditedModel:
                     }
                 )
         except Exception as error:
-            received = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            raise InputError(f"`model` must take these inputs. Received: {received}") from error
+            received = " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(".")
+            raise InputError(f"`model` must take these inputs. Received: {received}.") from error
         outputs = _flatten(outputs)
         if self._names is None:
             self._names = _names_of_tokens(outputs, shape, self._is_asked)

@@ -173,7 +173,7 @@ def _is_equal(one, other):
     return all(np.array_equal(a, b, equal_nan=True) for a, b in zip(one, other, strict=True))
 
 
-def halves(numbers_BS):
+def _halves(numbers_BS):
     """Halves of the sequences, bool `[B, S]`: for any two of them, one half has the first alone."""
     bits = [numbers_BS - 1 >> bit & 1 for bit in range((int(numbers_BS.max()) - 1).bit_length())]
     return [(bit_BS == value) & (numbers_BS > 0) for bit_BS in bits for value in (0, 1)]
@@ -187,7 +187,7 @@ def _changed_neighbours(call, packs, numbers_BS, before):
     # Ids that occur are ids that the model knows
     others_BS = ids[(np.searchsorted(ids, packs[TOKENS]) + 1) % len(ids)]
     largest, stays_BS = 0.0, np.zeros(numbers_BS.shape, bool)
-    for half_BS in halves(numbers_BS):
+    for half_BS in _halves(numbers_BS):
         after = call({**packs, TOKENS: np.where(half_BS, others_BS, packs[TOKENS])})
         change_BS = _differences(after, before)
         largest = largest_of(largest, change_BS[~half_BS & (numbers_BS > 0)].max())
@@ -211,7 +211,7 @@ def _gradients_of_neighbours(call, packs, numbers_BS):
         size_BS = gradient_BSD.abs().amax(-1).cpu().numpy()
         return size_BS if size_BS.shape == half_BS.shape else size_BS.T  # XLNet's are [S, B]
 
-    return check_gradients(((half_BS, size_of(half_BS)) for half_BS in halves(numbers_BS)), numbers_BS > 0)
+    return check_gradients(((half_BS, size_of(half_BS)) for half_BS in _halves(numbers_BS)), numbers_BS > 0)
 
 
 def check_gradients(sizes, is_counted_BS=True):
@@ -235,25 +235,30 @@ def _unpacked(call, packs, numbers_BS, before, tolerance):
     with call.torch.enable_grad() if call.torch else contextlib.nullcontext():
         weights = call.weights if call.torch else None
         rest = call.gradients(call.run(packs), numbers_BS > 0, weights) if weights else None
-        scale = max(one.abs().max().item() for one in rest) if rest else 0.0
+        scale = _largest_size(rest) if rest else 0.0
         largest, scales = np.zeros(len(before)), np.zeros(len(before))
         for number, outputs in enumerate(call.run_each_alone(packs, numbers_BS), 1):
             if rest:
                 is_mine = np.ones(outputs[0].shape[:2], bool)
-                for one, part in zip(rest, call.gradients(outputs, is_mine, weights), strict=True):
-                    one -= part
+                parts = call.gradients(outputs, is_mine, weights)
+                rest = [one - part for one, part in zip(rest, parts, strict=True)]
             for place, (one, other) in enumerate(zip(before, map(as_floats, outputs), strict=True)):
                 difference = _differences([one[numbers_BS == number]], [other[0]]).max()
                 largest[place] = largest_of(largest[place], difference)
-                scales[place] = largest_of(scales[place], np.abs(other).max())
+                # Logits may be minus infinity for tokens that are not to be predicted
+                scales[place] = max(scales[place], np.abs(other[np.isfinite(other)]).max(initial=0.0))
     checks = [
         Check("unpacked: outputs", float(np.max(largest / np.where(scales == 0, 1, scales))), tolerance)
     ]
     if rest:
         # The true gradient of some, such as key biases, is 0: there is no largest one to compare with
-        size = max(one.abs().max().item() for one in rest)
-        checks.append(Check("unpacked: gradients of weights", size / (scale or 1.0), tolerance))
+        size = _largest_size(rest) / (scale or 1.0)
+        checks.append(Check("unpacked: gradients of weights", size, tolerance))
     return checks
+
+
+def _largest_size(gradients):
+    return float(np.max([one.abs().max().item() for one in gradients]))
 
 
 def largest_of(one, other):

@@ -144,7 +144,8 @@ class PackingCollator:
             given = {name: value for name, value in given.items() if value is not None}
             self.model_inputs = ModelInputs(is_causal=self.is_causal, **given)
         else:
-            _require(hasattr(model, "get_input_embeddings"), "model", "be one of transformers", shown(model))
+            is_known = hasattr(model, "config") and hasattr(model, "get_input_embeddings")
+            _require(is_known, "model", "be one of transformers", shown(model))
             found = exact_arguments(model, self.is_causal, **given)
             logger.info("%s is exact on packs with %s", type(model).__name__, found)
             self.model_inputs = found.inputs

@@ -1,17 +1,15 @@
-"""Arguments by which a model gives on packs exactly what it gives on each sequence alone, found by trying.
-
-Legend: S pack length.
-"""
+"""Arguments by which a model gives on packs exactly what it gives on each sequence alone, found by trying."""
 
 import contextlib
 import dataclasses
 import itertools
+import math
 
 import numpy as np
 import torch
 
 from bert_packed.assembly import in_memory
-from bert_packed.assembly.given_columns import TOKENS, refuse
+from bert_packed.assembly.given_columns import POSITION_IDS, TOKENS, refuse
 from bert_packed.core.settings import InputError
 from bert_packed.evaluation.model_audit import AuditReport, audit_model
 from bert_packed.packing.arguments import is_whole
@@ -19,7 +17,6 @@ from bert_packed.torch.model_inputs import ModelInputs
 
 LENGTHS = (10, 5, 9, 3, 8, 4)  # of the sequences that a model is tried on
 MAX_LENGTH = 600  # a longer window is not tried
-NUM_TOKENS = 100  # different ones
 ORDERS = {True: ("positions", "mask", "varlen"), False: ("mask", "varlen")}  # of causal models and of others
 
 
@@ -38,7 +35,7 @@ class Candidate:
     def failure(self):
         """A line: the first check that failed, or the error."""
         if isinstance(self.result, InputError):
-            return str(self.result)
+            return str(self.result).rstrip(".")
         return next(f"{one.name}: {one.largest:.3g}" for one in self.result.checks if not one.passed)
 
     def __str__(self):
@@ -57,17 +54,21 @@ def find_arguments(model, is_causal=None, *, dtype=None, **given):
         dtype: Dtype of masks; None for the model's.
         **given: Fields of `ModelInputs`, of which no other values are tried; None is no value.
     """
-    config = getattr(model, "config", None)
-    pad_id, window = (getattr(config, name, None) for name in ("pad_token_id", "sliding_window"))
+    config = model.config
+    names = ("sliding_window", "pad_token_id", "max_position_embeddings")
+    window, pad_id, limit = (getattr(config, name, None) for name in names)
     window = window if is_whole(window) else None
-    packs = _random_packs(model, config, window)
+    limit = limit if is_whole(limit) and limit > 0 else math.inf  # XLNet's is -1
+    packs = _random_packs(model, config, window, limit)
+    # A position beyond the table would end a process on a GPU
+    is_shifted = is_whole(pad_id) and pad_id + 1 + packs[POSITION_IDS].max() < limit
     is_causal = _is_causal(model, packs) if is_causal is None else is_causal
     tried = {
         # Packed convolutions and scans know sequences by `seq_idx` alone
         "return_seq_idx": (False, True) if is_causal else (False,),
         "attention": ORDERS[is_causal],
         "sliding_window": dict.fromkeys([window, None]),
-        "first_position": (0, pad_id + 1) if is_whole(pad_id) else (0,),
+        "first_position": (0, pad_id + 1) if is_shifted else (0,),
     }
     tried |= {name: (value,) for name, value in given.items() if value is not None}
     for values in itertools.product(*tried.values()):
@@ -104,14 +105,14 @@ def exact_arguments(model, is_causal, **given):
     refuse("`model`", rule, f"{name}; with {shown}: {shown.failure}")
 
 
-def _random_packs(model, config, window):
+def _random_packs(model, config, window, limit):
     """Packs of tokens without special ones; a sequence is longer than the window, where it may be."""
-    special = {value for name, value in vars(config or object).items() if name.endswith("_token_id")}
-    ids = [one for one in range(len(model.get_input_embeddings().weight)) if one not in special][-NUM_TOKENS:]
-    limit = getattr(config, "max_position_embeddings", None)
-    limit = min(limit, MAX_LENGTH) if limit and limit > 0 else MAX_LENGTH  # XLNet's is -1
+    special = [
+        value for name, value in vars(config).items() if name.endswith("_token_id") and value is not None
+    ]
+    ids = np.setdiff1d(np.arange(len(model.get_input_embeddings().weight)), np.hstack([[], *special]))
     longest = max(LENGTHS) if window is None else max(*LENGTHS, window + 8)
-    length = min(limit, longest + 14)
+    length = min(limit, MAX_LENGTH, longest + 14)
     lengths = [min(one, length - 4) for one in (longest, *LENGTHS)]
     rng = np.random.default_rng(0)
     return in_memory.pack([rng.choice(ids, one).tolist() for one in lengths], length)

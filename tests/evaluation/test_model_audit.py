@@ -30,7 +30,7 @@ def model(leak=""):
 
     def attend(batch):
         ids = batch["sequence_ids"]
-        positions = np.arange(LENGTH)[None] if leak == "positions" else batch["position_ids"]
+        positions = np.arange(LENGTH)[None] if "positions" in leak else batch["position_ids"]
         hidden = table[batch["input_ids"]] + places[positions]
         is_own = bert_packed.attention_mask(ids)[:, 0]
         if leak == "no mask":
@@ -52,6 +52,8 @@ def model(leak=""):
             return other_rows
         if leak == "start_logits":
             return {"start_logits": other_rows[..., 0], "hidden_states": states}
+        if leak == "positions beside infinity":  # of tokens that are never predicted
+            return np.concatenate([states, np.full_like(states, -np.inf)], axis=-1)
         if leak == "hidden_states":
             return {"logits": states, "hidden_states": (states, other_rows)}
         return states
@@ -81,6 +83,7 @@ def test_a_model_that_keeps_sequences_apart(packs, names):
         ("ignores input", [1]),
         ("NaN", [0, 2]),
         ("soft mask", [0]),
+        ("positions beside infinity", [2]),
         ("equal slots", [0, 2]),
         ("start_logits", [0, 2]),
         ("hidden_states", [0, 2]),

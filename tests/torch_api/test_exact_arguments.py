@@ -38,6 +38,8 @@ class Scan(torch.nn.Module):
     def forward(self, input_ids, seq_idx=None, **others):
         if seq_idx is not None and self.needs_kernel:
             raise ValueError("can't keep packed sequences apart without `mamba_ssm`")
+        if self.training:
+            torch.rand(())  # as layer drop does
         seq_idx = torch.zeros_like(input_ids) if seq_idx is None else seq_idx
         is_before = (seq_idx[:, :, None] == seq_idx[:, None]).tril()
         return (is_before.float() @ self.embedding(input_ids),)
@@ -129,6 +131,13 @@ def test_all_candidates_are_a_table():
         for attention in ("mask", "varlen")
         for first in (0, PAD + 1)
     }
+
+
+def test_no_position_beyond_the_table_is_tried():
+    """It would be an error that a GPU does not recover from."""
+    model = build("bert")
+    model.config.pad_token_id = LENGTH - 5
+    assert {one.inputs.first_position for one in find_arguments(model)} == {0}
 
 
 def test_numbers_of_sequences_for_scans():
