@@ -46,8 +46,9 @@ def report_choices(config):
 def try_choices(histogram, algorithm, max_seq_length, max_sequences_per_pack):
     """Plan for a quarter to twice of a length, and for depths: (rows in ascending order, notes for the user).
 
-    A row's `speed_up` compares FLOPs of BERT-base with those for unpacked data of `max_seq_length`. Raises
-    `InputError` where the algorithm can do none of the depths at that length.
+    A row's `packing_factor` is the speed-up by packing alone. `total_speed_up` compares FLOPs of BERT-base
+    with those for unpacked data of `max_seq_length`, and so counts another length too. Raises `InputError`
+    where the algorithm can do none of the depths at that length.
     """
     depths = DEPTHS if max_sequences_per_pack == "max" else (max_sequences_per_pack,)
     lengths = sorted({max(3, int(max_seq_length * factor)) for factor in LENGTH_FACTORS})
@@ -71,7 +72,7 @@ def try_choices(histogram, algorithm, max_seq_length, max_sequences_per_pack):
     best = recommend(rows)
     for row in rows:
         if row["tokens_cut"] <= at_asked["tokens_cut"]:  # a speed-up on less text would be misleading
-            row["speed_up"] = baseline / training_cost(row["packs"], row["max_seq_length"])
+            row["total_speed_up"] = baseline / training_cost(row["packs"], row["max_seq_length"])
         row["recommended"] = row is best
     notes = []
     if failures:
@@ -137,7 +138,7 @@ def _describe(plan, histogram, seconds):
         "strategies": len(plan.strategies),
         # attention computes this many times the pairs of tokens that it needs; 1 without waste
         "attention_cost": plan.num_packs * length**2 / needed,
-        "speed_up": None,
+        "total_speed_up": None,
         "truncated": sum(over),
         "tokens_cut": sum(tokens * count for tokens, count in enumerate(over, start=1)),
         "seconds": seconds,

@@ -19,10 +19,13 @@ def main(config):
         if best is None:
             print(f"none is recommended: every length tried cuts text; pictures in {folder}")
             return
+        length, total = best["max_seq_length"], ""
+        if length != config.max_seq_length:
+            total = f", {best['total_speed_up']:.2f} times with length {config.max_seq_length}"
         print(
-            f"recommended: --max_seq_length={best['max_seq_length']} "
-            f"--max_sequences_per_pack={best['max_sequences_per_pack']}, {best['speed_up']:.2f} times as "
-            f"fast as unpacked data of length {config.max_seq_length}; pictures in {folder}"
+            f"recommended: --max_seq_length={length} "
+            f"--max_sequences_per_pack={best['max_sequences_per_pack']}, {best['packing_factor']:.2f} times "
+            f"as fast as unpacked data of that length{total}; pictures in {folder}"
         )
         return
     from bert_packed.core.runtime import keep_freed_memory

@@ -25,7 +25,12 @@ from bert_packed.core.storage import PARTIAL_SUFFIX, is_remote, write_json
 TOP = Path(__file__).resolve().parents[2]
 # `setup.py` copies the folder into the package; a checkout has it at its top
 CONFIG_FOLDER = next(filter(Path.is_dir, (TOP / "bert_packed" / "configs", TOP / "configs")), TOP / "configs")
-PARSERS = {int: flags.IntegerParser, float: flags.FloatParser, str: flags.ArgumentParser}
+PARSERS = {  # of types: the function of a text, and the rule that its error says
+    bool: (flags.BooleanParser().parse, "true or false"),
+    int: (flags.IntegerParser().parse, "a whole number"),
+    float: (flags.FloatParser().parse, "a number"),
+    str: (str, ""),
+}
 HELP_FLAGS = {"--help", "-h", "-help", "--helpshort", "--helpfull"}
 SECONDS_TO_INTERRUPT = 0.05
 OUTPUT_FLAGS = ("json", "picture", "markdown")  # files that a command writes at its end
@@ -102,7 +107,9 @@ def parse(config_class, argv):
     try:
         extra = values([argv[0], *_find_flagfiles(argv[1:])])[1:]
     except flags.Error as error:
-        raise InputError(_one_line(error)) from error
+        # absl puts its own words around the error of a parser
+        mistake = error.__context__ if isinstance(error.__context__, InputError) else error
+        raise InputError(_one_line(mistake)) from error
     positional = _positional(config_class)
     if extra and not positional:
         raise InputError(f"every argument must be a flag, --name=value. Received: {extra[0]!r}.")
@@ -237,25 +244,29 @@ def _define(config_class):
     values.set_gnu_getopt()  # flags may follow other arguments
     for field in dataclasses.fields(config_class):
         name, default, about = field.name, field.default, field.metadata["help"]
+        own = field.metadata["parse"]
+        parse, rule = (own, "") if own else PARSERS[field.type]
+        parser = _TextParser(name, parse, rule)
         if field.type is bool:
             flags.DEFINE_boolean(name, default, about, flag_values=values)
+            values[name].parser = parser
             continue
-        parse = field.metadata["parse"]
-        parser = _TextParser(parse) if parse else PARSERS[field.type]()
         flags.DEFINE(parser, name, default, about, values, flags.ArgumentSerializer())
     return values
 
 
 class _TextParser(flags.ArgumentParser):
-    def __init__(self, parse):
+    def __init__(self, name, parse, rule):
         super().__init__()
-        self._parse = parse
+        self._name, self._parse, self._rule = name, parse, rule
 
     def parse(self, argument):
         try:
             return self._parse(str(argument))
         except ValueError as error:
-            raise ValueError(f"must be {error}. Received: {argument!r}.") from error
+            raise InputError(
+                f"`{self._name}` must be {self._rule or error}. Received: {argument!r}."
+            ) from error
 
 
 def _find_flagfiles(arguments):

@@ -31,6 +31,14 @@ class PackingPlan:
     # The bound that they prove, if the search has computed it; None in a plan that was read
     lp_bound: int | None = dataclasses.field(default=None, compare=False, repr=False)
 
+    def __repr__(self):
+        # The generated one would list all strategies, thousands of them
+        return (
+            f"PackingPlan({self.algorithm}: {self.num_sequences:,} sequences in {self.num_packs:,} packs "
+            f"of {self.max_seq_length} tokens, {self.efficiency:.2%} full, "
+            f"by {len(self.strategies):,} strategies)"
+        )
+
     @functools.cached_property
     def certificate(self) -> Certificate:
         """Proof of the plan's largest distance from the fewest packs possible; computed at first use."""

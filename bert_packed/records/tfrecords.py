@@ -215,7 +215,10 @@ def _count_good(content, starts, ends):
 def _damage(path, number):
     """The error of a file that cannot be read further than before record `number`."""
     if number == 1:
-        return InputError(f"{path} is not a TFRecord file, or its record 1 is truncated or corrupt.")
+        return InputError(
+            f"{path} is not a TFRecord file, or its record 1 is truncated or corrupt; of text, "
+            "`bert-packed create` makes records."
+        )
     return InputError(f"{path}, record {number}: the record is truncated or corrupt.")
 
 

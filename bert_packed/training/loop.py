@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from tqdm import tqdm
 
+from bert_packed.core.progress import describe_duration
 from bert_packed.objectives.objective import add_sums
 from bert_packed.training.backend import Profile
 from bert_packed.training.metrics_log import LogInterval, Scale, describe, is_due
@@ -89,6 +90,9 @@ def train(engine, config, hooks, first_step=0, state=None):
         batches = iter(hooks.batches(first_step) if goes_on else ())
         if hasattr(batches, "close"):
             stack.enter_context(contextlib.closing(batches))
+        if goes_on:  # for minutes a log file would show nothing, and the run would look as if it hung
+            bar.set_postfix_str("compiling")
+            hooks.show("compiling  the step, which takes half a minute or more")
         for step in range(first_step + 1, config.num_train_steps + 1) if goes_on else ():
             start = time.perf_counter()
             with hooks.profile.step(step):
@@ -107,6 +111,7 @@ def train(engine, config, hooks, first_step=0, state=None):
                 interval.add(sums, None if is_first else time.perf_counter() - start, waiting)
             if is_first:
                 is_first, first_end = False, time.perf_counter()
+                hooks.show(f"compiled   in {describe_duration(first_end - start)}, the first step included")
             if is_unproven and not why:
                 # Older checkpoints go only now: weights that were finite when saved may still give NaN
                 hooks.prune()

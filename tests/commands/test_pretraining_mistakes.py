@@ -65,7 +65,10 @@ def data(tmp_path_factory):
 BELOW = "token.tfrecord, record 1: every value of input_ids must be from 0 and below vocab_size=31"
 MISTAKES = [
     ({"input_file": "{data}/empty.tfrecord"}, "empty.tfrecord, which is empty"),
-    ({"input_file": "{data}/text.tfrecord"}, "text.tfrecord is not a TFRecord file"),
+    (
+        {"input_file": "{data}/text.tfrecord"},
+        "text.tfrecord is not a TFRecord file, or its record 1 is truncated or corrupt; of text, `bert-pack",
+    ),
     ({"input_file": "{data}/cut.tfrecord"}, "cut.tfrecord, record 9: the record is truncated or corrupt"),
     ({"input_file": "{data}/flipped.tfrecord"}, "the record is truncated or corrupt"),
     ({"input_file": "{data}/token.tfrecord"}, BELOW),

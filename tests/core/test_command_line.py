@@ -59,7 +59,9 @@ def test_flags_reach_the_config(capsys):
     ("argument", "message"),
     [
         ("--num_shards=0", "`num_shards` must be at least 1. Received: 0."),
-        ("--num_shards=few", "flag --num_shards=few"),
+        ("--num_shards=few", "`num_shards` must be a whole number. Received: 'few'."),
+        ("--rate=fast", "`rate` must be a number. Received: 'fast'."),
+        ("--overwrite=perhaps", "`overwrite` must be true or false. Received: 'perhaps'."),
         ("--algorithm=nfd", "`algorithm` must be one of spfhp, lpfhp. Received: 'nfd'."),
         ("--depth=0", "must be a whole number of at least 1, or the word max. Received: '0'."),
         ("--depht=3", "Unknown command line flag 'depht'"),

@@ -38,10 +38,10 @@ def test_every_length_and_depth_has_a_row():
     cut = {row["max_seq_length"]: row["tokens_cut"] for row in rows}
     for length, tokens in cut.items():
         assert tokens == sum(max(0, n - length) * count for n, count in enumerate(histogram, start=1))
-    assert [row["max_seq_length"] for row in rows if row["speed_up"] is None] == [3] * 9 + [4] * 9
+    assert [row["max_seq_length"] for row in rows if row["total_speed_up"] is None] == [3] * 9 + [4] * 9
     for row in rows[18:]:
         cost = row["packs"] * row["max_seq_length"] * (6 * 768 + row["max_seq_length"])
-        assert row["speed_up"] == pytest.approx(26 * 8 * (6 * 768 + 8) / cost)
+        assert row["total_speed_up"] == pytest.approx(26 * 8 * (6 * 768 + 8) / cost)
 
 
 def choice(length, packs, tokens_cut=0):
@@ -98,7 +98,8 @@ def test_command_on_a_histogram(tmp_path, capsys):
     (best,) = (row for row in rows if row["recommended"])
     assert capsys.readouterr().out.splitlines()[-1] == (
         f"recommended: --max_seq_length={best['max_seq_length']} --max_sequences_per_pack=2, "
-        f"{best['speed_up']:.2f} times as fast as unpacked data of length 8; pictures in {pictures}"
+        f"2.00 times as fast as unpacked data of that length, {best['total_speed_up']:.2f} times "
+        f"with length 8; pictures in {pictures}"
     )
     # lengths from 3 to 12 all cut the long one
     histogram.write_text(json.dumps({"lengths": [3, 5, 20], "counts": [4, 4, 2]}))

@@ -333,7 +333,7 @@ SETTINGS = [
     ({"early_stopping_patience": 1}, "`early_stopping_patience` must be 0 without eval_steps. Received: 1."),
     (
         {"class_weights": "a=0"},
-        "flag --class_weights=a=0: must be empty, balanced, or labels with weights above 0",
+        "`class_weights` must be empty, balanced, or labels with weights above 0",
     ),
     ({"label_separator": ",", "problem_type": SINGLE}, "`label_separator` must be left out for"),
     ({"problem_type": NUMBER, "class_weights": "balanced"}, "`class_weights` must be left out for"),
