@@ -111,6 +111,7 @@ def train(engine, config, hooks, first_step=0, state=None):
                 interval.add(sums, None if is_first else time.perf_counter() - start, waiting)
             if is_first:
                 is_first, first_end = False, time.perf_counter()
+                bar.set_postfix_str("")
                 hooks.show(f"compiled   in {describe_duration(first_end - start)}, the first step included")
             if is_unproven and not why:
                 # Older checkpoints go only now: weights that were finite when saved may still give NaN
