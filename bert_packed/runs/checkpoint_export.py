@@ -1,6 +1,7 @@
 """Export of a checkpoint in the form of Hugging Face, Keras or a SavedModel."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 from bert_packed.architectures.registry import TOKEN_CLASSIFICATION, ablations, check_at_most, family_of
@@ -55,7 +56,7 @@ def export_checkpoint(config):
             export_formats.write_hugging_face(
                 partial, model, named_weights(model), found.missing, *text, classes, trained_length(run)
             )
-            write_model_card(partial, model, run, step, audit)
+            write_model_card(partial, model, run, step, audit, config.language)
         elif config.format == "keras":
             export_formats.write_keras(partial, model)
         else:
@@ -95,6 +96,7 @@ def check_fits(config, model_config):
 
 FORMATS = ("hf", "keras", "saved_model")
 DEFAULT_DEPTH, DEFAULT_PREDICTIONS = 3, 76
+LANGUAGES = re.compile(r"[a-z]{2,3}(,[a-z]{2,3})*")
 IF_HF = {"format=hf": "be left out unless --format=hf"}
 
 
@@ -132,6 +134,11 @@ class ExportConfig:
         "hf: what bert-packed audit --json=FILE wrote of it, for the model card; empty = none",
         only_with=IF_HF,
     )
+    language: str = setting(
+        "",
+        "hf: codes of the languages of the text, such as en or en,de, for the model card; empty = not known",
+        only_with=IF_HF,
+    )
     push_to_hub: str = setting(
         "",
         "hf: OWNER/NAME on the Hugging Face hub that receives the folder too, by HF_TOKEN; a new one is "
@@ -151,6 +158,10 @@ class ExportConfig:
         check_settings(self)
         if self.push_to_hub and not OWNED.fullmatch(self.push_to_hub):
             raise InputError(f"`push_to_hub` must be OWNER/NAME. Received: {self.push_to_hub}.")
+        if self.language and not LANGUAGES.fullmatch(self.language):
+            raise InputError(
+                f"`language` must be codes of ISO 639, such as en or en,de. Received: {self.language}."
+            )
         check_depth_fits(self.max_sequences_per_pack, self.max_seq_length)
 
     @property

@@ -1,9 +1,10 @@
 """Exports of a run while it trains, and the model cards of all exports.
 
-A card has data, packing, recipe and audit, by the files of the run.
+A card has code that loads the model, scores, data, packing, recipe and audit, by the files of the run.
 """
 
 import dataclasses
+import re
 from pathlib import Path
 
 from bert_packed.architectures.registry import (
@@ -17,6 +18,7 @@ from bert_packed.architectures.registry import (
 )
 from bert_packed.checkpoints import checkpoint
 from bert_packed.checkpoints.export_formats import check_vocabulary, write_hugging_face
+from bert_packed.core.hub import DATA_SET, NAME
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256, read_json, write_folder
 from bert_packed.records.inputs import folder_of
@@ -25,6 +27,7 @@ from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.runs.run_directory import RUN_FILE, read_run
 from bert_packed.runs.vocabulary import find_copy, trained_length
 from bert_packed.schema import CAUSAL_LM
+from bert_packed.training.metrics_log import EVAL_FILE, read_rows
 
 CARD_FILE = "README.md"
 # The hub's name of the task of each head
@@ -36,8 +39,9 @@ TASKS = {
     TOKEN_CLASSIFICATION: "token-classification",
     CAUSAL_LM: "text-generation",
 }
+FIELDS = {field.name: field for field in dataclasses.fields(PretrainingConfig)}
 # Flags that may change while a run continues, so no result depends on them
-NOT_RESULTS = {field.name for field in dataclasses.fields(PretrainingConfig) if field.metadata["changeable"]}
+NOT_RESULTS = {name for name, field in FIELDS.items() if field.metadata["changeable"]}
 
 
 def check_export(config, model_config, data):
@@ -75,12 +79,14 @@ def export_step(folder, step, model, weights, config, data):
             max_length=trained_length(read_run(folder)),
             do_lower_case=cased[0] if cased else True,
         )
-        write_model_card(partial, model, read_run(folder), step)
+        write_model_card(partial, model, _read_record(folder, step), step)
     return folder / f"export-{step}"
 
 
 def read_origin(path):
     """The dict of `run.json` and the step of a checkpoint or of a run's newest; (None, None) without a run.
+
+    The dict has `scores` too, the last row of the run's evaluations up to that step, if it has any.
 
     Raises:
         InputError: `run.json` is damaged.
@@ -90,7 +96,14 @@ def read_origin(path):
         folder = next(reversed(checkpoint.list_checkpoints(folder)), None)
     if folder is None or not (folder.parent / RUN_FILE).is_file():
         return None, None
-    return read_run(folder.parent), int(checkpoint.NAME.fullmatch(folder.name)[1])
+    step = int(checkpoint.NAME.fullmatch(folder.name)[1])
+    return _read_record(folder.parent, step), step
+
+
+def _read_record(folder, step):
+    rows = [row for row in read_rows(folder / EVAL_FILE) if int(row["step"]) <= step]
+    scores = {name: float(value) for name, value in rows[-1].items() if value} if rows else None
+    return read_run(folder) | ({"scores": scores} if scores else {})
 
 
 def read_audit(path):
@@ -103,10 +116,16 @@ def read_audit(path):
     return rows
 
 
-def write_model_card(folder, model, run=None, step=None, audit=None):
+def write_model_card(folder, model, run=None, step=None, audit=None, languages=""):
     """Write `README.md`, whose front matter the hub reads, to the folder of an export.
 
-    `run` and `step` are of `read_origin`, `audit` of `read_audit`; None where they are not known.
+    Args:
+        folder: Folder of the export, with all its other files.
+        model: The exported model.
+        run: Dict of `read_origin`, or one with only some of its entries; None where it is not known.
+        step: Step of `read_origin`; None where it is not known.
+        audit: Rows of `read_audit`; None where there are none.
+        languages: Codes of the languages of the text, separated by commas; "" where they are not known.
     """
     family = family_of(model.config)
     name = family.load_names().classes[model.head]
@@ -117,21 +136,56 @@ def write_model_card(folder, model, run=None, step=None, audit=None):
         "tags:",
         f"- {family.name.lower()}",
         "- sequence-packing",
-        "---",
     ]
+    heads = {
+        "language": languages.split(",") if languages else [],
+        "base_model": _base_model(run),
+        "datasets": _data_sets(run),
+    }
+    for title, values in heads.items():
+        front += [f"{title}:", *(f"- {value}" for value in values)] if values else []
+    front.append("---")
     sections = {
+        "Held-out scores": _scores(run),
         "Data": _data(run),
         "Packing": _packing(run),
         "Recipe": _recipe(run, step),
         "Audit": _audit(audit),
-        "Not known": ["License, languages, intended use and limits: add them before you publish."],
+        "Not known": [
+            f"License, {'' if languages else 'languages, '}intended use: add them before you publish."
+        ],
     }
-    lines = [*front, "", f"# A packed {family.name}", "", f"Opens as `transformers.{name}`.", ""]
+    lines = [*front, "", f"# A packed {family.name}", "", *_code(folder, name), ""]
     if ablations(model.config):
         lines += [f"**Packing was broken on purpose: {', '.join(ablations(model.config))}.**", ""]
     for title, content in sections.items():
         lines += [f"## {title}", "", *content, ""]
     (Path(folder) / CARD_FILE).write_text("\n".join(lines), encoding="utf-8")
+
+
+def _code(folder, name):
+    """Lines of code that load the model of a folder, with its tokenizer if it has one."""
+    has_tokenizer = (Path(folder) / "tokenizer_config.json").exists()
+    opened = {"tokenizer": "AutoTokenizer"} if has_tokenizer else {}
+    opened["model"] = name
+    lines = [f'{what} = {one}.from_pretrained("FOLDER_OR_NAME")' for what, one in opened.items()]
+    return ["```python", f"from transformers import {', '.join(opened.values())}", *lines, "```"]
+
+
+def _base_model(run):
+    """The model of the hub that a run started from, as a list; a folder's name means nothing elsewhere."""
+    start = NAME.fullmatch(str((run or {}).get("flags", {}).get("init_checkpoint", "")))
+    return [start["repo"]] if start and re.fullmatch("[0-9a-f]{40}", start["revision"] or "") else []
+
+
+def _data_sets(run):
+    texts = [text for folder, manifest in _manifests(run) for text in _texts(folder, manifest)]
+    return sorted({found["repo"] for text in texts if (found := DATA_SET.match(text))})
+
+
+def _scores(run):
+    scores = (run or {}).get("scores")
+    return [f"- {name}: {value:.6g}" for name, value in scores.items()] if scores else ["Not known."]
 
 
 def _data(run):
@@ -186,7 +240,7 @@ def _packing(run):
 
 
 def _recipe(run, step):
-    if run is None:
+    if step is None:
         return ["Not known."]
     flags = run["flags"]
     steps, packs = flags.get("num_train_steps"), flags.get("train_batch_size")
@@ -198,7 +252,12 @@ def _recipe(run, step):
     if backends:
         lines.append(f"Trained under {', then '.join(backends)}.")
     lines += ["", "```"]
-    lines += [f"--{name}={value}" for name, value in flags.items() if name not in NOT_RESULTS and value != ""]
+    defaults = {name: field.default for name, field in FIELDS.items()} if "objective" in flags else {}
+    lines += [
+        f"--{name}={value}"
+        for name, value in flags.items()
+        if name not in NOT_RESULTS and value != defaults.get(name, "")
+    ]
     return [*lines, "```"]
 
 

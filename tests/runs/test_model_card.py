@@ -10,6 +10,9 @@ from tiny import CONFIG, make_engine
 from bert_packed.architectures.registry import ablate
 from bert_packed.core.settings import InputError
 from bert_packed.runs.exports import read_audit, read_origin, write_model_card
+from bert_packed.runs.pretraining_config import PretrainingConfig
+
+WIKI = "hf://datasets/who/wiki@main/text.txt"
 
 AUDIT = [
     {"name": "output leak", "worst": 0.0, "limit": 0, "result": "pass"},
@@ -34,11 +37,12 @@ def run(tmp_path):
     })  # fmt: skip
     write(tmp_path / "made" / "manifest.json", {
         "kind": "unpacked", "splits": {"train": {"files": [{"name": "i.tfrecord", "sha256": sha("i")}]}},
-        "inputs": [{"path": "wiki.txt", "sha256": sha("w"), "num_documents": 4321}],
+        "inputs": [{"path": WIKI, "sha256": sha("w"), "num_documents": 4321}],
     })  # fmt: skip
     record = {
         "flags": {"num_train_steps": 2000, "train_batch_size": 10, "output_dir": "/home/me",
-                  "objective": "mlm_nsp", "init_checkpoint": ""},
+                  "objective": "mlm", "init_checkpoint": "owner/start@" + 40 * "7", "lamb_beta": 7,
+                  "num_warmup_steps": PretrainingConfig.num_warmup_steps},
         "inputs": {"input_file": [{"path": str(packs), "sha256": sha("p")}]},
         "model": {}, "data": {"packing_factor": 1.8184},
         "segments": [{"backend": "tensorflow"}, {"backend": "jax"}, {"backend": "jax"}],
@@ -59,11 +63,21 @@ def card_of(folder, config=CONFIG, **facts):
 
 
 def test_a_card_with_all_facts(run, tmp_path):
-    card = sections(card_of(tmp_path, run=run, step=1500, audit=AUDIT))
+    (tmp_path / "tokenizer_config.json").touch()
+    scored = run | {"scores": {"step": 1400.0, "loss": 2.345671}}
+    text = card_of(tmp_path, run=scored, step=1500, audit=AUDIT, languages="en,de")
+    head, code = text.split("---\n")[1], text.partition("```python\n")[2].partition("```")[0]
+    assert head.endswith("language:\n- en\n- de\nbase_model:\n- owner/start\ndatasets:\n- who/wiki\n")
+    assert code.splitlines() == [
+        "from transformers import AutoTokenizer, BertForPreTraining",
+        'tokenizer = AutoTokenizer.from_pretrained("FOLDER_OR_NAME")',
+        'model = BertForPreTraining.from_pretrained("FOLDER_OR_NAME")',
+    ]
+    card = sections(text)
     assert card["Data"].splitlines() == [
         "- 12,345 sequences; files of records: 1",
         f"- vocabulary of 31, cased, SHA-256 `{sha('vocab')}`",
-        f"- text: wiki.txt, SHA-256 `{sha('w')}`, 4,321 documents",
+        f"- text: {WIKI}, SHA-256 `{sha('w')}`, 4,321 documents",
     ]
     assert card["Packing"].splitlines()[-1] == "| 6,789 | 24 | 5 | 1.818 | 98.77 % |"
     assert card["Recipe"].split("\n\n")[0].splitlines() == [
@@ -71,8 +85,17 @@ def test_a_card_with_all_facts(run, tmp_path):
         "A step is 10 packs, 18.2 sequences on average.",
         "Trained under tensorflow, then jax.",
     ]
+    # Settings at their defaults would bury the others; one of another version is kept
+    start = f"--init_checkpoint=owner/start@{40 * '7'}"
     flags = card["Recipe"].split("```")[1].split()
-    assert flags == ["--num_train_steps=2000", "--train_batch_size=10", "--objective=mlm_nsp"]
+    assert flags == [
+        "--num_train_steps=2000",
+        "--train_batch_size=10",
+        "--objective=mlm",
+        start,
+        "--lamb_beta=7",
+    ]
+    assert card["Held-out scores"] == "- step: 1400\n- loss: 2.34567"
     assert card["Audit"].startswith("1 of 2 checks passed. Failed: loss.")
     assert "| loss | 0.25 | 1e-05 | FAIL |" in card["Audit"]
 
@@ -89,8 +112,10 @@ def test_what_has_changed_since_is_not_known(run, tmp_path):
 
 def test_a_card_of_a_model_without_a_run(tmp_path):
     assert read_origin(tmp_path / "theirs") == (None, None)
-    card = sections(card_of(tmp_path))
-    assert {card[name] for name in ("Data", "Packing", "Recipe")} == {"Not known."}
+    text = card_of(tmp_path)
+    card = sections(text)
+    assert not [name for name in ("language:", "base_model:", "datasets:", "AutoTokenizer") if name in text]
+    assert {card[name] for name in ("Held-out scores", "Data", "Packing", "Recipe")} == {"Not known."}
     assert card["Audit"].startswith("Not known: ")
 
 
@@ -103,7 +128,11 @@ def test_the_origin_of_a_checkpoint_is_its_run(run, tmp_path):
     for step in (5, 12):
         (tmp_path / "run" / f"checkpoint-{step}").mkdir()
     assert read_origin(tmp_path / "run") == (run, 12)
-    assert read_origin(str(tmp_path / "run" / "checkpoint-5")) == (run, 5)
+    # A model has the scores of its own step, or of an earlier one
+    (tmp_path / "run" / "eval_metrics.csv").write_text("step,loss,accuracy\n4,2.5,\n12,2.25,0.5\n")
+    assert read_origin(tmp_path / "run")[0]["scores"] == {"step": 12, "loss": 2.25, "accuracy": 0.5}
+    of_five = run | {"scores": {"step": 4, "loss": 2.5}}
+    assert read_origin(str(tmp_path / "run" / "checkpoint-5")) == (of_five, 5)
 
 
 @pytest.mark.parametrize("content", ['{"name": 1}', "[1]", "{"])

@@ -11,6 +11,7 @@ from bert_packed.architectures.registry import CLASSIFICATION
 from bert_packed.checkpoints.pretrained_files import HUGGING_FACE_CONFIG
 from bert_packed.checkpoints.starting_weights import stored_head, stored_labels
 from bert_packed.core.command_line import print_table
+from bert_packed.core.hub import recorded_flags
 from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import read_json, write_json, write_text
@@ -321,4 +322,4 @@ def _export(config, text, problem, model, folder, scores):
         more["sentence_transformers"] = {"activation_fn": SIGMOID if problem.is_chance else IDENTITY}
     details = {"classes": problem.names, "max_length": config.max_seq_length, "more": more}
     with run.exported_model(config, text, model, folder, **details) as partial:
-        write_model_card(partial, model)
+        write_model_card(partial, model, {"flags": recorded_flags(config), "scores": scores})

@@ -12,6 +12,7 @@ from keras import ops
 
 from bert_packed.architectures.registry import TOKEN_CLASSIFICATION
 from bert_packed.checkpoints.starting_weights import read_labels, stored_head, stored_labels
+from bert_packed.core.hub import recorded_flags
 from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import write_text
@@ -124,7 +125,7 @@ def finetune(config, processes):
         with run.exported_model(
             config, text, model, folder, classes=names, max_length=config.max_seq_length
         ) as partial:
-            write_model_card(partial, model)
+            write_model_card(partial, model, {"flags": recorded_flags(config), "scores": scores})
 
     objective = tags_objective(len(names), config.tag_loss)
     return run.run_task(
