@@ -79,18 +79,19 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     license_files=["LICENSE"],
-    keywords=["BERT", "Mamba", "sequence packing", "padding", "pre-training", "Keras", "TensorFlow", "JAX"],
-    classifiers=[
+    keywords=[
+        *("BERT", "ModernBERT", "Mamba", "sequence packing", "padding", "padding-free", "pre-training"),
+        *("fine-tuning", "masked language modeling", "Keras", "TensorFlow", "JAX", "PyTorch", "transformers"),
+    ],
+    classifiers=[  # systems and versions that .ci/run has run on
         "Development Status :: 4 - Beta",
         "Environment :: Console",
         "Intended Audience :: Developers",
         "Intended Audience :: Science/Research",
         "Operating System :: POSIX :: Linux",
-        "Operating System :: MacOS",
         "Programming Language :: Python :: 3",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
-        "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Topic :: Text Processing :: Linguistic",
     ],
