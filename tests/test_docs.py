@@ -15,7 +15,7 @@ from bert_packed.tasks.squad.config import SquadConfig
 from docs import write_flags
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 FOLDERS = (*HALVES, "benchmarks")
 # Modules are named from the top or from the half that the text is about, folders from the top
 PATH = re.compile(
