@@ -24,7 +24,7 @@ SETS = {
 }
 BETAS = {"beta_1": 0.9, "beta_2": 0.999}
 FIGURES = ["mlm_loss", "mlm_accuracy"]
-PANELS = [("training", "sequences"), ("held out", "sequences"), ("held out", "hours")]
+PANELS = [("held out", "sequences"), ("held out", "hours")]  # more would be too small on a page
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +80,7 @@ def main(config):
     show("learning_curves", config, {"runs": summary_rows(logged, FIGURES)})
     for name in config.sets.split(","):
         of_set = [one for variant in SETS[name] for one in logged if one.variant == variant]
-        draw(of_set, FIGURES, PANELS, folder / f"{name}.png")
+        draw(of_set, FIGURES[:1], PANELS, folder / f"{name}.png")
     return 0
 
 

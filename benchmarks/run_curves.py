@@ -176,11 +176,11 @@ def draw(runs, figures, panels, path):
         for data, over in panels
         if any(name in point for one in runs for point in one.points[data] for name in figures)
     ]
-    figure, grid = new_figure(len(panels), len(figures), size=(4.0, 2.8))
+    figure, grid = new_figure(len(panels), len(figures), size=(3.6, 2.6))
     for name, row in zip(figures, grid, strict=True):
         for (data, over), axes in zip(panels, row, strict=True):
             draw_curves(axes, bands(runs, data, over, name))
-            axes.set(title=data, xlabel=over, ylabel=name)
+            axes.set(title=data, xlabel=over, ylabel=name.replace("_", " ").replace("mlm ", "masked-LM "))
     save_picture(figure, path)
 
 
@@ -194,7 +194,7 @@ def draw_curves(axes, curves):
         axes.plot(x, y, color=colors[label], linewidth=1, label=label)
         axes.fill_between(x, least, most, color=colors[label], alpha=0.2, linewidth=0)
     if len(curves) > 1:
-        axes.legend(fontsize="small")
+        axes.legend()
 
 
 if __name__ == "__main__":

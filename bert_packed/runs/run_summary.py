@@ -53,7 +53,7 @@ def describe_cost(config, model_config, model_flops, data, flops_per_second):
     lines = [
         f"cost       about {describe_duration(seconds)} a step on this machine, about "
         f"{describe_duration(seconds * count_full_steps(config))} for "
-        f"{count_of(config.num_train_steps, 'step')}; before them it compiles, for half a minute or more"
+        f"{count_of(config.num_train_steps, 'step')}, and half a minute or more to compile"
     ]
     # A user's first run looks as if it hung in such a step
     if seconds > LONG_STEP_SECONDS:

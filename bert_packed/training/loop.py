@@ -92,7 +92,7 @@ def train(engine, config, hooks, first_step=0, state=None):
             stack.enter_context(contextlib.closing(batches))
         if goes_on:  # for minutes a log file would show nothing, and the run would look as if it hung
             bar.set_postfix_str("compiling")
-            hooks.show("compiling  the step, which takes half a minute or more")
+            hooks.show("compiling  the step")
         for step in range(first_step + 1, config.num_train_steps + 1) if goes_on else ():
             start = time.perf_counter()
             with hooks.profile.step(step):

@@ -20,7 +20,7 @@ from bert_packed.runs.step_cost import estimate_step_seconds, step_flops
 from bert_packed.schema import PackSpec
 from bert_packed.training.metrics_log import eval_columns, train_columns
 
-COMPILING = "; before them it compiles, for half a minute or more"
+COMPILING = ", and half a minute or more to compile"
 CONFIG = ModelConfig(
     vocab_size=11, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
 )
