@@ -244,8 +244,7 @@ def _define(config_class):
     values.set_gnu_getopt()  # flags may follow other arguments
     for field in dataclasses.fields(config_class):
         name, default, about = field.name, field.default, field.metadata["help"]
-        own = field.metadata["parse"]
-        parse, rule = (own, "") if own else PARSERS[field.type]
+        parse, rule = (field.metadata["parse"], "") if field.metadata["parse"] else PARSERS[field.type]
         parser = _TextParser(name, parse, rule)
         if field.type is bool:
             flags.DEFINE_boolean(name, default, about, flag_values=values)
@@ -264,9 +263,8 @@ class _TextParser(flags.ArgumentParser):
         try:
             return self._parse(str(argument))
         except ValueError as error:
-            raise InputError(
-                f"`{self._name}` must be {self._rule or error}. Received: {argument!r}."
-            ) from error
+            rule = self._rule or error
+            raise InputError(f"`{self._name}` must be {rule}. Received: {argument!r}.") from error
 
 
 def _find_flagfiles(arguments):

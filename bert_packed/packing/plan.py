@@ -33,11 +33,10 @@ class PackingPlan:
 
     def __repr__(self):
         # The generated one would list all strategies, thousands of them
-        return (
-            f"PackingPlan({self.algorithm}: {self.num_sequences:,} sequences in {self.num_packs:,} packs "
-            f"of {self.max_seq_length} tokens, {self.efficiency:.2%} full, "
-            f"by {len(self.strategies):,} strategies)"
+        packed = (
+            f"{self.num_sequences:,} sequences in {self.num_packs:,} packs of {self.max_seq_length} tokens"
         )
+        return f"PackingPlan({self.algorithm}: {packed}, {self.efficiency:.2%} full)"
 
     @functools.cached_property
     def certificate(self) -> Certificate:

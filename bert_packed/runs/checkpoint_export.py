@@ -1,7 +1,6 @@
 """Export of a checkpoint in the form of Hugging Face, Keras or a SavedModel."""
 
 import dataclasses
-import re
 from pathlib import Path
 
 from bert_packed.architectures.registry import TOKEN_CLASSIFICATION, ablations, check_at_most, family_of
@@ -96,7 +95,6 @@ def check_fits(config, model_config):
 
 FORMATS = ("hf", "keras", "saved_model")
 DEFAULT_DEPTH, DEFAULT_PREDICTIONS = 3, 76
-LANGUAGES = re.compile(r"[a-z]{2,3}(,[a-z]{2,3})*")
 IF_HF = {"format=hf": "be left out unless --format=hf"}
 
 
@@ -158,10 +156,6 @@ class ExportConfig:
         check_settings(self)
         if self.push_to_hub and not OWNED.fullmatch(self.push_to_hub):
             raise InputError(f"`push_to_hub` must be OWNER/NAME. Received: {self.push_to_hub}.")
-        if self.language and not LANGUAGES.fullmatch(self.language):
-            raise InputError(
-                f"`language` must be codes of ISO 639, such as en or en,de. Received: {self.language}."
-            )
         check_depth_fits(self.max_sequences_per_pack, self.max_seq_length)
 
     @property

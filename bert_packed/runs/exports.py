@@ -18,7 +18,7 @@ from bert_packed.architectures.registry import (
 )
 from bert_packed.checkpoints import checkpoint
 from bert_packed.checkpoints.export_formats import check_vocabulary, write_hugging_face
-from bert_packed.core.hub import DATA_SET, NAME
+from bert_packed.core.hub import DATA_SET
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256, read_json, write_folder
 from bert_packed.records.inputs import folder_of
@@ -86,7 +86,7 @@ def export_step(folder, step, model, weights, config, data):
 def read_origin(path):
     """The dict of `run.json` and the step of a checkpoint or of a run's newest; (None, None) without a run.
 
-    The dict has `scores` too, the last row of the run's evaluations up to that step, if it has any.
+    The dict has `scores` too, the last row of the run's evaluations up to that step, {} without any.
 
     Raises:
         InputError: `run.json` is damaged.
@@ -102,8 +102,8 @@ def read_origin(path):
 
 def _read_record(folder, step):
     rows = [row for row in read_rows(folder / EVAL_FILE) if int(row["step"]) <= step]
-    scores = {name: float(value) for name, value in rows[-1].items() if value} if rows else None
-    return read_run(folder) | ({"scores": scores} if scores else {})
+    scores = {name: float(value) for row in rows[-1:] for name, value in row.items() if value}
+    return read_run(folder) | {"scores": scores}
 
 
 def read_audit(path):
@@ -119,14 +119,10 @@ def read_audit(path):
 def write_model_card(folder, model, run=None, step=None, audit=None, languages=""):
     """Write `README.md`, whose front matter the hub reads, to the folder of an export.
 
-    Args:
-        folder: Folder of the export, with all its other files.
-        model: The exported model.
-        run: Dict of `read_origin`, or one with only some of its entries; None where it is not known.
-        step: Step of `read_origin`; None where it is not known.
-        audit: Rows of `read_audit`; None where there are none.
-        languages: Codes of the languages of the text, separated by commas; "" where they are not known.
+    `run`, or some of its entries, and `step` are of `read_origin`, `audit` of `read_audit`; None where they
+    are not known. `languages` are codes, separated by commas. All other files of the folder must be there.
     """
+    run = run or {}
     family = family_of(model.config)
     name = family.load_names().classes[model.head]
     front = [
@@ -137,23 +133,20 @@ def write_model_card(folder, model, run=None, step=None, audit=None, languages="
         f"- {family.name.lower()}",
         "- sequence-packing",
     ]
-    heads = {
-        "language": languages.split(",") if languages else [],
-        "base_model": _base_model(run),
-        "datasets": _data_sets(run),
-    }
-    for title, values in heads.items():
-        front += [f"{title}:", *(f"- {value}" for value in values)] if values else []
-    front.append("---")
+    # Only a model and data sets of the hub have names that mean something elsewhere
+    start = re.fullmatch("([^@]+)@[0-9a-f]{40}", run.get("flags", {}).get("init_checkpoint", ""))
+    texts = [text for origin, manifest in _manifests(run) for text in _texts(origin, manifest)]
+    sets = {found["repo"] for text in texts if (found := DATA_SET.match(text))}
+    known = {"language": languages, "base_model": start and start[1], "datasets": ", ".join(sorted(sets))}
+    front += [*(f"{title}: [{value}]" for title, value in known.items() if value), "---"]
     sections = {
-        "Held-out scores": _scores(run),
+        "Held-out scores": [f"- {score}: {value:.6g}" for score, value in (run.get("scores") or {}).items()]
+        or ["Not known."],
         "Data": _data(run),
         "Packing": _packing(run),
         "Recipe": _recipe(run, step),
         "Audit": _audit(audit),
-        "Not known": [
-            f"License, {'' if languages else 'languages, '}intended use: add them before you publish."
-        ],
+        "Not known": ["License, intended use and limits, and languages unless the head has them: add them."],
     }
     lines = [*front, "", f"# A packed {family.name}", "", *_code(folder, name), ""]
     if ablations(model.config):
@@ -165,27 +158,11 @@ def write_model_card(folder, model, run=None, step=None, audit=None, languages="
 
 def _code(folder, name):
     """Lines of code that load the model of a folder, with its tokenizer if it has one."""
-    has_tokenizer = (Path(folder) / "tokenizer_config.json").exists()
-    opened = {"tokenizer": "AutoTokenizer"} if has_tokenizer else {}
-    opened["model"] = name
+    opened = {"tokenizer": "AutoTokenizer", "model": name}
+    if not (Path(folder) / "tokenizer_config.json").exists():
+        del opened["tokenizer"]
     lines = [f'{what} = {one}.from_pretrained("FOLDER_OR_NAME")' for what, one in opened.items()]
     return ["```python", f"from transformers import {', '.join(opened.values())}", *lines, "```"]
-
-
-def _base_model(run):
-    """The model of the hub that a run started from, as a list; a folder's name means nothing elsewhere."""
-    start = NAME.fullmatch(str((run or {}).get("flags", {}).get("init_checkpoint", "")))
-    return [start["repo"]] if start and re.fullmatch("[0-9a-f]{40}", start["revision"] or "") else []
-
-
-def _data_sets(run):
-    texts = [text for folder, manifest in _manifests(run) for text in _texts(folder, manifest)]
-    return sorted({found["repo"] for text in texts if (found := DATA_SET.match(text))})
-
-
-def _scores(run):
-    scores = (run or {}).get("scores")
-    return [f"- {name}: {value:.6g}" for name, value in scores.items()] if scores else ["Not known."]
 
 
 def _data(run):
@@ -274,7 +251,7 @@ def _audit(audit):
 
 def _manifests(run):
     """Folders and manifests of the packs that a run read, where they are still of them."""
-    entries = (run or {}).get("inputs", {}).get("input_file", [])
+    entries = run.get("inputs", {}).get("input_file", [])
     found = []
     for folder in sorted({folder_of(entry["path"]) for entry in entries}):
         manifest = read_manifest(folder, any_json=True) or {}

@@ -278,14 +278,13 @@ def _choose(config, folder):
     platform = devices_here().platform
     training, chosen = choices.choose_training(config, manifest, folder, platform, num_devices)
     memory_bytes, given = device_memory_bytes(), bool(config.train_batch_size)
+    if memory_bytes or config.train_hours:
+        print("compiling  the step, to know its memory and time: half a minute or more", flush=True)
     if memory_bytes:
-        print("compiling  the step, to see the memory that it takes: half a minute or more", flush=True)
         training, choice = choices.fit_memory(
             training, compile_largest_program(training), memory_bytes, given, num_devices
         )
         chosen.append(choice)
-    if config.train_hours:
-        print("compiling  the step, to see the time that it takes: half a minute or more", flush=True)
     seconds = choices.time_step(training) if config.train_hours else None
     training, of_steps = choices.choose_steps(config, training, manifest, seconds, num_devices)
     return training, [*chosen, *of_steps]

@@ -67,7 +67,7 @@ def test_a_card_with_all_facts(run, tmp_path):
     scored = run | {"scores": {"step": 1400.0, "loss": 2.345671}}
     text = card_of(tmp_path, run=scored, step=1500, audit=AUDIT, languages="en,de")
     head, code = text.split("---\n")[1], text.partition("```python\n")[2].partition("```")[0]
-    assert head.endswith("language:\n- en\n- de\nbase_model:\n- owner/start\ndatasets:\n- who/wiki\n")
+    assert head.endswith("language: [en,de]\nbase_model: [owner/start]\ndatasets: [who/wiki]\n")
     assert code.splitlines() == [
         "from transformers import AutoTokenizer, BertForPreTraining",
         'tokenizer = AutoTokenizer.from_pretrained("FOLDER_OR_NAME")',
@@ -127,7 +127,7 @@ def test_an_ablation_is_told_first(tmp_path):
 def test_the_origin_of_a_checkpoint_is_its_run(run, tmp_path):
     for step in (5, 12):
         (tmp_path / "run" / f"checkpoint-{step}").mkdir()
-    assert read_origin(tmp_path / "run") == (run, 12)
+    assert read_origin(tmp_path / "run") == (run | {"scores": {}}, 12)
     # A model has the scores of its own step, or of an earlier one
     (tmp_path / "run" / "eval_metrics.csv").write_text("step,loss,accuracy\n4,2.5,\n12,2.25,0.5\n")
     assert read_origin(tmp_path / "run")[0]["scores"] == {"step": 12, "loss": 2.25, "accuracy": 0.5}
