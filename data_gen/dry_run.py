@@ -46,9 +46,8 @@ def report_choices(config):
 def try_choices(histogram, algorithm, max_seq_length, max_sequences_per_pack):
     """Plan for a quarter to twice of a length, and for depths: (rows in ascending order, notes for the user).
 
-    A row's `packing_factor` is the speed-up by packing alone. `total_speed_up` compares FLOPs of BERT-base
-    with those for unpacked data of `max_seq_length`, and so counts another length too. Raises `InputError`
-    where the algorithm can do none of the depths at that length.
+    A row's `total_speed_up` compares FLOPs of BERT-base with those for unpacked data of `max_seq_length`.
+    Raises `InputError` where the algorithm can do none of the depths at that length.
     """
     depths = DEPTHS if max_sequences_per_pack == "max" else (max_sequences_per_pack,)
     lengths = sorted({max(3, int(max_seq_length * factor)) for factor in LENGTH_FACTORS})

@@ -158,9 +158,8 @@ def write_model_card(folder, model, run=None, step=None, audit=None, languages="
 
 def _code(folder, name):
     """Lines of code that load the model of a folder, with its tokenizer if it has one."""
-    opened = {"tokenizer": "AutoTokenizer", "model": name}
-    if not (Path(folder) / "tokenizer_config.json").exists():
-        del opened["tokenizer"]
+    opened = {"tokenizer": "AutoTokenizer"} if (Path(folder) / "tokenizer_config.json").exists() else {}
+    opened["model"] = name
     lines = [f'{what} = {one}.from_pretrained("FOLDER_OR_NAME")' for what, one in opened.items()]
     return ["```python", f"from transformers import {', '.join(opened.values())}", *lines, "```"]
 

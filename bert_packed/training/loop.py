@@ -91,7 +91,6 @@ def train(engine, config, hooks, first_step=0, state=None):
         if hasattr(batches, "close"):
             stack.enter_context(contextlib.closing(batches))
         if goes_on:  # for minutes a log file would show nothing, and the run would look as if it hung
-            bar.set_postfix_str("compiling")
             hooks.show("compiling  the step")
         for step in range(first_step + 1, config.num_train_steps + 1) if goes_on else ():
             start = time.perf_counter()
@@ -111,7 +110,6 @@ def train(engine, config, hooks, first_step=0, state=None):
                 interval.add(sums, None if is_first else time.perf_counter() - start, waiting)
             if is_first:
                 is_first, first_end = False, time.perf_counter()
-                bar.set_postfix_str("")
                 hooks.show(f"compiled   in {describe_duration(first_end - start)}, the first step included")
             if is_unproven and not why:
                 # Older checkpoints go only now: weights that were finite when saved may still give NaN
