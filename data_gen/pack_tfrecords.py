@@ -20,7 +20,7 @@ def main(config):
             print(f"none is recommended: every length tried cuts text; pictures in {folder}")
             return
         length, asked = best["max_seq_length"], config.max_seq_length
-        total = f", {best['total_speed_up']:.2f} times with length {asked}" if length != asked else ""
+        total = f", {best['total_speed_up']:.2f} times that of length {asked}" if length != asked else ""
         print(
             f"recommended: --max_seq_length={length} "
             f"--max_sequences_per_pack={best['max_sequences_per_pack']}, {best['packing_factor']:.2f} times "

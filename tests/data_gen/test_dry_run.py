@@ -99,7 +99,7 @@ def test_command_on_a_histogram(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == (
         f"recommended: --max_seq_length={best['max_seq_length']} --max_sequences_per_pack=2, "
         f"2.00 times as fast as unpacked data of that length, {best['total_speed_up']:.2f} times "
-        f"with length 8; pictures in {pictures}"
+        f"that of length 8; pictures in {pictures}"
     )
     # lengths from 3 to 12 all cut the long one
     histogram.write_text(json.dumps({"lengths": [3, 5, 20], "counts": [4, 4, 2]}))
