@@ -25,7 +25,7 @@ class AuditedModel:
     def __init__(self, model, inputs, alone):
         self._model, self._inputs, self._alone = model, inputs, alone
         self.torch, self._dtype, self.embedding, self.tolerance = None, None, None, 1e-5
-        self._names, self._is_asked = None, False
+        self._names, self._is_asked, self.weights = None, False, []
         if hasattr(model, "state_dict") and hasattr(model, "parameters"):
             import torch  # the model's own
 
@@ -78,18 +78,21 @@ class AuditedModel:
             outputs = self.run(rows)
             yield from ([one[row : row + 1, :num] for one in outputs] for row, num in enumerate(lengths))
 
-    def gradients(self, outputs, is_counted_BS, by):
-        """Gradients by tensors, in float32, of a sum of the outputs of tokens; None where none can be."""
-        outputs = [one for one in outputs if getattr(one, "requires_grad", False)]
-        if not outputs or not by:
-            return None
-        is_counted_BS, target = self.torch.as_tensor(is_counted_BS, device=outputs[0].device), 0.0
+    def sum_of(self, outputs, is_counted_BS):
+        """A weighted sum of the outputs of some tokens, float32; 0.0 if none can be differentiated."""
+        total = 0.0
         for one in outputs:
-            values = one[is_counted_BS].flatten(1) if one.ndim > 2 else one[is_counted_BS][:, None]
-            # The sum is weighted, since layer norm makes a plain sum of outputs constant; no weight is 0
-            weights_D = self.torch.arange(values.shape[-1], device=values.device).cos()
-            target = target + (values.float() * weights_D).sum()
-        found = self.torch.autograd.grad(target, by, retain_graph=True, allow_unused=True)
+            if getattr(one, "requires_grad", False):
+                values = one[self.torch.as_tensor(is_counted_BS, device=one.device)]
+                values = values.reshape(len(values), -1).float()
+                # Layer norm makes a plain sum of outputs constant; no weight is 0
+                weights_D = self.torch.arange(values.shape[-1], device=values.device).cos()
+                total = total + (values * weights_D).sum()
+        return total
+
+    def gradients(self, total, by):
+        """float32 gradients of a sum by tensors."""
+        found = self.torch.autograd.grad(total, by, retain_graph=True, allow_unused=True)
         return [
             self.torch.zeros_like(to) if one is None else one.float()
             for one, to in zip(found, by, strict=True)

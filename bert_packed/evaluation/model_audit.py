@@ -207,7 +207,7 @@ def _gradients_of_neighbours(call, packs, numbers_BS):
         return []  # `inputs` gives embeddings, or none reach the end
 
     def size_of(half_BS):
-        (gradient_BSD,) = call.gradients(outputs, half_BS, embedded[:1])
+        (gradient_BSD,) = call.gradients(call.sum_of(outputs, half_BS), embedded[:1])
         size_BS = gradient_BSD.abs().amax(-1).cpu().numpy()
         return size_BS if size_BS.shape == half_BS.shape else size_BS.T  # XLNet's are [S, B]
 
@@ -232,28 +232,26 @@ def check_gradients(sizes, is_counted_BS=True):
 
 def _unpacked(call, packs, numbers_BS, before, tolerance):
     """Compare outputs, and gradients of weights, with those of every sequence alone."""
+    largest, scales, total = np.zeros(len(before)), np.zeros(len(before)), 0.0
     with call.torch.enable_grad() if call.torch else contextlib.nullcontext():
-        weights = call.weights if call.torch else None
-        rest = call.gradients(call.run(packs), numbers_BS > 0, weights) if weights else None
-        scale = _largest_size(rest) if rest else 0.0
-        largest, scales = np.zeros(len(before)), np.zeros(len(before))
         for number, outputs in enumerate(call.run_each_alone(packs, numbers_BS), 1):
-            if rest:
-                is_mine = np.ones(outputs[0].shape[:2], bool)
-                parts = call.gradients(outputs, is_mine, weights)
-                rest = [one - part for one, part in zip(rest, parts, strict=True)]
+            if call.weights:
+                total = total + call.sum_of(outputs, np.ones(outputs[0].shape[:2], bool))
             for place, (one, other) in enumerate(zip(before, map(as_floats, outputs), strict=True)):
                 difference = _differences([one[numbers_BS == number]], [other[0]]).max()
                 largest[place] = largest_of(largest[place], difference)
                 # Logits may be minus infinity for tokens that are not to be predicted
                 scales[place] = max(scales[place], np.abs(other[np.isfinite(other)]).max(initial=0.0))
-    checks = [
-        Check("unpacked: outputs", float(np.max(largest / np.where(scales == 0, 1, scales))), tolerance)
-    ]
-    if rest:
-        # The true gradient of some, such as key biases, is 0: there is no largest one to compare with
-        size = _largest_size(rest) / (scale or 1.0)
-        checks.append(Check("unpacked: gradients of weights", size, tolerance))
+        size = float(np.max(largest / np.where(scales == 0, 1, scales)))
+        checks = [Check("unpacked: outputs", size, tolerance)]
+        if not isinstance(total, float):
+            packed = call.sum_of(call.run(packs), numbers_BS > 0)
+            got, want = (call.gradients(one, call.weights) for one in (packed, total))
+            # The true gradient of some, such as key biases, is 0: it has no largest one to compare with
+            size = _largest_size([one - other for one, other in zip(got, want, strict=True)])
+            checks.append(
+                Check("unpacked: gradients of weights", size / (_largest_size(want) or 1.0), tolerance)
+            )
     return checks
 
 
