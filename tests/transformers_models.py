@@ -64,7 +64,9 @@ def make_tokenizer():
     return transformers.BertTokenizerFast(vocab={word: number for number, word in enumerate(words)})
 
 
-def make_trainer(model, rows, collator, folder, batch_size, accumulation=1, loss=None, **options):
+def make_trainer(
+    model, rows, collator, folder, batch_size, accumulation=1, loss=None, make=transformers.Trainer, **options
+):
     """Make a `Trainer` of two steps of plain SGD."""
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),
@@ -90,7 +92,7 @@ def make_trainer(model, rows, collator, folder, batch_size, accumulation=1, loss
         "data_collator": collator,
         "compute_loss_func": loss,
     }
-    return transformers.Trainer(model, arguments, **(given | options))
+    return make(model, arguments, **(given | options))
 
 
 def gradients_of(model):

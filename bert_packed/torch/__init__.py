@@ -2,8 +2,10 @@
 
     from bert_packed.torch import PackedBertForPreTraining, PackedDataset, pretraining_loss
     from bert_packed.torch import PackingCollator, enable_packing, pack_dataset, per_sequence_loss
+    from bert_packed.torch import PackingTrainer
 
-docs/guides/torch.md has complete training scripts, two for `transformers.Trainer`.
+docs/guides/torch.md has complete training scripts, two for `transformers.Trainer`. Importing this imports
+torch alone; the first use of `PackingTrainer` imports transformers.
 """
 
 from bert_packed.torch.collator import PackingCollator, pack_dataset, per_sequence_loss
@@ -15,9 +17,18 @@ __all__ = [
     "PackedBertForPreTraining",
     "PackedDataset",
     "PackingCollator",
+    "PackingTrainer",
     "enable_packing",
     "pack_dataset",
     "per_sequence_loss",
     "pretraining_counts",
     "pretraining_loss",
 ]
+
+
+def __getattr__(name):
+    if name != "PackingTrainer":
+        raise AttributeError(f"module 'bert_packed.torch' has no attribute {name!r}")
+    from bert_packed.torch.packed_trainer import PackingTrainer
+
+    return PackingTrainer

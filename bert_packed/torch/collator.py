@@ -65,6 +65,8 @@ class PackingCollator:
     pack: where each token of the packs is among the rows, one after another; -1 is padding.
     """
 
+    keeps_sequence_ids = False  # beside what a model takes, for `PackingTrainer`
+
     def __init__(
         self,
         tokenizer,
@@ -190,7 +192,8 @@ class PackingCollator:
         packs[TOKENS], packs[LABELS] = tokens, labels.masked_fill(is_padding, IGNORED)
         if self.per_sequence:
             packs[LABELS] = labels_by_sequence(packs[LABELS], sequence_ids)
-        return self.model_inputs(packs | {SEQUENCE_IDS: sequence_ids})
+        inputs = self.model_inputs(packs | {SEQUENCE_IDS: sequence_ids})
+        return inputs | {SEQUENCE_IDS: sequence_ids} if self.keeps_sequence_ids else inputs
 
     def _collate_rows(self, columns):
         num_examples, is_packed = len(columns[TOKENS]), POSITION_IDS in columns
