@@ -65,27 +65,36 @@ def make_tokenizer():
 
 
 def make_trainer(
-    model, rows, collator, folder, batch_size, accumulation=1, loss=None, make=transformers.Trainer, **options
+    model,
+    rows,
+    collator,
+    folder,
+    batch_size,
+    accumulation=1,
+    loss=None,
+    make=transformers.Trainer,
+    settings=None,
+    **options,
 ):
-    """Make a `Trainer` of two steps of plain SGD."""
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=batch_size,
-        per_device_eval_batch_size=batch_size,
-        gradient_accumulation_steps=accumulation,
-        max_steps=2,
-        optim="sgd",
-        learning_rate=LEARNING_RATE,
-        lr_scheduler_type="constant",
-        max_grad_norm=0.0,
-        logging_steps=1,
-        save_strategy="no",
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        remove_unused_columns=False,
-    )
+    """Make a `Trainer` of two steps of plain SGD; `settings` are of its `TrainingArguments`."""
+    defaults = {
+        "per_device_train_batch_size": batch_size,
+        "per_device_eval_batch_size": batch_size,
+        "gradient_accumulation_steps": accumulation,
+        "max_steps": 2,
+        "optim": "sgd",
+        "learning_rate": LEARNING_RATE,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0.0,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+        "remove_unused_columns": False,
+    }
+    arguments = transformers.TrainingArguments(str(folder), **defaults | (settings or {}))
     given = {
         "train_dataset": rows,
         "eval_dataset": rows,

@@ -170,9 +170,9 @@ class PackingCollator:
     def __call__(self, examples):
         """Collate a list of dicts into a dict of tensors, as the class says."""
         if self.labels:
-            return self._collate_rows(_read_examples(examples))
+            return self._collate_rows(read_examples(examples))
         packs = {
-            name: torch.as_tensor(values) for name, values in self._pack(_read_examples(examples)).items()
+            name: torch.as_tensor(values) for name, values in self._pack(read_examples(examples)).items()
         }
         sequence_ids = packs.pop(SEQUENCE_IDS)
         packs.pop(SEQUENCE_INDEX, None)
@@ -259,6 +259,12 @@ def pack_dataset(dataset, max_seq_length, max_sequences_per_pack="max", *, label
     if not isinstance(getattr(dataset, "column_names", None), list) or not hasattr(dataset, "from_dict"):
         refuse("`dataset`", "be a datasets.Dataset", type(dataset).__name__)
     columns = {name: dataset.with_format("numpy")[name][:] for name in dataset.column_names}
+    packs = pack_rows(columns, max_seq_length, max_sequences_per_pack, labels, seed)
+    return type(dataset).from_dict({name: list(values) for name, values in packs.items()})
+
+
+def pack_rows(columns, max_seq_length, max_sequences_per_pack, labels, seed):
+    """Columns of packs for `PackingCollator`; those of sequences are `pack_dataset`'s."""
     if labels is not None:
         check_choice("labels", labels, KINDS)
     found = find_labels(columns, labels) if labels else None
@@ -266,7 +272,7 @@ def pack_dataset(dataset, max_seq_length, max_sequences_per_pack="max", *, label
     if found is not None:
         found = sequence_labels(found)
         packs[LABELS] = [found[row[row >= 0]].tolist() for row in packs[SEQUENCE_INDEX]]
-    return type(dataset).from_dict({name: list(values) for name, values in packs.items()})
+    return packs
 
 
 def _pack_columns(columns, *limits, seed=0):
@@ -324,7 +330,7 @@ def _require(holds, name, rule, received):
         refuse(f"`{name}`", rule, received)
 
 
-def _read_examples(examples):
+def read_examples(examples):
     """Columns of dicts that have the same ones."""
     examples = list(iterate(examples, "`examples`", "be a list of dicts"))
     if not examples:

@@ -152,7 +152,7 @@ class PackedDataset(torch.utils.data.IterableDataset):
 
     def _read(self, epoch, num_read):
         """Yield this worker's items of an epoch after the first `num_read`."""
-        worker, num_workers = _find_worker()
+        worker, num_workers = find_worker()
         share, num_shares = self._rank + worker * self._world_size, num_workers * self._world_size
         place = min(share + num_read * num_shares, self.num_packs)
         first = epoch * self.num_packs + place
@@ -202,7 +202,7 @@ class PackedDataset(torch.utils.data.IterableDataset):
             "shuffle_buffer_size": self._shuffle_buffer_size,
             "num_packs": self.num_packs,
             "world_size": self._world_size,
-            "num_workers": _find_worker()[1],
+            "num_workers": find_worker()[1],
         }
 
     def _check_state(self, state):
@@ -219,7 +219,7 @@ def _find_rank():
     return 0, 1
 
 
-def _find_worker():
+def find_worker():
     worker = torch.utils.data.get_worker_info()
     return (worker.id, worker.num_workers) if worker else (0, 1)
 

@@ -93,11 +93,9 @@ def test_logs_have_the_figures_of_packing(rows, tmp_path, kind):
         given, labels = [{**row, "labels": number % 2} for number, row in enumerate(rows)], "sequence"
         model = enable_packing(transformers.BertForSequenceClassification(model.config))
     collator = PackingCollator(tokenizer, LENGTH, labels=labels)
-    trainer = make_trainer(
-        model, given, collator, tmp_path, 3, 2, make=PackingTrainer, eval_dataset=list(given)[:3]
-    )
-    trainer.args.train_sampling_strategy = "sequential"
-    trainer.args.eval_strategy, trainer.args.eval_steps = "steps", 1
+    settings = {"train_sampling_strategy": "sequential", "eval_strategy": "steps"}
+    options = {"make": PackingTrainer, "settings": settings, "eval_dataset": list(given)[:3]}
+    trainer = make_trainer(model, given, collator, tmp_path, 3, 2, **options)
     trainer.train()
     assert not collator.keeps_sequence_ids
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
