@@ -325,7 +325,7 @@ def peers(model, limit):
     if not all(map(importlib.util.find_spec, ("torch", "transformers"))):
         limit.leave_out(f"{model.name}, peers", "pip install -e '.[reference]' brings torch and transformers")
         return {}
-    kinds = ("varlen", "flex") if model.platform == "gpu" else ("one by one",)
+    kinds = ("nested tensors", "flex") if model.platform == "gpu" else ("one by one",)
     packs, rows = map(model.batches, (model.corpus.packed_batch, model.corpus.unpacked_batch))
     padded = {"padded": rows}
     found = {PADDED: functools.partial(transformers_training, model.config, padded, is_mixed=True)}

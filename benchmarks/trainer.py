@@ -4,7 +4,6 @@ python -m benchmarks.trainer --train_file=train.csv --eval_file=dev.csv --init_c
 """
 
 import dataclasses
-import functools
 import statistics
 import sys
 import tempfile
@@ -55,6 +54,8 @@ def main(config):
     seconds = time_interleaved(ways, config.repeats)
     num_tokens = sum(map(len, parts["train"]["input_ids"]))
     rows = way_rows(trainers, seconds, len(parts["train"]), num_tokens)
+    for row in rows:
+        row["accuracy"] = trainers[row["way"]].evaluate()["eval_accuracy"]
     length = num_tokens / len(parts["train"])
     show("trainer", config, {"epochs": rows}, [f"{len(parts['train']):,} sequences of {length:.1f} tokens"])
 
@@ -89,7 +90,15 @@ def make_trainers(config, problem, parts):
     padding = transformers.DataCollatorWithPadding(tokenizer)
     packed = pack_dataset(parts["train"], config.max_seq_length, labels="sequence")
     num_packs = max(1, round(config.batch_size * len(packed) / len(parts["train"])))
-    make = functools.partial(make_trainer, config, len(problem.names), parts)
+
+    def make(collator, wrap=lambda model: model, train_dataset=parts["train"], **arguments):
+        transformers.set_seed(0)  # of the head, which is new
+        model = transformers.AutoModelForSequenceClassification.from_pretrained(
+            config.init_checkpoint, num_labels=len(problem.names)
+        )
+        given = {"train_dataset": train_dataset, "eval_dataset": parts["dev"], "compute_metrics": accuracy}
+        return make_trainer(config, wrap(model), collator, given, **arguments)
+
     return {
         PACKED: make(packing, wrap=enable_packing),
         ONE_PLAN: make(packing, wrap=enable_packing, train_dataset=packed, batch_size=num_packs),
@@ -98,20 +107,18 @@ def make_trainers(config, problem, parts):
     }
 
 
-def make_trainer(
-    config, num_labels, parts, collator, wrap=lambda model: model, train_dataset=None, **options
-):
-    """A `Trainer` of one epoch a call of `train`, which prints nothing."""
+def accuracy(found):
+    """Share of the right classes, as `compute_metrics` gives it."""
+    return {"accuracy": (found.predictions.argmax(-1) == found.label_ids).mean()}
+
+
+def make_trainer(config, model, collator, given, make=None, batch_size=None, **options):
+    """A `Trainer`, or what `make` makes, of one epoch a call of `train`, which prints nothing."""
     import transformers
 
-    batch_size = options.pop("batch_size", config.batch_size)
-    transformers.set_seed(0)  # of the head, which is new
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(
-        config.init_checkpoint, num_labels=num_labels
-    )
     arguments = transformers.TrainingArguments(
         output_dir=tempfile.gettempdir(),  # nothing is written
-        per_device_train_batch_size=batch_size,
+        per_device_train_batch_size=batch_size or config.batch_size,
         per_device_eval_batch_size=config.batch_size,
         num_train_epochs=1,
         learning_rate=config.learning_rate,
@@ -124,20 +131,13 @@ def make_trainer(
         remove_unused_columns=False,
         **options,
     )
-    trainer = transformers.Trainer(
-        wrap(model),
-        arguments,
-        train_dataset=train_dataset or parts["train"],
-        eval_dataset=parts["dev"],
-        data_collator=collator,
-        compute_metrics=lambda found: {"accuracy": (found.predictions.argmax(-1) == found.label_ids).mean()},
-    )
+    trainer = (make or transformers.Trainer)(model, arguments, data_collator=collator, **given)
     trainer.remove_callback(transformers.PrinterCallback)
     return trainer
 
 
 def way_rows(trainers, seconds, num_sequences, num_tokens):
-    """Speeds and scores of all ways: rows of a table."""
+    """Speeds of all ways: rows of a table."""
     rows = []
     for name, trainer in trainers.items():
         batches = list(trainer.get_train_dataloader())
@@ -146,10 +146,10 @@ def way_rows(trainers, seconds, num_sequences, num_tokens):
             {
                 "way": name,
                 "sequences/s": num_sequences / statistics.median(seconds[name]),
+                "real tokens/s": num_tokens / statistics.median(seconds[name]),
                 "steps": len(batches),
                 "tokens computed / real": computed / num_tokens,
                 **median_row("packed is faster by", ratios(seconds[name], seconds[PACKED])),
-                "accuracy": trainer.evaluate()["eval_accuracy"],
             }
         )
     return rows

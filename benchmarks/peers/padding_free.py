@@ -112,7 +112,7 @@ def attend_one_by_one(query_TNH, key_TNH, value_TNH, batch, rate):
 
 
 def attend_nested(query_TNH, key_TNH, value_TNH, batch, rate):
-    """Attention of all sequences at once by the kernel for variable lengths, which has dropout."""
+    """Attention of all sequences at once as nested tensors, with dropout, by torch's own kernels."""
 
     def nested(values_TNH):
         lengths = {"min_seqlen": min(batch["lengths"]), "max_seqlen": max(batch["lengths"])}
@@ -133,7 +133,7 @@ def attend_by_blocks(query_TNH, key_TNH, value_TNH, batch, rate):
 
 # If it were not compiled, it would compute all T x T scores
 compiled_flex_attention = torch.compile(flex_attention, dynamic=False)
-ATTENTIONS = {"one by one": attend_one_by_one, "varlen": attend_nested, "flex": attend_by_blocks}
+ATTENTIONS = {"one by one": attend_one_by_one, "nested tensors": attend_nested, "flex": attend_by_blocks}
 
 
 class Training:

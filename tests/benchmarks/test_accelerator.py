@@ -161,7 +161,7 @@ def test_steps_of_peers_are_interleaved_with_ours(corpus, monkeypatch):
     monkeypatch.setattr(accelerator, "our_ways", lambda *_: {PACKED: ours, UNPACKED: lambda _: None})
     monkeypatch.setattr(kernels, "choose_kernels", lambda *_: Kernels({}, ""))
     steps, speed_ups = accelerator.measure_steps(model, limit)
-    names = ["padding-free, varlen", "padding-free, flex, attention without dropout"]
+    names = ["padding-free, nested tensors", "padding-free, flex, attention without dropout"]
     assert [row["way"] for row in steps] == [PACKED, UNPACKED, *names]
     assert [row["figure"] for row in speed_ups[2:]] == [f"{PACKED}, over {name}" for name in names]
     assert limit.left_out == [{"part": f"toy, {PADDED}", "reason": "failed: `reference` needs torch"}]
@@ -169,4 +169,4 @@ def test_steps_of_peers_are_interleaved_with_ours(corpus, monkeypatch):
     compiled, timed = ["step 0", "step 1"], ["ours 0", "step 0", "ours 0", "step 0", "step 1", "ours 1"]
     turns = [["starts", *compiled, *timed, "ends"] for _ in names]
     assert called == ["ours 0", "ours 0", "ours 1", *turns[0], *turns[1]]
-    assert kinds == ["varlen", "flex"]
+    assert kinds == ["nested tensors", "flex"]

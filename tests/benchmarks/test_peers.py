@@ -148,7 +148,7 @@ def test_transformers_compute_our_losses_and_train():
 
 
 @pytest.mark.slow  # imports torch and transformers
-@pytest.mark.parametrize(("attention", "is_mixed"), [("one by one", False), ("varlen", True)])
+@pytest.mark.parametrize(("attention", "is_mixed"), [("one by one", False), ("nested tensors", True)])
 def test_a_bert_without_padding_computes_our_loss_and_trains(attention, is_mixed):
     import_reference()
     packed, _ = packed_and_unpacked()
