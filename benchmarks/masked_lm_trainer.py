@@ -75,7 +75,7 @@ def read_parts(config):
 
     articles, rng = read_articles(config.input_file), random.Random(0)
     rng.shuffle(articles)
-    vocab = train_vocab(articles[: 4 * config.num_sequences], config.vocab_size, True).words
+    vocab = train_vocab(articles[: 4 * config.num_sequences], config.vocab_size, True).tokens
     tokenizer = transformers.BertTokenizerFast(vocab={word: number for number, word in enumerate(vocab)})
     parts = {}
     for part, size in (("dev", max(1, config.num_sequences // 8)), ("train", config.num_sequences)):
