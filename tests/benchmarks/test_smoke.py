@@ -5,6 +5,7 @@ The accelerator's steps run in `tests/training/test_without_tensorflow.py`, the 
 """
 
 import dataclasses
+import gzip
 import json
 import os
 from pathlib import Path
@@ -86,6 +87,16 @@ def trainer(folder, monkeypatch):
     return {**files, "init_checkpoint": folder / "model", "max_seq_length": 24, "batch_size": 2, "repeats": 1}
 
 
+def masked_lm_trainer(folder, monkeypatch):
+    pytest.importorskip("datasets", reason="pip install -e '.[torch]'")
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "dog", "ran"]
+    articles = ["\n".join(" ".join(words[number % 5 :][: 2 + number % 3]) for number in range(9))] * 20
+    with gzip.open(folder / "sentences.txt.gz", "wt") as file:
+        file.write("\n\n".join(articles))
+    flags = {"input_file": folder / "sentences.txt.gz", "num_sequences": 8, "batch_size": 4, "repeats": 1}
+    return flags | {"hidden_size": 64, "layers": 1, "vocab_size": 100, "max_seq_length": 64, "sentences": 4}
+
+
 def fresh_masks(folder, monkeypatch):
     write_data(folder)
     words = (*tokenization.SPECIAL_TOKENS, *(f"w{number}" for number in range(VOCAB_SIZE - 5)))
@@ -158,6 +169,7 @@ CASES = [
     ("embedding", embedding, ["steps", "encode"]),
     pytest.param("embedding", embedding_by_others, ["steps", "encode"], marks=slow),
     ("trainer", trainer, ["epochs"]),
+    ("masked_lm_trainer", masked_lm_trainer, ["bert", "modernbert"]),
     pytest.param("overhead", fresh_masks, ["fresh_masks"], marks=slow),
     ("overhead", restarts, ["restarts"]),
     pytest.param(
