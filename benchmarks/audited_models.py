@@ -60,11 +60,13 @@ OTHER_SIZES = {
     "gptj": {"head_dim": None, "rotary_dim": 4},
     "granitemoehybrid": MAMBA | {"layer_types": ["mamba", "attention"]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8, "num_experts": 2},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
     "longformer": {"attention_window": WINDOW},
     "mamba2": {"num_heads": 4, "state_size": 8, "n_groups": 1},
     "mobilebert": {"embedding_size": 16, "intra_bottleneck_size": 16, "true_hidden_size": 16},
     "modernbert": {"local_attention": 2 * WINDOW, "global_attn_every_n_layers": 2},
     "modernbert-decoder": {"local_attention": 2 * WINDOW, "global_attn_every_n_layers": 2},
+    "mpnet": {"pad_token_id": 1, "bos_token_id": 0},
     "olmo3": LOCAL_AND_FULL,
     "qwen3_next": {"layer_types": ["linear_attention", "full_attention"], "num_experts": 2}
     | {"linear_num_value_heads": 2, "linear_num_key_heads": 2, "num_experts_per_tok": 1}
@@ -121,7 +123,7 @@ def build(model_type, attention):
             raise
         return None
     with torch.no_grad():  # initial weights are so small that attention would hardly count
-        for value in model.parameters():
+        for value in filter(lambda value: value.requires_grad, model.parameters()):
             value += 0.2 * torch.randn_like(value)
     return model
 
