@@ -12,6 +12,7 @@
     run_curves         curves of any runs in one table and one picture
     finetuning         packed fine-tuning runs against unpacked ones: scores and speed
     trainer            classifiers by transformers' Trainer on packs and on padded batches
+    audited_models     which arguments of the collator are exact for models of transformers
     data_throughput    packing records from file to file: speed, memory, phases
     packing_tables     the papers' packing tables beside ours
     packing_speed      speed and quality of the packing algorithms

@@ -43,7 +43,7 @@ SIZES = {
     **{name: number for number, name in enumerate(["pad_token_id", "bos_token_id", "eos_token_id"])},
     **{"cls_token_id": 1, "sep_token_id": 2},
 }
-MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 8}
 LOCAL_AND_FULL = {"layer_types": ["sliding_attention", "full_attention"]}
 # Sizes that a model has under other names; None for those of the others that it refuses
 OTHER_SIZES = {
@@ -62,7 +62,7 @@ OTHER_SIZES = {
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8, "num_experts": 2},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "longformer": {"attention_window": WINDOW},
-    "mamba2": {"num_heads": 4, "state_size": 8, "n_groups": 1},
+    "mamba2": {"num_heads": 4, "state_size": 8, "n_groups": 1, "chunk_size": 8},
     "mobilebert": {"embedding_size": 16, "intra_bottleneck_size": 16, "true_hidden_size": 16},
     "modernbert": {"local_attention": 2 * WINDOW, "global_attn_every_n_layers": 2},
     "modernbert-decoder": {"local_attention": 2 * WINDOW, "global_attn_every_n_layers": 2},
@@ -76,7 +76,7 @@ OTHER_SIZES = {
     | {f"{part}_groups": 1 for part in ("q", "k", "v", "post_attention", "intermediate", "output")},
     "xlnet": {"max_position_embeddings": None, "d_head": 8, "d_inner": 32},
     "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
-    "zamba2": {"layers_block_type": ["mamba", "hybrid"]},
+    "zamba2": {"chunk_size": 8, "layers_block_type": ["mamba", "hybrid"]},
 }
 
 

@@ -43,7 +43,11 @@ CONFIGS = {
     ),
     "opt": ("OPT", "CausalLM", {"ffn_dim": 32, "word_embed_proj_dim": 16, **IDS}),
     "mamba": ("Mamba", "CausalLM", {"state_size": 4}),
-    "mamba2": ("Mamba2", "CausalLM", {"num_heads": 4, "head_dim": 8, "state_size": 8, "n_groups": 1}),
+    "mamba2": (
+        "Mamba2",
+        "CausalLM",
+        {"num_heads": 4, "head_dim": 8, "state_size": 8, "n_groups": 1, "chunk_size": 8},
+    ),
     "qwen3_next": (
         "Qwen3Next",
         "CausalLM",
