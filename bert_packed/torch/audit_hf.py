@@ -7,7 +7,7 @@ from bert_packed.core.hub import find_model
 from bert_packed.core.settings import InputError, check_settings, setting
 
 STATUS_FAILED = 1
-ATTENTIONS = "mask", "positions", "varlen"
+ALL = "all"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,9 @@ class AuditHFConfig:
         "folder of transformers, or NAME or NAME@REVISION of the hub; weights in safetensors",
         required=True,
     )
-    attention: str = setting("", "the only `attention` to audit; empty = all", choices=("", *ATTENTIONS))
+    attention: str = setting(
+        ALL, "the collator's `attention` that is asked for", choices=(ALL, "mask", "positions", "varlen")
+    )
     attn_implementation: str = setting(
         "", "of transformers: eager, sdpa, flash_attention_2, ...; empty = what it takes by itself"
     )
@@ -43,7 +45,7 @@ def main(config):
     rows = [
         report_row(arguments, report)
         for arguments, report in find_arguments(model)
-        if config.attention in ("", arguments["attention"])
+        if config.attention in (ALL, arguments["attention"])
     ]
     print_table(rows, config.json)
     return 0 if any(row["exact"] == "yes" for row in rows) else STATUS_FAILED
