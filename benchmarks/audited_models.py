@@ -23,27 +23,27 @@ CAUSAL = (
     *("gpt2", "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite", "llama", "mistral", "mixtral"),
     *("modernbert-decoder", "mpt", "olmo", "olmo2", "olmo3", "openai-gpt", "opt", "phi", "phi3", "qwen2"),
     *("qwen3", "smollm3", "stablelm", "starcoder2", "xglm", "xlnet"),
-)
-WITH_STATES = (
+    # With states
     *("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2", "mamba", "mamba2"),
-    *("qwen3_next", "recurrent_gemma", "rwkv", "zamba2"),
+    *("qwen3_next", "recurrent_gemma", "zamba2"),
 )
-MODEL_TYPES = *ENCODERS, *CAUSAL, *WITH_STATES
-LENGTH, VOCAB_SIZE, WINDOW = 32, 60, 4
+MODEL_TYPES = *ENCODERS, *CAUSAL
+WINDOW = 4
 SIZES = {
-    "vocab_size": VOCAB_SIZE,
+    "vocab_size": 60,
     "hidden_size": 16,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "num_key_value_heads": 2,
     "head_dim": 8,
     "intermediate_size": 32,
-    "max_position_embeddings": 2 * LENGTH,
+    "max_position_embeddings": 64,
     "sliding_window": WINDOW,
     **{name: number for number, name in enumerate(["pad_token_id", "bos_token_id", "eos_token_id"])},
     **{"cls_token_id": 1, "sep_token_id": 2},
 }
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 8}
+WINDOWS = {"local_attention": 2 * WINDOW, "global_attn_every_n_layers": 2}
 LOCAL_AND_FULL = {"layer_types": ["sliding_attention", "full_attention"]}
 # Sizes that a model has under other names; None for those of the others that it refuses
 OTHER_SIZES = {
@@ -64,8 +64,8 @@ OTHER_SIZES = {
     "longformer": {"attention_window": WINDOW},
     "mamba2": {"num_heads": 4, "state_size": 8, "n_groups": 1, "chunk_size": 8},
     "mobilebert": {"embedding_size": 16, "intra_bottleneck_size": 16, "true_hidden_size": 16},
-    "modernbert": {"local_attention": 2 * WINDOW, "global_attn_every_n_layers": 2},
-    "modernbert-decoder": {"local_attention": 2 * WINDOW, "global_attn_every_n_layers": 2},
+    "modernbert": WINDOWS,
+    "modernbert-decoder": WINDOWS,
     "mpnet": {"pad_token_id": 1, "bos_token_id": 0},
     "olmo3": LOCAL_AND_FULL,
     "qwen3_next": {"layer_types": ["linear_attention", "full_attention"], "num_experts": 2}
@@ -80,11 +80,19 @@ OTHER_SIZES = {
 }
 
 
+IMPLEMENTATIONS = "eager", "sdpa"
+ATTENTIONS = "mask", "positions"  # "varlen" needs other kernels
+SEEN, OTHERWISE, REFUSED = "neighbors are seen", "not as alone", "an error"
+NEIGHBOURS, ALONE = "neighbors: change of outputs", "unpacked: outputs"
+ROUNDING = 1e-5  # experts compute tokens together
+
+
 @dataclasses.dataclass(frozen=True)
 class AuditedModelsConfig(Settings):
     """Audits of tiny random models of transformers, with two layers and local attention in one of them where
-    the model has it, under "eager" and "sdpa": which arguments of `PackingCollator` are exact, and where none
-    is, what the nearest of them does.
+    the model has it, under "eager" and "sdpa": for each `attention` of `PackingCollator`, the arguments that
+    are exact, or what happens under all. The difference is that of the nearest from sequences alone, relative
+    to the largest value.
     """
 
     models: str = setting(
@@ -102,8 +110,45 @@ def main(config):
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     rows = [row for name in config.models.split(",") for row in model_rows(name)]
-    note = f"transformers {transformers.__version__}, torch {torch.__version__}, on a CPU"
-    show("audited_models", config, {"models": rows}, [note], how="Audited")
+    note = f"{len(rows)} rows, transformers {transformers.__version__}, torch {torch.__version__}, on a CPU."
+    show("audited_models", config, {"models": rows}, [note], digits=2, how="Audited")
+
+
+def model_rows(model_type):
+    """A row of a model; two where it has other exact arguments under another implementation of attention."""
+    from bert_packed.torch.exact_arguments import find_arguments
+
+    rows = {}
+    for name in IMPLEMENTATIONS:
+        if not (model := build(model_type, name)):
+            continue
+        is_causal, nearest, cells = model_type not in ENCODERS, [], {}
+        for attention in ATTENTIONS:
+            cells[attention], difference = outcome(find_arguments(model, is_causal, attention=attention))
+            nearest += [] if difference is None else [difference]
+        shown = (type(model).__name__, *cells.items())
+        rows.setdefault(shown, ([], nearest))[0].append(name)
+    return [
+        {"model": model, "under": ", ".join(names), **dict(cells), "difference": min(nearest, default=None)}
+        for (model, *cells), (names, nearest) in rows.items()
+    ]
+
+
+def outcome(candidates):
+    """What is exact, or what happens, and the difference from sequences alone."""
+    found = []
+    for one in candidates:
+        checks = {check.name: check.largest for check in getattr(one.result, "checks", ())}
+        if one.is_exact:
+            arguments = {*str(one).split(", ")[1:]} - {"first_position=0"}
+            return " with ".join(["exact", *arguments]), checks[ALONE]
+        if not checks:
+            found.append((3, REFUSED, None))
+        elif checks[NEIGHBOURS] > ROUNDING:
+            found.append((2, SEEN, checks[ALONE]))
+        else:
+            found.append((1, OTHERWISE, checks[ALONE]))
+    return min(found)[1:]
 
 
 def build(model_type, attention):

@@ -42,13 +42,31 @@ def main(config):
     model = load_model(config)
     from bert_packed.torch.exact_arguments import find_arguments  # torch: only now
 
-    rows = [
-        report_row(arguments, report)
-        for arguments, report in find_arguments(model)
-        if config.attention in (ALL, arguments["attention"])
-    ]
-    print_table(rows, config.json)
-    return 0 if any(row["exact"] == "yes" for row in rows) else STATUS_FAILED
+    attention = None if config.attention == ALL else config.attention
+    candidates = list(find_arguments(model, is_causal(model.config), attention=attention))
+    print_table([row_of(candidate) for candidate in candidates], config.json)
+    return 0 if any(candidate.is_exact for candidate in candidates) else STATUS_FAILED
+
+
+def row_of(candidate):
+    """A row of the table: a candidate's arguments, and what the audit says of them."""
+    checks = getattr(candidate.result, "checks", ())
+    failed = [check for check in checks if not check.passed]
+    return {
+        "arguments of PackingCollator": str(candidate),
+        "exact": "yes" if candidate.is_exact else "no",
+        "largest difference": max((check.largest for check in failed[:1] or checks), default=None),
+        "what fails": failed[0].name if failed else "" if checks else str(candidate.result),
+    }
+
+
+def is_causal(config):
+    """True for a configuration of models whose tokens see those before them alone."""
+    import transformers
+
+    is_masked = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
+    is_known = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    return getattr(config, "is_decoder", False) or (is_known and not is_masked)
 
 
 def load_model(config):
@@ -62,6 +80,7 @@ def load_model(config):
             f"`bert-packed audit-hf` needs `pip install -e '.[torch]'`. Received: {error}."
         ) from error
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     # Kernels without float32
     dtype = torch.bfloat16 if "flash" in config.attn_implementation else torch.float32
     options = {"attn_implementation": config.attn_implementation} if config.attn_implementation else {}
