@@ -47,14 +47,13 @@ WINDOWS = {"local_attention": 2 * WINDOW, "global_attn_every_n_layers": 2}
 LOCAL_AND_FULL = {"layer_types": ["sliding_attention", "full_attention"]}
 # Sizes that a model has under other names; None for those of the others that it refuses
 OTHER_SIZES = {
+    **dict.fromkeys(["cohere2", "gemma2", "gemma3_text", "olmo3"], LOCAL_AND_FULL),
+    **dict.fromkeys(["modernbert", "modernbert-decoder"], WINDOWS),
     "bamba": MAMBA | {"attn_layer_indices": [1]},
-    "cohere2": LOCAL_AND_FULL,
     "falcon": {"head_dim": None},
     "falcon_h1": MAMBA | {"mamba_d_ssm": 32},
     "funnel": {"num_hidden_layers": None, "block_sizes": [1, 1], "num_decoder_layers": 1}
     | {"d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 32},
-    "gemma2": LOCAL_AND_FULL,
-    "gemma3_text": LOCAL_AND_FULL,
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": WINDOW},
     "gpt_oss": LOCAL_AND_FULL | {"num_local_experts": 4},
     "gptj": {"head_dim": None, "rotary_dim": 4},
@@ -64,10 +63,7 @@ OTHER_SIZES = {
     "longformer": {"attention_window": WINDOW},
     "mamba2": {"num_heads": 4, "state_size": 8, "n_groups": 1, "chunk_size": 8},
     "mobilebert": {"embedding_size": 16, "intra_bottleneck_size": 16, "true_hidden_size": 16},
-    "modernbert": WINDOWS,
-    "modernbert-decoder": WINDOWS,
     "mpnet": {"pad_token_id": 1, "bos_token_id": 0},
-    "olmo3": LOCAL_AND_FULL,
     "qwen3_next": {"layer_types": ["linear_attention", "full_attention"], "num_experts": 2}
     | {"linear_num_value_heads": 2, "linear_num_key_heads": 2, "num_experts_per_tok": 1}
     | {"linear_key_head_dim": 8, "linear_value_head_dim": 8},
@@ -78,11 +74,8 @@ OTHER_SIZES = {
     "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
     "zamba2": {"chunk_size": 8, "layers_block_type": ["mamba", "hybrid"]},
 }
-
-
 IMPLEMENTATIONS = "eager", "sdpa"
 ATTENTIONS = "mask", "positions"  # "varlen" needs other kernels
-SEEN, OTHERWISE, REFUSED = "neighbors are seen", "not as alone", "an error"
 NEIGHBOURS, ALONE = "neighbors: change of outputs", "unpacked: outputs"
 ROUNDING = 1e-5  # experts compute tokens together
 
@@ -140,14 +133,14 @@ def outcome(candidates):
     for one in candidates:
         checks = {check.name: check.largest for check in getattr(one.result, "checks", ())}
         if one.is_exact:
-            arguments = {*str(one).split(", ")[1:]} - {"first_position=0"}
-            return " with ".join(["exact", *arguments]), checks[ALONE]
+            more = {"first_position": one.inputs.first_position, "sliding_window": one.inputs.sliding_window}
+            return " with ".join(["exact", *filter(more.get, more)]), checks[ALONE]
         if not checks:
-            found.append((3, REFUSED, None))
+            found.append((3, "an error", None))
         elif checks[NEIGHBOURS] > ROUNDING:
-            found.append((2, SEEN, checks[ALONE]))
+            found.append((2, "neighbors are seen", checks[ALONE]))
         else:
-            found.append((1, OTHERWISE, checks[ALONE]))
+            found.append((1, "not as alone", checks[ALONE]))
     return min(found)[1:]
 
 

@@ -86,6 +86,11 @@ def trainer(folder, monkeypatch):
     return {**files, "init_checkpoint": folder / "model", "max_seq_length": 24, "batch_size": 2, "repeats": 1}
 
 
+def audited_models(folder, monkeypatch):
+    import_reference()
+    return {"models": "deberta,roberta"}
+
+
 def fresh_masks(folder, monkeypatch):
     write_data(folder)
     words = (*tokenization.SPECIAL_TOKENS, *(f"w{number}" for number in range(VOCAB_SIZE - 5)))
@@ -158,6 +163,7 @@ CASES = [
     ("embedding", embedding, ["steps", "encode"]),
     pytest.param("embedding", embedding_by_others, ["steps", "encode"], marks=slow),
     ("trainer", trainer, ["epochs"]),
+    ("audited_models", audited_models, ["models"]),
     pytest.param("overhead", fresh_masks, ["fresh_masks"], marks=slow),
     ("overhead", restarts, ["restarts"]),
     pytest.param(
