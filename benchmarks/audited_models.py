@@ -104,7 +104,7 @@ def main(config):
     torch.set_num_threads(1)
     rows = [row for name in config.models.split(",") for row in model_rows(name)]
     note = f"{len(rows)} rows, transformers {transformers.__version__}, torch {torch.__version__}, on a CPU."
-    show("audited_models", config, {"models": rows}, [note], digits=2, how="Audited")
+    show("audited_models", config, {"models": rows}, [note], how="Audited")
 
 
 def model_rows(model_type):
@@ -134,8 +134,8 @@ def outcome(candidates):
         checks = {check.name: check.largest for check in getattr(one.result, "checks", ())}
         if one.is_exact:
             more = {"first_position": one.inputs.first_position, "sliding_window": one.inputs.sliding_window}
-            return " with ".join(["exact", *filter(more.get, more)]), checks[ALONE]
-        if not checks:
+            found.append((0, " with ".join(["exact", *filter(more.get, more)]), checks[ALONE]))
+        elif not checks:
             found.append((3, "an error", None))
         elif checks[NEIGHBOURS] > ROUNDING:
             found.append((2, "neighbors are seen", checks[ALONE]))

@@ -42,7 +42,6 @@ CONFIGS = {
         | {"num_experts_per_tok": 1},
     ),
     "opt": ("OPT", "CausalLM", {"ffn_dim": 32, "word_embed_proj_dim": 16, **IDS}),
-    "convbert": ("ConvBert", "MaskedLM", {"max_position_embeddings": LENGTH, "embedding_size": 16}),
     "mamba": ("Mamba", "CausalLM", {"state_size": 4}),
     "mamba2": (
         "Mamba2",
