@@ -128,19 +128,20 @@ def model_rows(model_type):
 
 
 def outcome(candidates):
-    """What is exact, or what happens, and the difference from sequences alone."""
+    """What is exact, with the fewest arguments, or what happens; and the difference from sequences alone."""
     found = []
     for one in candidates:
         checks = {check.name: check.largest for check in getattr(one.result, "checks", ())}
         if one.is_exact:
             more = {"first_position": one.inputs.first_position, "sliding_window": one.inputs.sliding_window}
-            found.append((0, " with ".join(["exact", *filter(more.get, more)]), checks[ALONE]))
+            more = list(filter(more.get, more))
+            found.append((len(more), " with ".join(["exact", *more]), checks[ALONE]))
         elif not checks:
-            found.append((3, "an error", None))
+            found.append((5, "an error", None))
         elif checks[NEIGHBOURS] > ROUNDING:
-            found.append((2, "neighbors are seen", checks[ALONE]))
+            found.append((4, "neighbors are seen", checks[ALONE]))
         else:
-            found.append((1, "not as alone", checks[ALONE]))
+            found.append((3, "not as alone", checks[ALONE]))
     return min(found)[1:]
 
 
