@@ -43,7 +43,7 @@ def main(config):
     from bert_packed.torch.exact_arguments import find_arguments  # torch: only now
 
     attention = None if config.attention == ALL else config.attention
-    candidates = list(find_arguments(model, is_causal(model.config), attention=attention))
+    candidates = list(find_arguments(model, attention=attention))
     print_table([row_of(candidate) for candidate in candidates], config.json)
     return 0 if any(candidate.is_exact for candidate in candidates) else STATUS_FAILED
 
@@ -58,15 +58,6 @@ def row_of(candidate):
         "largest difference": max((check.largest for check in failed[:1] or checks), default=None),
         "what fails": failed[0].name if failed else "" if checks else str(candidate.result),
     }
-
-
-def is_causal(config):
-    """True for a configuration of models whose tokens see those before them alone."""
-    import transformers
-
-    is_masked = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
-    is_known = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-    return getattr(config, "is_decoder", False) or (is_known and not is_masked)
 
 
 def load_model(config):

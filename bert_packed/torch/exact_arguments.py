@@ -82,6 +82,10 @@ def find_arguments(model, is_causal=None, *, dtype=None, **given):
                 result = audit_model(model, packs, inputs=inputs)
             except InputError as error:
                 result = error
+            except RuntimeError as error:  # of gradients: RWKV changes its states in place
+                result = InputError(
+                    f"`model` must be differentiable. Received: {' '.join(str(error).split())}"
+                )
         yield Candidate(inputs, result)
 
 
