@@ -88,7 +88,7 @@ def trainer(folder, monkeypatch):
 
 def audited_models(folder, monkeypatch):
     import_reference()
-    return {"models": "longformer,roberta,rwkv"}
+    return {"models": "funnel,longformer,roberta,rwkv"}
 
 
 def fresh_masks(folder, monkeypatch):
