@@ -13,6 +13,7 @@
     finetuning         packed fine-tuning runs against unpacked ones: scores and speed
     trainer            classifiers by transformers' Trainer on packs and on padded batches
     masked_lm_trainer  masked language models by the same
+    audited_models     which arguments of the collator are exact for models of transformers
     data_throughput    packing records from file to file: speed, memory, phases
     packing_tables     the papers' packing tables beside ours
     packing_speed      speed and quality of the packing algorithms

@@ -80,6 +80,11 @@ COMMANDS = {
         "bert_packed.evaluation.checkpoint_audit:AuditConfig",
         "bert_packed.cli:audit",
     ),
+    "audit-hf": Command(
+        "which ways of giving packs to a model of transformers are exact",
+        "bert_packed.torch.audit_hf:AuditHFConfig",
+        "bert_packed.torch.audit_hf:main",
+    ),
     "export": Command(
         "checkpoints in other forms",
         "bert_packed.runs.checkpoint_export:ExportConfig",

@@ -42,6 +42,19 @@ CONFIGS = {
         | {"num_experts_per_tok": 1},
     ),
     "opt": ("OPT", "CausalLM", {"ffn_dim": 32, "word_embed_proj_dim": 16, **IDS}),
+    "mamba": ("Mamba", "CausalLM", {"state_size": 4}),
+    "mamba2": (
+        "Mamba2",
+        "CausalLM",
+        {"num_heads": 4, "head_dim": 8, "state_size": 8, "n_groups": 1, "chunk_size": 8},
+    ),
+    "qwen3_next": (
+        "Qwen3Next",
+        "CausalLM",
+        {"layer_types": ["linear_attention", "full_attention"], "num_key_value_heads": 2, "head_dim": 8}
+        | {"linear_num_value_heads": 2, "linear_num_key_heads": 2, "num_experts": 2}
+        | {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts_per_tok": 1},
+    ),
 }
 
 

@@ -26,7 +26,7 @@ SNAPSHOT = re.compile(r".*/models--(?P<repo>[^/]+)/snapshots/(?P<commit>[0-9a-f]
 # Weights in safetensors alone: a pickle runs what it holds
 FILES = ("model.safetensors", "model-*-of-*.safetensors", "*.json", "*.txt")
 RULE = (
-    "`init_checkpoint` must be a folder, or the prefix of a TensorFlow checkpoint, that exists, or NAME or "
+    "`{}` must be a folder, or the prefix of a TensorFlow checkpoint, that exists, or NAME or "
     "NAME@REVISION of a model on the hub"
 )
 REASONS = {
@@ -37,28 +37,29 @@ REASONS = {
 }
 
 
-def find_model(name, begun=""):
+def find_model(name, begun="", flag="init_checkpoint"):
     """The local folder of a model, downloaded where it is a name and not in the cache; logs which was taken.
 
     Args:
         name: Path, which wins where it exists; or NAME or NAME@REVISION; "" for no model.
         begun: NAME@COMMIT of the run that continues, whose commit then is that of NAME too.
+        flag: Name of the setting that names the model.
 
     Raises:
         InputError: neither a path that exists nor a model that the hub gives, in safetensors.
     """
-    name = str(name)
+    name, rule = str(name), RULE.format(flag)
     match = NAME.fullmatch(name)
     if not name or Path(name).exists() or Path(f"{name}.index").is_file():
         if name and match:  # it might have been meant as a name
-            logger.info("init_checkpoint is the local folder %s", os.path.abspath(name))
+            logger.info("%s is the local folder %s", flag, os.path.abspath(name))
         return name
     if not match:
-        raise InputError(f"{RULE}. Received: {name}.")
-    folder = _download(begun if begun.rpartition("@")[0] == name else name)
+        raise InputError(f"{rule}. Received: {name}.")
+    folder = _download(begun if begun.rpartition("@")[0] == name else name, rule)
     if not list(folder.glob("model*.safetensors")):
-        raise InputError(f"{RULE}, with model.safetensors. Received: {name}, without; a .bin is not read.")
-    logger.info("init_checkpoint is %s from the hub, in %s", name_of(folder), folder)
+        raise InputError(f"{rule}, with model.safetensors. Received: {name}, without; a .bin is not read.")
+    logger.info("%s is %s from the hub, in %s", flag, name_of(folder), folder)
     return str(folder)
 
 
@@ -98,7 +99,7 @@ def in_cache(name):
     if not match or not match["revision"] or Path(name).exists():
         return name
     try:
-        return str(_download(name, local_files_only=True))
+        return str(_download(name, RULE, local_files_only=True))
     except InputError:
         return name
 
@@ -117,11 +118,11 @@ def push_folder(folder, name):
         )
 
 
-def _download(name, **options):
+def _download(name, rule, **options):
     from huggingface_hub import snapshot_download  # half a second, and not for local folders
 
     repo, revision = NAME.fullmatch(name).group("repo", "revision")
-    with asking(RULE, name):
+    with asking(rule, name):
         return Path(snapshot_download(repo, revision=revision, allow_patterns=FILES, **options))
 
 

@@ -209,7 +209,8 @@ def _gradients_of_neighbours(call, packs, numbers_BS):
     def size_of(half_BS):
         (gradient_BSD,) = call.gradients(call.sum_of(outputs, half_BS), embedded[:1])
         size_BS = gradient_BSD.abs().amax(-1).cpu().numpy()
-        return size_BS if size_BS.shape == half_BS.shape else size_BS.T  # XLNet's are [S, B]
+        size_BS = size_BS if len(size_BS) == len(half_BS) else size_BS.T  # XLNet's are [S, B]
+        return size_BS[:, : half_BS.shape[1]]  # Longformer's are padded
 
     return check_gradients(((half_BS, size_of(half_BS)) for half_BS in _halves(numbers_BS)), numbers_BS > 0)
 

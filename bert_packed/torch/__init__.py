@@ -4,33 +4,32 @@
     from bert_packed.torch import PackingCollator, enable_packing, pack_dataset, per_sequence_loss
     from bert_packed.torch import PackedStream, PackingTrainer
 
-docs/guides/torch.md has complete training scripts, two for `transformers.Trainer`. Importing this imports
-torch alone; the first use of `PackingTrainer` imports transformers.
+docs/guides/torch.md has complete training scripts, two for `transformers.Trainer`. The first use of a name
+imports what it needs: the command line reads settings from here where torch is not installed.
 """
 
-from bert_packed.torch.collator import PackingCollator, pack_dataset, per_sequence_loss
-from bert_packed.torch.dataset import PackedDataset
-from bert_packed.torch.packed_encoder import enable_packing
-from bert_packed.torch.packed_stream import PackedStream
-from bert_packed.torch.pretraining import PackedBertForPreTraining, pretraining_counts, pretraining_loss
+import importlib
 
-__all__ = [
-    "PackedBertForPreTraining",
-    "PackedDataset",
-    "PackedStream",
-    "PackingCollator",
-    "PackingTrainer",
-    "enable_packing",
-    "pack_dataset",
-    "per_sequence_loss",
-    "pretraining_counts",
-    "pretraining_loss",
-]
+_MODULES = {
+    "PackedBertForPreTraining": "pretraining",
+    "PackedDataset": "dataset",
+    "PackedStream": "packed_stream",
+    "PackingCollator": "collator",
+    "PackingTrainer": "packed_trainer",
+    "enable_packing": "packed_encoder",
+    "pack_dataset": "collator",
+    "per_sequence_loss": "collator",
+    "pretraining_counts": "pretraining",
+    "pretraining_loss": "pretraining",
+}
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name):
-    if name != "PackingTrainer":
-        raise AttributeError(f"module 'bert_packed.torch' has no attribute {name!r}")
-    from bert_packed.torch.packed_trainer import PackingTrainer
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
-    return PackingTrainer
+
+def __dir__():
+    return sorted({*globals(), *__all__})

@@ -18,9 +18,10 @@ from bert_packed.core.storage import read_json
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()]
-PAGE = (ROOT / "docs/evidence/results.md").read_text()
+PAGE = "".join((ROOT / "docs" / name).read_text() for name in ("evidence/results.md", "guides/leaks.md"))
 TABLE = re.compile(
-    r"((?:^\|.*\n)+)\n(.*; (\S+), commit (\w+) \(\[JSON\]\(data/(\w+\.json)\)\)\.)", re.MULTILINE
+    r"((?:^\|.*\n)+)\n(.*; (\S+), commit (\w+) \(\[JSON\]\((?:\.\./evidence/)?data/(\w+\.json)\)\)\.)",
+    re.MULTILINE,
 )
 
 

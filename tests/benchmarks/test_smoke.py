@@ -97,6 +97,11 @@ def masked_lm_trainer(folder, monkeypatch):
     return flags | {"hidden_size": 64, "layers": 1, "vocab_size": 100, "max_seq_length": 64, "sentences": 4}
 
 
+def audited_models(folder, monkeypatch):
+    import_reference()
+    return {"models": "funnel,longformer,roberta,rwkv"}
+
+
 def fresh_masks(folder, monkeypatch):
     write_data(folder)
     words = (*tokenization.SPECIAL_TOKENS, *(f"w{number}" for number in range(VOCAB_SIZE - 5)))
@@ -170,6 +175,8 @@ CASES = [
     pytest.param("embedding", embedding_by_others, ["steps", "encode"], marks=slow),
     ("trainer", trainer, ["epochs"]),
     ("masked_lm_trainer", masked_lm_trainer, ["bert", "modernbert"]),
+=======
+    ("audited_models", audited_models, ["models"]),
     pytest.param("overhead", fresh_masks, ["fresh_masks"], marks=slow),
     ("overhead", restarts, ["restarts"]),
     pytest.param(
