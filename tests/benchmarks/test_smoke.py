@@ -175,7 +175,6 @@ CASES = [
     pytest.param("embedding", embedding_by_others, ["steps", "encode"], marks=slow),
     ("trainer", trainer, ["epochs"]),
     ("masked_lm_trainer", masked_lm_trainer, ["bert", "modernbert"]),
-=======
     ("audited_models", audited_models, ["models"]),
     pytest.param("overhead", fresh_masks, ["fresh_masks"], marks=slow),
     ("overhead", restarts, ["restarts"]),
