@@ -37,12 +37,16 @@ class RunningCluster:
         backend: "tensorflow" or "jax".
         own: Dict from the index of a process to arguments that it alone has, last.
         program: Arguments of Python that name the command, in place of `run_pretraining.py`.
+        hosts: A `hosts.Host` for each process; None for this one.
     """
 
-    def __init__(self, folder, arguments, num, backend, own=None, program=(ROOT / "run_pretraining.py",)):
-        self.folder, self.num = Path(folder), num
+    def __init__(
+        self, folder, arguments, num, backend, own=None, program=(ROOT / "run_pretraining.py",), hosts=None
+    ):
+        self.folder, self.num, self._hosts = Path(folder), num, hosts
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.addresses = [f"127.0.0.1:{port}" for port in free_ports(num)]
+        names = [host.address for host in hosts] if hosts else ["127.0.0.1"] * num
+        self.addresses = [f"{name}:{port}" for name, port in zip(names, free_ports(num), strict=True)]
         own, self._program = own or {}, [str(part) for part in program]
         self.processes = [
             self._start(index, [*arguments, *own.get(index, [])], backend) for index in range(num)
@@ -52,8 +56,9 @@ class RunningCluster:
         task = {"type": "worker", "index": index}
         config = json.dumps({"cluster": {"worker": self.addresses}, "task": task})
         with (self.folder / f"out-{index}").open("w") as out, (self.folder / f"err-{index}").open("w") as err:
+            command = [sys.executable, *self._program, *arguments]
             return subprocess.Popen(
-                [sys.executable, *self._program, *arguments],
+                self._hosts[index].command(command) if self._hosts else command,
                 env={**os.environ, **ENVIRONMENT, "KERAS_BACKEND": backend, "TF_CONFIG": config},
                 stdout=out,
                 stderr=err,

@@ -5,8 +5,9 @@ All processes run the same command, each with its own value of the environment v
     TF_CONFIG='{"cluster": {"worker": ["host-a:4711", "host-b:4711"]},
                 "task": {"type": "worker", "index": 1}}'
 
-The processes meet at the first worker's address, where the backend's coordination service then listens; under
-TensorFlow every worker also listens at its own. No service asks who calls.
+The processes meet at the first worker's address, and stay connected with it, as `Watch` needs it. There the
+backend's coordination service then listens; under TensorFlow every worker also listens at its own. No service
+asks who calls.
 """
 
 import contextlib
@@ -16,13 +17,12 @@ import json
 import os
 import re
 import socket
-import threading
 import time
 
 import numpy as np
 
 from bert_packed.core.settings import InputError
-from bert_packed.parallel.processes import ALONE, GRACE_SECONDS, HEARTBEAT_SECONDS, Processes, end_lost
+from bert_packed.parallel.processes import ALONE, GRACE_SECONDS, Processes, Watch
 
 DISTRIBUTIONS = ("none", "mirrored", "multi_worker", "tpu")
 VARIABLE = "TF_CONFIG"
@@ -31,8 +31,9 @@ EXAMPLE = '{"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker"
 ANSWER_SECONDS = 5.0
 RETRY_SECONDS = 0.5
 GO = b"go"
-WATCH_SECONDS = 5.0  # between looks at the others' servers
 SHUTDOWN_SECONDS = 10
+# JAX's service aborts processes with words of its own. Before it misses one, `Watch` has
+HEARTBEAT_SECONDS = 60
 # JAX's errors all have the same class; their messages have one of these words
 JAX_LOSSES = re.compile(r"Gloo|NCCL|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED")
 
@@ -86,30 +87,39 @@ def start(distribution, backend, seconds=START_SECONDS):
     if distribution != "multi_worker":
         return ALONE
     cluster = read_cluster(os.environ.get(VARIABLE, ""))
-    meet(cluster, seconds)
-    return Processes(cluster.index, len(cluster.addresses), SERVICES[backend](cluster, seconds))
+    watch = Watch(cluster.addresses, meet(cluster, seconds))
+    try:
+        service = SERVICES[backend](cluster, seconds)
+    except InputError:
+        watch.leave()
+        raise
+    return Processes(cluster.index, len(cluster.addresses), service, watch)
 
 
 def meet(cluster, seconds):
-    """Wait until all processes are up; raises `InputError` for a missing one, or where the port is taken.
+    """Wait until all processes are up: the connections of this one, by the index of the other.
 
-    Each connects to the first one's address and sends its index; once all have, the first answers.
+    Each connects to the first one's address and sends its index; once all have, the first answers. Raises
+    `InputError` for a missing one, or where the port is taken.
     """
     # The backend connects later: it would abort, or wait without a limit
     deadline, first = time.monotonic() + seconds, cluster.addresses[0]
     address = host_of(first), int(first.rpartition(":")[2])
-    received = (_go_to_first if cluster.index else _hear_all)(cluster, address, deadline)
-    if received:
-        raise cluster.not_up(seconds, received)
+    found = (_go_to_first if cluster.index else _hear_all)(cluster, address, deadline)
+    if isinstance(found, str):
+        raise cluster.not_up(seconds, found)
+    return found
 
 
 def _go_to_first(cluster, address, deadline):
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError), socket.create_connection(address, ANSWER_SECONDS) as first:
+        with contextlib.suppress(OSError), contextlib.ExitStack() as on_failure:
+            first = on_failure.enter_context(socket.create_connection(address, ANSWER_SECONDS))
             first.sendall(b"%d\n" % cluster.index)
             first.settimeout(max(deadline - time.monotonic(), 0.01))
             if first.recv(len(GO)) == GO:
-                return ""
+                on_failure.pop_all()
+                return {0: first}
         time.sleep(RETRY_SECONDS)
     return "fewer, or no way to the first."
 
@@ -137,7 +147,8 @@ def _hear_all(cluster, address, deadline):
             there = {index: one for index, one in there.items() if not _is_closed(one)}
         for connection in there.values():
             connection.sendall(GO)
-    return ""
+        connections.pop_all()
+    return there
 
 
 def _is_closed(connection):
@@ -259,20 +270,17 @@ class TensorFlowService:
     """The coordination service of `MultiWorkerMirroredStrategy`, hosted by the first process; see
     `Processes`.
 
-    The strategy reads `TF_CONFIG` and starts a server in each process. If one is lost, the next collective
-    fails; in between, a thread checks that the others' servers still listen.
+    The strategy reads `TF_CONFIG` and starts a server in each process.
     """
 
     def __init__(self, cluster, seconds):
         import tensorflow as tf
 
         self._tf = tf
-        self._leaving = threading.Event()
         try:
             self.strategy = tf.distribute.MultiWorkerMirroredStrategy()
         except (tf.errors.OpError, RuntimeError) as error:
             raise cluster.not_up(seconds, " ".join(str(error).split())) from error
-        threading.Thread(target=self._watch, args=(cluster,), daemon=True).start()
 
     def share(self, numbers):
         def of_first(context):
@@ -296,29 +304,8 @@ class TensorFlowService:
         )
 
     def leave(self, together):
-        self._leaving.set()
         if together:
             time.sleep(GRACE_SECONDS)  # another may still fetch its part of the last exchange here
 
-    def _watch(self, cluster):
-        others = [pair for pair in enumerate(cluster.addresses) if pair[0] != cluster.index]
-        while not self._leaving.wait(WATCH_SECONDS):
-            for index, address in others:
-                # If all end by the same error, this process is leaving too, for which it has a grace period
-                if is_refused(address) and not self._leaving.wait(GRACE_SECONDS):
-                    end_lost(f"worker {index} ({address}) was lost")
-
 
 SERVICES = {"jax": JaxService, "tensorflow": TensorFlowService}
-
-
-def is_refused(address):
-    """True if a host refuses connections at an address; False where it does not answer."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False
-    return False

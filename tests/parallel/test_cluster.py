@@ -12,7 +12,7 @@ import pytest
 
 from bert_packed.core.settings import InputError
 from bert_packed.parallel import cluster
-from bert_packed.parallel.cluster import Cluster, JaxService, is_refused, meet, read_cluster
+from bert_packed.parallel.cluster import Cluster, JaxService, meet, read_cluster
 from bert_packed.parallel.processes import ALONE
 
 WORKERS = ["a:1", "b:2"]
@@ -60,12 +60,16 @@ def test_one_process_needs_no_description(monkeypatch):
 
 
 def meet_all(addresses, indices, seconds):
-    """Meet as some processes of a cluster: what each raised, None where it has met all."""
+    """Meet as some processes of a cluster: whom each is connected with, or what it raised."""
     found = {}
 
     def run(index):
         try:
-            found[index] = meet(Cluster(addresses, index), seconds)
+            with contextlib.ExitStack() as met:
+                connections = meet(Cluster(addresses, index), seconds)
+                found[index] = sorted(connections)
+                for one in connections.values():
+                    met.enter_context(one)
         except InputError as error:
             found[index] = str(error)
 
@@ -98,7 +102,7 @@ def test_processes_meet_in_any_order_of_arrival(addresses):
         assert thread.is_alive()  # one is missing
     last, of_last = meet_all(addresses, (1,), 30)
     join([*first, *late, *last])
-    assert {**found, **of_first, **of_last} == {0: None, 1: None, 2: None}
+    assert {**found, **of_first, **of_last} == {0: [1, 2], 1: [0], 2: [0]}
 
 
 def test_missing_and_lost_workers_are_named(addresses):
@@ -140,7 +144,7 @@ def test_processes_meet_at_no_other_address(addresses):
     with socket.create_server(("127.0.0.2", port)):
         threads, found = meet_all(addresses[:2], (0, 1), 30)
         join(threads)
-    assert found == {0: None, 1: None}
+    assert found == {0: [1], 1: [0]}
 
 
 @pytest.fixture
@@ -213,12 +217,3 @@ def test_gloo_publishes_no_loopback_address(debian, monkeypatch, platform):
     with pytest.raises(InputError, match=r"^host-a, this machine's name, .*Gloo.* Received: 127\.0\.1\.1, a"):
         JaxService(some, 5)
     assert called == ["10.0.0.1:1"]
-
-
-def test_a_host_that_refuses_says_so():
-    with socket.create_server(("127.0.0.1", 0)) as there, socket.create_server(("127.0.0.1", 0)) as gone:
-        there, port = (f"127.0.0.1:{one.getsockname()[1]}" for one in (there, gone))
-        assert not is_refused(there) and not is_refused(port)
-        gone.close()
-        assert is_refused(port) and not is_refused(there)
-    assert not is_refused("no.such.host.invalid:1")  # nobody says anything

@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import socket
 import threading
 import time
 
@@ -10,7 +11,7 @@ import pytest
 
 from bert_packed.core.settings import InputError
 from bert_packed.parallel import processes
-from bert_packed.parallel.processes import ALONE, STATUS_LOST, Processes, end_lost
+from bert_packed.parallel.processes import ALONE, STATUS_LOST, Processes, Watch, end_lost
 
 
 class LostError(Exception):
@@ -44,6 +45,21 @@ class Service:
         self.left.append(together)
 
 
+class Silent:
+    """A watch that keeps what it is asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def say(self, line):
+        self.asked.append(line)
+
+    def stop(self):
+        self.asked.append("stop")
+
+    leave = stop
+
+
 class Ended(BaseException):
     """A replacement for the end of the process, with its status."""
 
@@ -64,7 +80,7 @@ def run_all(body, num=2):
 
     def run(index):
         try:
-            with Processes(index, num, services[index]) as some:
+            with Processes(index, num, services[index], Silent()) as some:
                 found[index] = body(some)
         except Exception as error:
             found[index] = error
@@ -142,7 +158,7 @@ def test_a_single_process_decides_alone():
 def test_a_lost_process_ends_this_one_with_a_line(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["/x/train.py"])
     end = "; the same commands continue from the last checkpoint\n"
-    with pytest.raises(Ended, match=f"^{STATUS_LOST}$"), Processes(1, 2, Service({}, False)):
+    with pytest.raises(Ended, match=f"^{STATUS_LOST}$"), Processes(1, 2, Service({}, False), Silent()):
         raise LostError("Connection closed\nby peer")
     assert capsys.readouterr().err == f"train.py: another process was lost: Connection closed by peer{end}"
     with pytest.raises(Ended, match=r"^75$"):
@@ -159,11 +175,82 @@ def test_a_process_that_fails_does_not_wait(monkeypatch, error, status, index):
     """Its own words come first; of those that end so the first process is the last."""
     at_exit, service, slept = [], Service({}, index == 0), []
     monkeypatch.setattr(atexit, "register", lambda *call: at_exit.append(call))
-    with pytest.raises(type(error)), Processes(index, 2, service):
+    watch = Silent()
+    with pytest.raises(type(error)), Processes(index, 2, service, watch):
         raise error
+    assert watch.asked == ["stop"]
     assert (service.num_shared, service.left) == (0, [False])
     ((end, given),) = at_exit
     monkeypatch.setattr(processes.time, "sleep", slept.append)
     with pytest.raises(Ended, match=f"^{status}$"):
         end(given)
-    assert slept == [0.05] * (index == 0)
+    assert slept == [1.05] * (index == 0)
+
+
+class Ends:
+    """Watches of three processes, of which each process's end is the line that it would print."""
+
+    def __init__(self, monkeypatch, count=3):
+        self.lines, self.ended = {}, threading.Event()
+        monkeypatch.setattr(processes, "end_lost", self.end)
+        addresses = [f"host-{index}:1" for index in range(count)]
+        self.pairs = {index: socket.socketpair() for index in range(1, count)}
+        self.first = Watch(addresses, {index: pair[0] for index, pair in self.pairs.items()})
+        self.others = {index: Watch(addresses, {0: pair[1]}) for index, pair in self.pairs.items()}
+
+    def end(self, line):
+        name = threading.current_thread()
+        self.lines[name] = line
+        raise SystemExit
+
+    def wait_for(self, number, seconds=20):
+        deadline = time.monotonic() + seconds
+        while len(self.lines) < number and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return sorted(self.lines.values())
+
+    def close(self):
+        for watch in (self.first, *self.others.values()):
+            watch.stop()
+        time.sleep(0.2)  # until nobody waits for them
+        for pair in self.pairs.values():
+            for one in pair:
+                one.close()
+
+
+@pytest.fixture
+def three(monkeypatch):
+    monkeypatch.setattr(processes, "ALIVE_SECONDS", 0.02)
+    monkeypatch.setattr(processes, "SILENT_SECONDS", 0.6)
+    made = Ends(monkeypatch)
+    yield made
+    made.close()
+
+
+def test_a_lost_process_is_named_to_all(three):
+    """Also to those that are not connected with it."""
+    three.others[2].stop()
+    time.sleep(0.1)
+    assert not three.lines  # signs of life, of the others
+    three.pairs[2][1].shutdown(socket.SHUT_RDWR)
+    assert three.wait_for(2) == ["worker 2 (host-2:1) was lost"] * 2
+
+
+def test_a_silent_process_is_lost(three):
+    three.others[1].stop()  # no more signs of life; the connection stays
+    assert three.wait_for(2) == ["worker 1 (host-1:1) was lost"] * 2
+
+
+def test_a_process_that_leaves_ends_the_others_later(three):
+    three.others[1].leave()
+    assert three.wait_for(2) == ["worker 1 (host-1:1) has ended", "worker 1 (host-1:1) was lost"]
+
+
+def test_who_is_done_may_go(three):
+    three.others[1].say(processes.DONE)
+    three.others[1].stop()
+    time.sleep(0.1)
+    three.pairs[1][1].shutdown(socket.SHUT_RDWR)
+    three.first.say(processes.DONE)
+    three.first.stop()
+    assert three.wait_for(1, 1.2) == []

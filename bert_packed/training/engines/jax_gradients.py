@@ -5,6 +5,7 @@ Legend: A micro-batches per step (accumulation), M packs per micro-batch, S pack
 
 import jax
 from jax import numpy as jnp
+from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 
 from bert_packed.layers.cpu_gradients import gradients_for_cpus
@@ -49,7 +50,13 @@ class JaxGradients(Engine):
 
     def _add_copies(self, values):
         """The sum of each array over all copies of the model."""
-        return jax.lax.psum(values, AXIS) if self.replicas.num_copies > 1 else values
+        if self.replicas.num_copies == 1:
+            return values
+        if self.target.platform != "cpu" or self._layout:
+            return jax.lax.psum(values, AXIS)
+        # Processors exchange one array after another, each with round trips of its own; others all at once
+        flat, restore = ravel_pytree(values)
+        return restore(jax.lax.psum(flat, AXIS))
 
     def _on_each_copy(self, function):
         """A function of weights, seeds and packs, mapped over the copies of the model."""

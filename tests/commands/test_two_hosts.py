@@ -1,0 +1,55 @@
+"""Training on two hosts, each a network of its own: what they compute, and how they end when one is lost.
+
+This file alone catches what works within one host only: addresses, names, a link that is cut, whose end no
+process is told.
+"""
+
+import signal
+
+import hosts
+import pytest
+from cluster import RunningCluster, last_step
+from test_several_processes import (  # noqa: F401  fixtures
+    STOPPED,
+    arguments,
+    assert_same_end,
+    data,
+    uninterrupted,
+)
+
+from bert_packed.parallel.processes import STATUS_LOST
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(hosts.reason_against()), reason=hosts.reason_against()),
+]
+KILLED = -signal.SIGKILL
+# What befalls a host, the statuses of both, and whom the survivors name
+EVENTS = {
+    "cut": (lambda pair, running: pair[1].cut(), [STATUS_LOST, STATUS_LOST], {0: 1, 1: 0}),
+    "first": (lambda pair, running: running.send(0, signal.SIGKILL), [KILLED, STATUS_LOST], {1: 0}),
+    "other": (lambda pair, running: running.send(1, signal.SIGKILL), [STATUS_LOST, KILLED], {0: 1}),
+    "stop": (lambda pair, running: running.send(1, signal.SIGTERM), [STOPPED, STOPPED], {}),
+}
+
+
+@pytest.mark.parametrize(
+    ("backend", "event"),
+    [("jax", "cut"), ("jax", "first"), ("jax", "other"), ("tensorflow", "cut"), ("tensorflow", "stop")],
+)
+def test_two_hosts_end_soon_and_continue(data, uninterrupted, tmp_path, backend, event):  # noqa: F811
+    """To the bits of an uninterrupted run of two processes, which equals that of one."""
+    befall, statuses, named = EVENTS[event]
+    command = arguments(data, tmp_path / "run")
+    with hosts.two_hosts() as pair:
+        running = RunningCluster(tmp_path / "said", command, 2, backend, hosts=pair)
+        running.wait_for(lambda: last_step(tmp_path / "run") >= 5)
+        befall(pair, running)
+        assert running.statuses(20 if event != "stop" else 60) == statuses, running.said()
+    for index, lost in named.items():
+        line = f"worker {lost} ({running.addresses[lost]}) was lost; the same commands continue from the last"
+        assert line in running.err(index)[-1], running.said()
+    with hosts.two_hosts() as pair:
+        again = RunningCluster(tmp_path / "again", command, 2, backend, hosts=pair)
+        assert again.statuses() == [0, 0], again.said()
+    assert_same_end(tmp_path / "run", uninterrupted(backend, 2))
