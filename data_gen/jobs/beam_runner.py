@@ -13,6 +13,11 @@ from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 
 OPTIONS_VARIABLE = "BEAM_OPTIONS"
+FULL_NAMES = {"DaskRunner": "apache_beam.runners.dask.dask_runner.DaskRunner"}  # where Beam knows no short one
+PARTS = {  # of Beam, which it installs as extras: their names, and modules
+    "DataflowRunner": ("gcp", ["apache_beam.runners.dataflow.internal.apiclient"]),
+    "DaskRunner": ("dask", ["distributed", "apache_beam.runners.dask.dask_runner"]),
+}
 BUG = ".bug"  # suffix of notes of errors that are not the user's
 
 
@@ -27,7 +32,8 @@ def run_pipeline(runner, function, elements, work_folder):
     folder = os.path.join(work_folder, "errors")
     storage.remove_folder(folder)
     storage.make_folder(folder)
-    numbered = [(function, folder, number, element) for number, element in enumerate(elements)]
+    # Dask would call a tuple that begins with a function
+    numbered = [(number, function, folder, element) for number, element in enumerate(elements)]
     try:
         with pipeline:
             # without the reshuffle Beam would fuse everything with the single step that creates the list
@@ -42,8 +48,9 @@ def run_pipeline(runner, function, elements, work_folder):
 
 def _make_pipeline(runner):
     """A pipeline with the runner's options, all checked."""
-    if runner == "DataflowRunner":
-        _check_dataflow()
+    if runner in PARTS:
+        _check_part(runner)
+    full_name = FULL_NAMES.get(runner, runner)
     text = os.environ.get(OPTIONS_VARIABLE, "")
     complaint = io.StringIO()
     try:
@@ -56,12 +63,13 @@ def _make_pipeline(runner):
             if words[end + 1 :] and runner == "DirectRunner":
                 raise ValueError(f"{words[end + 1]} is for a job server, which {runner} has not")
             known = PipelineOptions([]).get_all_options().keys()
-            options = PipelineOptions(words[:end], runner=runner)
+            options = PipelineOptions(words[:end], runner=full_name)
             unknown = options.get_all_options(retain_unknown_options=True).keys() - known
             if unknown:  # Beam would drop it with a warning
                 raise ValueError(f"--{min(unknown)} is none")
             # this raises ValueError, too, for a missing option that the runner requires
-            return beam.Pipeline(options=PipelineOptions(words[:end] + words[end + 1 :], runner=runner))
+            words = words[:end] + words[end + 1 :]
+            return beam.Pipeline(options=PipelineOptions(words, runner=full_name))
     except (ValueError, TypeError, SystemExit) as error:
         reason = _last_line(complaint.getvalue()).partition("error: ")[2] or _last_line(error)
         raise InputError(
@@ -69,13 +77,15 @@ def _make_pipeline(runner):
         ) from error
 
 
-def _check_dataflow():
-    """Raise `InputError` where Beam was installed without Dataflow's dependencies."""
+def _check_part(runner):
+    """Raise `InputError` where Beam was installed without a runner's dependencies; makes its options known."""
+    extra, modules = PARTS[runner]
     try:
-        importlib.import_module("apache_beam.runners.dataflow.internal.apiclient")
+        for module in modules:
+            importlib.import_module(module)
     except ImportError as error:
         raise InputError(
-            "`runner` DataflowRunner must have Google Cloud's part of Beam: pip install 'apache-beam[gcp]'. "
+            f"`runner` {runner} must have its part of Beam: pip install 'apache-beam[{extra}]'. "
             f"Received: {error}."
         ) from error
 
@@ -94,7 +104,7 @@ def _raise_noted(folder):
 def _apply(numbered):
     """Call the function, and note its error for the parent."""
     # Beam itself would hide a user's error in a traceback
-    function, folder, number, element = numbered
+    number, function, folder, element = numbered
     try:
         function(element)
     except (InputError, OSError) as error:

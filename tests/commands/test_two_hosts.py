@@ -45,7 +45,11 @@ def test_two_hosts_end_soon_and_continue(data, uninterrupted, tmp_path, backend,
         running = RunningCluster(tmp_path / "said", command, 2, backend, hosts=pair)
         running.wait_for(lambda: last_step(tmp_path / "run") >= 5)
         befall(pair, running)
-        assert running.statuses(20 if event != "stop" else 60) == statuses, running.said()
+        found = running.statuses(60)
+    if found == [KILLED, -signal.SIGABRT]:  # JAX's service has noticed at the same moment
+        named = {}
+    else:
+        assert found == statuses, running.said()
     for index, lost in named.items():
         line = f"worker {lost} ({running.addresses[lost]}) was lost; the same commands continue from the last"
         assert line in running.err(index)[-1], running.said()

@@ -191,7 +191,7 @@ class Ends:
     """Watches of three processes, of which each process's end is the line that it would print."""
 
     def __init__(self, monkeypatch, count=3):
-        self.lines, self.ended = {}, threading.Event()
+        self.lines, self.is_over = [], threading.Event()
         monkeypatch.setattr(processes, "end_lost", self.end)
         addresses = [f"host-{index}:1" for index in range(count)]
         self.pairs = {index: socket.socketpair() for index in range(1, count)}
@@ -199,19 +199,19 @@ class Ends:
         self.others = {index: Watch(addresses, {0: pair[1]}) for index, pair in self.pairs.items()}
 
     def end(self, line):
-        name = threading.current_thread()
-        self.lines[name] = line
-        raise SystemExit
+        self.lines.append(line)
+        self.is_over.wait()
 
     def wait_for(self, number, seconds=20):
         deadline = time.monotonic() + seconds
         while len(self.lines) < number and time.monotonic() < deadline:
             time.sleep(0.01)
-        return sorted(self.lines.values())
+        return sorted(self.lines)
 
     def close(self):
         for watch in (self.first, *self.others.values()):
             watch.stop()
+        self.is_over.set()
         time.sleep(0.2)  # until nobody waits for them
         for pair in self.pairs.values():
             for one in pair:

@@ -57,6 +57,10 @@ def test_the_program_has_its_share_and_sends_the_gradient_once():
         summed = re.findall(r"= f32\[\d+,\d+,\d+,\d+\]\S* dot\(.*lhs_contracting_dims=\{(\d)\}", program.text)
         assert len(summed) == 6 and set(summed) == {"3"}  # attention's gradients in the form for CPUs
         return
-    assert {(row["kind"], row["group_size"]) for row in report["collectives"]} == {("all-reduce", 2)}
+    (row,) = report["collectives"]
+    assert (row["kind"], row["group_size"]) == ("all-reduce", 2) and row["executions"] <= 4
+    # On processors each array of a collective has round trips of its own
+    assert re.findall(r"= (\S+) all-reduce\(", engine.step_programs(batch)[0].text)
+    assert not re.search(r"= \(.*\) all-reduce\(", engine.step_programs(batch)[0].text)
     gradient = sum(variable.numpy().nbytes for variable in engine.model.trainable_variables)
     assert gradient < report["collective_bytes"] <= gradient + 4 * 2 * len(engine.objective.sum_names)
