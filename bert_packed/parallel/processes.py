@@ -104,7 +104,7 @@ class Processes(Alone):
             self._watch.stop()
             self._service.leave(together=True)
         elif not issubclass(kind, MISTAKES) and self._service.is_loss(error):
-            time.sleep(GRACE_SECONDS)  # the watch may know which one
+            time.sleep(SILENT_SECONDS)  # the watch will know which one, and end this process first
             end_lost(f"another process was lost: {one_line(error)[:SHOWN]}")
         else:
             self._watch.leave()

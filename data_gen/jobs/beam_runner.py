@@ -3,21 +3,31 @@
 import contextlib
 import importlib
 import io
+import itertools
+import math
 import os
 import shlex
+import socket
+import threading
+import time
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
 
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 
 OPTIONS_VARIABLE = "BEAM_OPTIONS"
-FULL_NAMES = {"DaskRunner": "apache_beam.runners.dask.dask_runner.DaskRunner"}  # where Beam knows no short one
+FULL_NAMES = {
+    "DaskRunner": "apache_beam.runners.dask.dask_runner.DaskRunner"
+}  # where Beam knows no short one
 PARTS = {  # of Beam, which it installs as extras: their names, and modules
     "DataflowRunner": ("gcp", ["apache_beam.runners.dataflow.internal.apiclient"]),
     "DaskRunner": ("dask", ["distributed", "apache_beam.runners.dask.dask_runner"]),
 }
+ANSWER_SECONDS = 10  # of a job server
+ALIVE_SECONDS = 5  # between a worker's signs of life
+LOST_SECONDS, OVER = 90, "over"
 BUG = ".bug"  # suffix of notes of errors that are not the user's
 
 
@@ -30,20 +40,65 @@ def run_pipeline(runner, function, elements, work_folder):
     """
     pipeline = _make_pipeline(runner)
     folder = os.path.join(work_folder, "errors")
-    storage.remove_folder(folder)
-    storage.make_folder(folder)
+    for one in (folder, _signs_of(folder)):
+        storage.remove_folder(one)
+        storage.make_folder(one)
     # Dask would call a tuple that begins with a function
     numbered = [(number, function, folder, element) for number, element in enumerate(elements)]
     try:
-        with pipeline:
-            # without the reshuffle Beam would fuse everything with the single step that creates the list
-            _ = pipeline | beam.Create(numbered) | beam.Reshuffle() | beam.Map(_apply)
+        # without the reshuffle Beam would fuse everything with the single step that creates the list
+        _ = pipeline | beam.Create(numbered) | beam.Reshuffle() | beam.Map(_apply)
+        # Dataflow starts machines, for minutes
+        start = math.inf if runner == "DataflowRunner" else time.monotonic()
+        _wait_for(pipeline.run(), _signs_of(folder), len(numbered), start)
     except Exception as error:  # each runner has its own errors
         if any(name.endswith(BUG) for name in storage.list_names(folder)):
             raise  # a mistake of ours needs its traceback
         _raise_noted(folder)
         raise OSError(f"{runner} failed: {type(error).__name__}: {_last_line(error)}") from error
     _raise_noted(folder)
+
+
+def _wait_for(result, folder, number, start):
+    """Wait for the end of a pipeline, or of all its elements: some runners wait for a lost worker.
+
+    `start` is the time from which on workers must show signs of life. Raises `OSError` where one is lost.
+    """
+    failed, seen, last = [], {}, start  # signs of life, and when they have changed
+
+    def wait():
+        try:
+            result.wait_until_finish()
+        except Exception as error:
+            failed.append(error)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    while waiting.is_alive():
+        waiting.join(ALIVE_SECONDS)
+        now, before = time.monotonic(), seen
+        signs = {name: _read_sign(folder, name) for name in storage.list_names(folder)}
+        is_new = {name: before.get(name, ("",))[0] != sign for name, sign in signs.items()}
+        seen = {name: (sign, now) if is_new[name] else before[name] for name, sign in signs.items()}
+        last = now if any(is_new.values()) else last
+        running = [since for sign, since in seen.values() if sign != OVER]
+        if waiting.is_alive() and now - min([last, *running]) > LOST_SECONDS:
+            threading.Thread(target=result.cancel, daemon=True).start()
+            if len(seen) == number and not running:
+                return
+            raise OSError(f"a worker was lost: no sign of life for {LOST_SECONDS} seconds")
+    if failed:
+        raise failed[0]
+
+
+def _read_sign(folder, name):
+    with contextlib.suppress(FileNotFoundError):  # a temporary one
+        return storage.read_text(os.path.join(folder, name))
+    return OVER
+
+
+def _signs_of(folder):
+    return f"{folder}-alive"
 
 
 def _make_pipeline(runner):
@@ -69,6 +124,7 @@ def _make_pipeline(runner):
                 raise ValueError(f"--{min(unknown)} is none")
             # this raises ValueError, too, for a missing option that the runner requires
             words = words[:end] + words[end + 1 :]
+            _check_server(options.view_as(PortableOptions).job_endpoint)
             return beam.Pipeline(options=PipelineOptions(words, runner=full_name))
     except (ValueError, TypeError, SystemExit) as error:
         reason = _last_line(complaint.getvalue()).partition("error: ")[2] or _last_line(error)
@@ -77,8 +133,18 @@ def _make_pipeline(runner):
         ) from error
 
 
+def _check_server(endpoint):
+    """Raise `ValueError` where nobody listens, for which Beam waits for minutes."""
+    host, _, port = (endpoint or "").rpartition(":")
+    if host:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            raise ValueError(f"no job server at --job_endpoint={endpoint}: {error}") from error
+
+
 def _check_part(runner):
-    """Raise `InputError` where Beam was installed without a runner's dependencies; makes its options known."""
+    """Raise `InputError` where Beam was installed without a runner's part; makes its options known."""
     extra, modules = PARTS[runner]
     try:
         for module in modules:
@@ -91,8 +157,9 @@ def _check_part(runner):
 
 
 def _last_line(error):
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1].rstrip(".") if lines else ""
+    lines = [line.strip() for line in str(error).splitlines() if any(map(str.isalnum, line))]
+    details = [line for line in lines if line.startswith("details = ")]  # of gRPC
+    return (details or lines)[-1].rstrip(".") if lines else ""
 
 
 def _raise_noted(folder):
@@ -105,11 +172,34 @@ def _apply(numbered):
     """Call the function, and note its error for the parent."""
     # Beam itself would hide a user's error in a traceback
     number, function, folder, element = numbered
+    path = os.path.join(folder, f"{number:09d}")
     try:
-        function(element)
+        with _alive(os.path.join(_signs_of(folder), f"{number:09d}")):
+            function(element)
     except (InputError, OSError) as error:
         kind = "input" if isinstance(error, InputError) else "system"
-        storage.write_text(os.path.join(folder, f"{number:09d}"), f"{kind}\n{error}")
+        storage.write_text(path, f"{kind}\n{error}")
     except Exception as error:  # a bug of ours: noted for the parent, and raised again
-        storage.write_text(os.path.join(folder, f"{number:09d}{BUG}"), f"{error}")
+        storage.write_text(path + BUG, f"{error}")
         raise
+
+
+@contextlib.contextmanager
+def _alive(path):
+    """Write a sign of life every few seconds while the body runs."""
+    is_over = threading.Event()
+
+    def repeat():
+        for number in itertools.count():
+            storage.write_text(path, f"{number}")
+            if is_over.wait(ALIVE_SECONDS):
+                return
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+        storage.write_text(path, OVER)

@@ -12,7 +12,15 @@ from bert_packed.core.runtime import LARGE_ARRAYS, keep_freed_memory
 from bert_packed.core.settings import InputError
 
 LOCAL = "local"
-RUNNERS = (LOCAL, "DirectRunner", "PortableRunner", "DaskRunner", "FlinkRunner", "SparkRunner", "DataflowRunner")
+RUNNERS = (
+    LOCAL,
+    "DirectRunner",
+    "PortableRunner",
+    "DaskRunner",
+    "FlinkRunner",
+    "SparkRunner",
+    "DataflowRunner",
+)
 # One process is as fast up to here, because others take time to start
 BYTES_THAT_PAY = 2**26  # of records to pack
 TEXT_BYTES_THAT_PAY = 2**24  # of text to make records of

@@ -71,6 +71,7 @@ def ended(monkeypatch):
 
     monkeypatch.setattr(os, "_exit", end)
     monkeypatch.setattr(processes, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(processes, "SILENT_SECONDS", 0.05)
 
 
 def run_all(body, num=2):

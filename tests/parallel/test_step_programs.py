@@ -59,8 +59,8 @@ def test_the_program_has_its_share_and_sends_the_gradient_once():
         return
     (row,) = report["collectives"]
     assert (row["kind"], row["group_size"]) == ("all-reduce", 2) and row["executions"] <= 4
-    # On processors each array of a collective has round trips of its own
-    assert re.findall(r"= (\S+) all-reduce\(", engine.step_programs(batch)[0].text)
-    assert not re.search(r"= \(.*\) all-reduce\(", engine.step_programs(batch)[0].text)
+    # On processors each array of a collective has round trips of its own: counts, gradients, requests to stop
+    kinds = re.findall(r"= (.*?) all-reduce\(", engine.step_programs(batch)[0].text)
+    assert 2 <= sum(kind.count("[") for kind in kinds) <= 3
     gradient = sum(variable.numpy().nbytes for variable in engine.model.trainable_variables)
     assert gradient < report["collective_bytes"] <= gradient + 4 * 2 * len(engine.objective.sum_names)

@@ -54,12 +54,13 @@ OPTIONS = "--project=p --temp_location=gs://b/tmp --staging_location=gs://b/tmp"
         ("FlinkRunner", "--parallelism=2 --flink_masterr=host:1", "--flink_masterr is none"),
         ("SparkRunner", "--parallelism=2 --flink_masterr=host:1", "--flink_masterr is none"),
         ("DataflowRunner", OPTIONS, "Missing required option: region"),
+        ("PortableRunner", "--job_endpoint=127.0.0.1:9", "no job server at --job_endpoint=127.0.0.1:9: "),
     ],
 )
 def test_options_that_are_none(tmp_path, capsys, monkeypatch, runner, options, message):
     from data_gen.jobs import beam_runner
 
-    monkeypatch.setattr(beam_runner, "_check_dataflow", lambda: None)
+    monkeypatch.setattr(beam_runner, "PARTS", {})
     line = mistake(runner, options, tmp_path, capsys, monkeypatch)
     assert line.startswith(f"p.py: error: `BEAM_OPTIONS` must be flags of {runner}: ") and message in line
     assert line.endswith(f"Received: {options!r}.")
