@@ -37,6 +37,10 @@ BEAM_REQUIRES = [
     "apache-beam>=2.69,<3",  # data generation on more than one machine; the first for Python 3.11 to 3.13
 ]
 
+DASK_REQUIRES = [
+    "apache-beam[dask]>=2.69,<3",  # the same on a cluster of Dask
+]
+
 URL_REQUIRES = {  # what `fsspec` reads and writes them by
     "gs": ["gcsfs"],  # Google's store
     "s3": ["s3fs"],  # Amazon's
@@ -112,6 +116,7 @@ setup(
     extras_require={
         "test": TEST_REQUIRES,
         "beam": BEAM_REQUIRES,
+        "dask": DASK_REQUIRES,
         "arrow": ARROW_REQUIRES,
         **URL_REQUIRES,
         "aot": AOT_REQUIRES,
