@@ -21,7 +21,7 @@ import numpy as np
 from keras import ops
 
 from bert_packed.core.settings import InputError
-from bert_packed.evaluation.model_audit import Check, check_gradients, largest_of
+from bert_packed.evaluation.model_audit import Check, check_gradients, halves, largest_of
 from bert_packed.objectives.features import OWNERS, RECORDED
 from bert_packed.training.backend import compiled, gradient
 
@@ -50,10 +50,10 @@ def audit(engine, batch, tolerance=1e-5, compile=compiled):
         *_neighbours_outputs(forward, outputs, model.config.vocab_size, packs),
         *check_gradients(
             (
-                packs["sequence_ids"] == slot,
-                np.abs(_to_numpy(cross_gradient(packs, np.int32(slot)))).max(axis=-1),
+                _to_bools(_of_half(packs["sequence_ids"], half_BK)),
+                np.abs(_to_numpy(cross_gradient(packs, half_BK))).max(axis=-1),
             )
-            for slot in range(1, int(packs["sequence_ids"].max()) + 1)
+            for half_BK in _halves(packs)
         ),
         *_outputs_alone(forward, outputs, packs, unpacked, slots, tolerance),
         *_training_alone(gradients, model, objective, packs, unpacked, tolerance),
@@ -108,34 +108,45 @@ def _forward(model, objective, batch):
     return {HIDDEN: hidden_BSD, **outputs, **vectors}
 
 
-def _cross_gradient(model, objective, batch, slot):
-    """Gradient `[B, S, D]` of one slot's hidden states and losses, or vectors, by the embeddings of all."""
+def _halves(batch):
+    """Halves of the sequences of all packs, bool `[B, K]`."""
+    is_used_BK = batch["slot_weights"] > 0
+    return halves(np.cumsum(is_used_BK).reshape(is_used_BK.shape) * is_used_BK)
+
+
+def _of_half(owners, half_BK):
+    """True where the sequence 1..K of each token, prediction or slot is of the half; 0 is of none."""
+    padded = ops.pad(ops.cast(half_BK, "int32"), [[0, 0], [1, 0]])
+    return ops.take_along_axis(padded, ops.cast(owners, "int32"), axis=1) > 0
+
+
+def _cross_gradient(model, objective, batch, half_BK):
+    """Gradient `[B, S, D]` of a half's hidden states and losses, or vectors, by the embeddings of all."""
 
     def target(embedded_BSD):
         hidden_BSD = model.encode_embedded(embedded_BSD, batch)
-        mine_BS = ops.cast(ops.equal(batch["sequence_ids"], slot), "float32")
+        mine_BS = ops.cast(_of_half(batch["sequence_ids"], half_BK), "float32")
         # The sum is weighted, since layer norm makes a plain sum of outputs constant
         weights_D = ops.linspace(-1.0, 1.0, hidden_BSD.shape[-1])
         states = ops.sum(ops.cast(hidden_BSD, "float32") * weights_D * mine_BS[..., None])
         outputs = model.apply_heads(hidden_BSD, batch, training=False)
         if objective.vectors:  # their loss compares sequences, so that each has a gradient on the others
-            used_BK = _only(batch, slot)["slot_weights"]
+            used_BK = _only(batch, half_BK)["slot_weights"]
             vectors_BKD = objective.vectors(outputs, batch) * weights_D
             # An unused slot may have the vector of any token
             return states + ops.sum(ops.where(used_BK[..., None] > 0, vectors_BKD, 0.0))
-        sums = objective.sums(outputs, _only(batch, slot))
+        sums = objective.sums(outputs, _only(batch, half_BK))
         return states + sum(sums[name] for name in objective.losses)
 
     return gradient(target)(model.embed(batch))
 
 
-def _only(batch, slot):
-    """A batch in which one slot's sequences alone count in a loss; `sequence_ids` are unchanged."""
-    slots_K = ops.arange(1, batch["slot_weights"].shape[1] + 1)
-    found = {**batch, "slot_weights": ops.where(ops.equal(slots_K, slot), batch["slot_weights"], 0.0)}
+def _only(batch, half_BK):
+    """A batch in which a half of the sequences alone counts in a loss; `sequence_ids` are unchanged."""
+    found = {**batch, "slot_weights": ops.where(half_BK, batch["slot_weights"], 0.0)}
     if OWNERS["P"] in batch:
         sequences_BP = batch[OWNERS["P"]]
-        found[OWNERS["P"]] = ops.where(ops.equal(ops.cast(sequences_BP, "int32"), slot), sequences_BP, 0.0)
+        found[OWNERS["P"]] = ops.where(_of_half(sequences_BP, half_BK), sequences_BP, 0.0)
     return found
 
 
@@ -148,21 +159,21 @@ def _owners(batch, kind):
 
 
 def _neighbours_outputs(forward, outputs, vocab_size, packs):
-    """Change every token of slot 1 of all packs, then of slot 2, ...; compare all other sequences."""
+    """Change every token of half of the sequences; compare all others."""
     before = _to_numpy(forward(packs))
     largest = dict.fromkeys(outputs, 0.0)
-    unmoved = 0
-    for slot in range(1, packs["slot_weights"].shape[1] + 1):
-        mine_BS = packs["sequence_ids"] == slot
+    unmoved_BS = np.zeros(packs["sequence_ids"].shape, bool)
+    for half_BK in _halves(packs):
+        mine_BS = _to_bools(_of_half(packs["sequence_ids"], half_BK))
         tokens = np.where(mine_BS, (packs["token_ids"] + 1) % vocab_size, packs["token_ids"])
         after = _to_numpy(forward({**packs, "token_ids": tokens}))
         for name, kind in outputs.items():
             owners = _owners(packs, kind)
-            others = (owners != slot) & ((owners > 0) | (kind == "S"))  # padding must not move
-            if others.any():
+            others = ~_to_bools(_of_half(owners, half_BK)) & ((owners > 0) | (kind == "S"))
+            if others.any():  # padding must not move, either
                 largest[name] = largest_of(largest[name], np.abs(after[name] - before[name])[others].max())
-        moved_BS = (after[HIDDEN] != before[HIDDEN]).any(axis=-1)
-        unmoved += int(np.sum(mine_BS & ~moved_BS))
+        unmoved_BS |= mine_BS & ~(after[HIDDEN] != before[HIDDEN]).any(axis=-1)
+    unmoved = unmoved_BS.sum()
     return [
         *(Check(f"neighbors: change of {name}", largest[name], 0.0) for name in outputs),
         # A model that ignores its input would pass everything above
@@ -231,6 +242,10 @@ def _to_numpy(outputs):
     if isinstance(outputs, dict):
         return {name: _to_numpy(values) for name, values in outputs.items()}
     return np.asarray(ops.convert_to_numpy(outputs), np.float32)
+
+
+def _to_bools(values):
+    return np.asarray(ops.convert_to_numpy(values))
 
 
 def take_rows(batch, num_rows):

@@ -173,7 +173,7 @@ def _is_equal(one, other):
     return all(np.array_equal(a, b, equal_nan=True) for a, b in zip(one, other, strict=True))
 
 
-def _halves(numbers_BS):
+def halves(numbers_BS):
     """Halves of the sequences, bool `[B, S]`: for any two of them, one half has the first alone."""
     bits = [numbers_BS - 1 >> bit & 1 for bit in range((int(numbers_BS.max()) - 1).bit_length())]
     return [(bit_BS == value) & (numbers_BS > 0) for bit_BS in bits for value in (0, 1)]
@@ -187,7 +187,7 @@ def _changed_neighbours(call, packs, numbers_BS, before):
     # Ids that occur are ids that the model knows
     others_BS = ids[(np.searchsorted(ids, packs[TOKENS]) + 1) % len(ids)]
     largest, stays_BS = 0.0, np.zeros(numbers_BS.shape, bool)
-    for half_BS in _halves(numbers_BS):
+    for half_BS in halves(numbers_BS):
         after = call({**packs, TOKENS: np.where(half_BS, others_BS, packs[TOKENS])})
         change_BS = _differences(after, before)
         largest = largest_of(largest, change_BS[~half_BS & (numbers_BS > 0)].max())
@@ -212,7 +212,7 @@ def _gradients_of_neighbours(call, packs, numbers_BS):
         size_BS = size_BS if len(size_BS) == len(half_BS) else size_BS.T  # XLNet's are [S, B]
         return size_BS[:, : half_BS.shape[1]]  # Longformer's are padded
 
-    return check_gradients(((half_BS, size_of(half_BS)) for half_BS in _halves(numbers_BS)), numbers_BS > 0)
+    return check_gradients(((half_BS, size_of(half_BS)) for half_BS in halves(numbers_BS)), numbers_BS > 0)
 
 
 def check_gradients(sizes, is_counted_BS=True):

@@ -109,6 +109,19 @@ def test_padding_must_not_move_and_unused_slots_may(packs):
             assert set(changes(make_forward([(output, giver, 0, 1.0)]), packs).values()) == {0.0}
 
 
+def test_a_leak_between_equal_slots_of_two_packs_is_seen(packs):
+    """Changed together, both would stay as they are beside each other."""
+    sound = make_forward()
+
+    def forward(batch):
+        found = sound(batch)
+        found["nsp_logits"][0, 0] += batch["token_ids"][1][batch["sequence_ids"][1] == 1].sum()
+        return found
+
+    found = changes(forward, packs)
+    assert {name for name, size in found.items() if size} == {"neighbors: change of nsp_logits"}
+
+
 def test_nan_does_not_pass(packs):
     found = changes(make_forward([("mlm_logits", 2, 1, np.nan)]), packs)
     assert np.isnan(found["neighbors: change of mlm_logits"])
