@@ -22,7 +22,6 @@ OTHER_NAMES = {
 # Owners promise nothing about these, each of which has its reason
 PRIVATE = {
     "bert_packed.core.runtime": {"ctypes": "mallopt is a function of the C library alone"},
-    "bert_packed.torch.packed_stream": {"_ex_iterable": "datasets has nothing public that shows a shuffle"},
     "bert_packed.torch.pretraining": {"_attn_implementation": "transformers has a public setter alone"},
     "bert_packed.training.backend": {"_r": "TensorFlow's guide marks a step by it"},
     "bert_packed.training.engines.tensorflow": {

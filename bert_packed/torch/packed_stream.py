@@ -18,7 +18,8 @@ class PackedStream(torch.utils.data.IterableDataset):
 
     The workers of a DataLoader share the rows: each has its shards of a `datasets.IterableDataset`, or every
     n-th row. `state_dict` and `load_state_dict` are for a `StatefulDataLoader` of torchdata, or a loop
-    without workers. No row is lost or repeated: the buffer in which a run stopped is filled again.
+    without workers. No row is lost or repeated: rows are counted, and a run that continues reads and skips
+    those that it has packed, since the state of a `datasets.IterableDataset` loses the rows of its shuffle.
 
     Args:
         dataset: Iterable of dicts with `input_ids`, such as a `datasets.IterableDataset`, which has the same
@@ -52,15 +53,14 @@ class PackedStream(torch.utils.data.IterableDataset):
             check_choice("labels", labels, KINDS)
         self._dataset, self._labels, self._seed, self._buffer_size = dataset, labels, seed, buffer_size
         self._limits = max_seq_length, max_sequences_per_pack
-        self._has_state = hasattr(dataset, "load_state_dict") and not _has_buffer(dataset)
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # which persistent workers see
-        # Where the next iteration continues; state or rows of the stream before the buffer; packs of it
-        self._state, self._start, self._num_yielded = None, None, 0
+        # Where the next iteration continues; rows of the stream before the buffer; packs of it
+        self._state, self._start, self._num_yielded = None, 0, 0
 
     def set_epoch(self, epoch):
         """Choose the epoch of later iterations, of the rows as well where they have `set_epoch`."""
         if epoch != self._epoch:
-            self._state, self._start, self._num_yielded = None, None, 0
+            self._state, self._start, self._num_yielded = None, 0, 0
         self._epoch.fill_(epoch)
         if hasattr(self._dataset, "set_epoch"):
             self._dataset.set_epoch(epoch)
@@ -80,36 +80,24 @@ class PackedStream(torch.utils.data.IterableDataset):
 
     def __iter__(self):
         state, self._state = self._state or {}, None
-        self._start, self._num_yielded = state.get("start"), state.get("num_yielded", 0)
+        self._start, self._num_yielded = state.get("start", 0), state.get("num_yielded", 0)
         return self._read(self._seed + int(self._epoch))
 
     def _read(self, seed):
-        rows, num_read = self._rows(), 0 if self._has_state else self._start or 0
+        rows = self._rows()
         while buffer := list(itertools.islice(rows, self._buffer_size)):
             packs = pack_rows(read_examples(buffer), *self._limits, self._labels, seed)
-            num_read += len(buffer)
             while self._num_yielded < len(packs[TOKENS]):
                 self._num_yielded += 1  # first, as `state_dict` follows the yield
                 yield {name: values[self._num_yielded - 1] for name, values in packs.items()}
-            self._start = self._dataset.state_dict() if self._has_state else num_read
+            self._start += len(buffer)
             self._num_yielded = 0
 
     def _rows(self):
-        if self._has_state:
-            self._dataset.load_state_dict(self._start)  # None for the beginning: datasets would keep the last
-            return iter(self._dataset)
         divides_itself = isinstance(self._dataset, torch.utils.data.IterableDataset)
         worker, num_workers = (0, 1) if divides_itself else find_worker()
-        return itertools.islice(self._dataset, worker + (self._start or 0) * num_workers, None, num_workers)
+        return itertools.islice(self._dataset, worker + self._start * num_workers, None, num_workers)
 
     def _settings(self):
         names = ("max_seq_length", "max_sequences_per_pack", "buffer_size", "seed")
         return dict(zip(names, (*self._limits, self._buffer_size, self._seed), strict=True))
-
-
-def _has_buffer(dataset):
-    """Whether rows wait in a shuffle buffer of `datasets`, which a state loses; then they are counted."""
-    parts = [getattr(dataset, "_ex_iterable", None)]
-    for part in parts:
-        parts += [*getattr(part, "ex_iterables", []), *filter(None, [getattr(part, "ex_iterable", None)])]
-    return any(type(part).__name__ == "BufferShuffledExamplesIterable" for part in parts)
