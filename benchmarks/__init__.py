@@ -21,6 +21,7 @@
     parallelism        communication and memory of layouts over devices
     overhead           what fresh masks and restarts of a Mamba add
     step_memory        memory of a training step
+    soak               any command killed at random moments, against the same left alone
 
 Every benchmark prints tables in Markdown and, with `--json`, writes them with machine, date and commit
 (`runner.py`). A table of docs/evidence/results.md is what a command printed; docs/evidence/data has its JSON.
