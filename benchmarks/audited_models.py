@@ -50,6 +50,7 @@ OTHER_SIZES = {
     **dict.fromkeys(["cohere2", "gemma2", "gemma3_text", "olmo3"], LOCAL_AND_FULL),
     **dict.fromkeys(["modernbert", "modernbert-decoder"], WINDOWS),
     "bamba": MAMBA | {"attn_layer_indices": [1]},
+    "big_bird": {"attention_type": "original_full"},  # the other one mixes sequences
     "falcon": {"head_dim": None},
     "falcon_h1": MAMBA | {"mamba_d_ssm": 32},
     "funnel": {"num_hidden_layers": None, "block_sizes": [1, 1], "num_decoder_layers": 1}

@@ -8,6 +8,8 @@ from bert_packed.core.settings import InputError, check_settings, setting
 
 STATUS_FAILED = 1
 ALL = "all"
+# Heads without a value for each token: what leaks would leak before them
+OF_SEQUENCES = ("ForSequenceClassification", "ForMultipleChoice", "ForNextSentencePrediction")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,23 +42,23 @@ class AuditHFConfig:
 def main(config):
     """Audit, print a row for each way, and return the exit status."""
     model = load_model(config)
-    from bert_packed.torch.exact_arguments import find_arguments  # torch: only now
+    import torch  # only now
+
+    from bert_packed.torch.exact_arguments import find_arguments
 
     attention = None if config.attention == ALL else config.attention
-    candidates = list(find_arguments(model, attention=attention))
+    candidates = list(find_arguments(model, in_float32=model.dtype == torch.float32, attention=attention))
     print_table([row_of(candidate) for candidate in candidates], config.json)
     return 0 if any(candidate.is_exact for candidate in candidates) else STATUS_FAILED
 
 
 def row_of(candidate):
     """A row of the table: a candidate's arguments, and what the audit says of them."""
-    checks = getattr(candidate.result, "checks", ())
-    failed = [check for check in checks if not check.passed]
     return {
         "arguments of PackingCollator": str(candidate),
         "exact": "yes" if candidate.is_exact else "no",
-        "largest difference": max((check.largest for check in failed[:1] or checks), default=None),
-        "what fails": failed[0].name if failed else "" if checks else str(candidate.result),
+        "largest difference": candidate.difference,
+        "what fails": candidate.failed.name if candidate.failed else candidate.failure,
     }
 
 
@@ -78,6 +80,8 @@ def load_model(config):
     try:
         names = transformers.AutoConfig.from_pretrained(folder).architectures or ["AutoModel"]
         kind = getattr(transformers, names[0], transformers.AutoModel)
+        if names[0].endswith(OF_SEQUENCES):
+            kind = transformers.AutoModel
         model = kind.from_pretrained(folder, dtype=dtype, use_safetensors=True, **options)
         return model.to(config.device).eval()
     # Each of its classes has errors of another kind

@@ -141,16 +141,17 @@ class PackingCollator:
         self.tokenizer, self.mlm_probability, self.labels = tokenizer, mlm_probability, labels
         self.max_seq_length, self.max_sequences_per_pack = max_seq_length, max_sequences_per_pack
         self.per_sequence, self.seed = per_sequence, seed
-        given |= {"dtype": dtype, "return_seq_idx": return_seq_idx or None}
-        if model is None:
-            given = {name: value for name, value in given.items() if value is not None}
-            self.model_inputs = ModelInputs(is_causal=self.is_causal, **given)
-        else:
+        given |= {"return_seq_idx": return_seq_idx or None}
+        if model is not None:
             is_known = hasattr(model, "config") and hasattr(model, "get_input_embeddings")
             _require(is_known, "model", "be one of transformers", shown(model))
+            _require(dtype in (None, model.dtype), "dtype", f"be that of the model, {model.dtype}", dtype)
             found = exact_arguments(model, self.is_causal, **given)
             logger.info("%s is exact on packs with %s", type(model).__name__, found)
             self.model_inputs = found.inputs
+        elif labels is None:
+            given = {name: value for name, value in (given | {"dtype": dtype}).items() if value is not None}
+            self.model_inputs = ModelInputs(is_causal=self.is_causal, **given)
 
     def _check_attention(self, attention, sliding_window, first_position, dtype):
         if attention is not None:

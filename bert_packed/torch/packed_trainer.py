@@ -21,10 +21,12 @@ class PackingTrainer(transformers.Trainer):
       real tokens in what is computed, of all processes since the log before.
 
     Args:
-        *arguments, **options: Arguments of `transformers.Trainer`. `data_collator` is copied.
+        *arguments, **options: Arguments of `transformers.Trainer`. `data_collator` is copied. In evaluation
+            `compute_loss_func` gets no `num_items_in_batch`, and must return a mean over labels.
 
     Raises:
-        ValueError: `data_collator` is no `PackingCollator`.
+        ValueError: `data_collator` is no `PackingCollator`; in evaluation, a subclass's `compute_loss` does
+            not call this one.
     """
 
     def __init__(self, *arguments, **options):
@@ -53,6 +55,8 @@ class PackingTrainer(transformers.Trainer):
         """Evaluate as Trainer does, and weigh losses by their counts."""
         self._evaluated = []
         output = super().evaluation_loop(*arguments, metric_key_prefix=metric_key_prefix, **options)
+        if f"{metric_key_prefix}_loss" in output.metrics and not self._evaluated:
+            refuse("`compute_loss`", "call that of `PackingTrainer`, which counts", type(self).__name__)
         if self._evaluated:
             sums = torch.stack(self._evaluated).cpu().double().sum(0).float()  # some devices have no float64
             total, count = self.accelerator.reduce(sums.to(self.args.device)).tolist()

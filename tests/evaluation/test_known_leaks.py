@@ -77,9 +77,16 @@ def test_a_known_leak_fails_and_the_right_inputs_pass(name, packs):
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_what_is_not_finite_passes_through_a_right_mask(packs, attention, value):
     """0 times NaN is NaN: attention weighs a masked value by 0, and adds it."""
-    model, token = build("bert", attention).eval(), int(packs["input_ids"][0, 1])
+    # Not its head, whose weights are those of the tokens
+    model, token = build("bert", attention).eval().bert, int(packs["input_ids"][0, 1])
     with torch.no_grad():
-        model.bert.embeddings.word_embeddings.weight[token] = value
+        model.embeddings.word_embeddings.weight[token] = value
+        # Of a sequence without the token, in the pack and alone
+        ids, tokens = packs["sequence_ids"][0], packs["input_ids"][0]
+        number = next(one for one in range(1, ids.max() + 1) if token not in tokens[ids == one])
+        together = model(**MASK({name: values[:1] for name, values in packs.items()}))[0][0, ids == number]
+        alone = model(input_ids=torch.as_tensor(tokens[ids == number])[None])[0]
+    assert alone.isfinite().all() and not together.isfinite().any()
     assert {NEIGHBOURS, ALONE} <= failed(model, packs, MASK)
 
 

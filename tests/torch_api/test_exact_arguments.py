@@ -17,6 +17,7 @@ pytest.importorskip("accelerate", reason="pip install -e '.[torch]'")
 from bert_packed.torch import PackingCollator  # noqa: E402
 from bert_packed.torch.exact_arguments import find_arguments  # noqa: E402
 
+HALF = " in half precision"  # which hid wrong arguments
 MASKED, CAUSAL = {}, {"mlm_probability": None}
 MASK, POSITIONS = "attention='mask', first_position=0", "attention='positions', first_position=0"
 NOTHING = "`model` must compute each sequence of a pack as alone, under arguments of `PackingCollator`."
@@ -47,7 +48,10 @@ class Scan(torch.nn.Module):
 
 def make(kind, attention="eager"):
     scans = {"scan": Scan, "scan_without_kernel": lambda: Scan(needs_kernel=True)}
-    return scans[kind]() if kind in scans else build(kind, attention)
+    if kind in scans:
+        return scans[kind]()
+    name = kind.removesuffix(HALF)
+    return build(name, attention) if name == kind else build(name, attention).bfloat16()
 
 
 def collate(model, **options):
@@ -60,6 +64,7 @@ def collate(model, **options):
         ("bert", "sdpa", MASKED, MASK),
         ("bert", "plain_varlen", MASKED, "attention='varlen', first_position=0"),
         ("roberta", "sdpa", MASKED, f"attention='mask', first_position={PAD + 1}"),
+        (f"roberta{HALF}", "sdpa", MASKED, f"attention='mask', first_position={PAD + 1}"),
         ("modernbert", "sdpa", MASKED, f"{MASK}, sliding_window={WINDOW}"),
         ("llama", "sdpa", CAUSAL, POSITIONS),
         ("llama", "sdpa", CAUSAL | {"attention": "mask"}, MASK),
@@ -103,6 +108,12 @@ def test_arguments_of_a_model(caplog, kind, attention, options, found):
             f"have mlm_probability=a rate, {MASK} for BertForMaskedLM. Received: mlm_probability=N",
         ),
         (
+            f"bert{HALF}",
+            CAUSAL,
+            f"have mlm_probability=a rate, {MASK} for BertForMaskedLM. Received: mlm_probability=N",
+        ),
+        (f"bert{HALF}", {"dtype": torch.float32}, "`dtype` must be that of the model, torch.bfloat16."),
+        (
             "llama",
             MASKED,
             f"have mlm_probability=None, {POSITIONS} for LlamaForCausalLM. Received: mlm_probab",
@@ -138,6 +149,22 @@ def test_no_position_beyond_the_table_is_tried():
     model = build("bert")
     model.config.pad_token_id = LENGTH - 5
     assert {one.inputs.first_position for one in find_arguments(model)} == {0}
+
+
+def test_a_window_that_no_sequence_here_shows_is_not_left_out():
+    model = build("mistral")
+    model.config.sliding_window = 4096
+    assert {str(one) for one in find_arguments(model, attention="mask")} == {
+        f"attention='mask', first_position={first}, sliding_window=4096" for first in (0, PAD + 1)
+    }
+
+
+def test_attention_in_blocks_is_refused():
+    """BigBird leaves it for inputs as short as those that a model is tried on."""
+    model = build("bert")
+    model.config.attention_type = "block_sparse"
+    with pytest.raises(ValueError, match='`model` must have attention_type="original_full"'):
+        collate(model)
 
 
 def test_numbers_of_sequences_for_scans():

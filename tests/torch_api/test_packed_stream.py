@@ -176,6 +176,30 @@ def test_trainer_resumes_a_stream(tmp_path):
         assert torch.equal(again[name], value), name
 
 
+def test_iterations_do_not_disturb_each_other():
+    """A state is that of the newest, and each has all rows."""
+    stream = PackedStream(make_rows(), LENGTH, buffer_size=BUFFER)
+    one = iter(stream)
+    packs = [next(one)]
+    other = iter(stream)
+    assert is_whole([[next(other), *other]])
+    packs += one
+    assert is_whole([packs])
+
+
+def test_rows_in_another_order_do_not_continue():
+    """As of a shuffle without a seed: rows were lost and repeated."""
+    rows = make_rows()
+    stream = PackedStream(rows, LENGTH, buffer_size=BUFFER)
+    packs = iter(stream)
+    next(packs)
+    state = stream.state_dict()
+    again = PackedStream(rows[1:] + rows[:1], LENGTH, buffer_size=BUFFER)
+    again.load_state_dict(state)
+    with pytest.raises(ValueError, match="`dataset` must have the rows that it had when the state was made"):
+        next(iter(again))
+
+
 def test_mistakes():
     rows = make_rows()
     for arguments, message in (
