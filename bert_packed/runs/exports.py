@@ -133,12 +133,8 @@ def write_model_card(folder, model, run=None, step=None, audit=None, languages="
         f"- {family.name.lower()}",
         "- sequence-packing",
     ]
-    # Only a model and data sets of the hub have names that mean something elsewhere
-    start = re.fullmatch("([^@]+)@[0-9a-f]{40}", run.get("flags", {}).get("init_checkpoint", ""))
     texts = [text for origin, manifest in _manifests(run) for text in _texts(origin, manifest)]
-    sets = {found["repo"] for text in texts if (found := DATA_SET.match(text))}
-    known = {"language": languages, "base_model": start and start[1], "datasets": ", ".join(sorted(sets))}
-    front += [*(f"{title}: [{value}]" for title, value in known.items() if value), "---"]
+    front += [*origins(run.get("flags", {}).get("init_checkpoint", ""), texts, languages), "---"]
     sections = {
         "Held-out scores": [f"- {score}: {value:.6g}" for score, value in (run.get("scores") or {}).items()]
         or ["Not known."],
@@ -154,6 +150,17 @@ def write_model_card(folder, model, run=None, step=None, audit=None, languages="
     for title, content in sections.items():
         lines += [f"## {title}", "", *content, ""]
     (Path(folder) / CARD_FILE).write_text("\n".join(lines), encoding="utf-8")
+
+
+def origins(start, texts, languages=""):
+    """Lines of a card's front matter: what of a model's origins has a name on the hub.
+
+    `start` is the recorded `init_checkpoint`, `texts` begin with paths of data.
+    """
+    base = re.fullmatch("([^@]+)@[0-9a-f]{40}", start)
+    sets = {found["repo"] for text in texts if (found := DATA_SET.match(text))}
+    known = {"language": languages, "base_model": base and base[1], "datasets": ", ".join(sorted(sets))}
+    return [f"{title}: [{value}]" for title, value in known.items() if value]
 
 
 def _code(folder, name):

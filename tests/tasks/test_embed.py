@@ -89,6 +89,7 @@ def test_a_run_leaves_a_folder_with_its_vectors(files, tmp_path, kind):
     )
     card = (tmp_path / "run" / "model" / "README.md").read_text()
     assert f"On {files}/scored.jsonl: pairs 12:" in card
+    assert 'SentenceTransformer("FOLDER_OR_NAME")' in card
     if kind == "pairs":
         assert encoder.settings.prompts["query"] == "w25 w24 "
         want = encoder.encode([f"w25 w24 {text}" for text, _ in PAIRS])

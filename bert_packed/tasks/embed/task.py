@@ -17,7 +17,7 @@ from bert_packed.core.hub import name_of
 from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError
 from bert_packed.objectives.objective import Objective
-from bert_packed.runs.exports import CARD_FILE
+from bert_packed.runs.exports import CARD_FILE, origins
 from bert_packed.runs.run_summary import describe_counts
 from bert_packed.runs.vocabulary import find_vector_settings
 from bert_packed.tasks import run
@@ -191,12 +191,21 @@ def _card(config, settings, width, scores, evaluation):
     """The text of the model card, whose front matter the hub reads."""
     names = "sentence-transformers", "sentence-similarity", "feature-extraction", "sequence-packing"
     lines = ["---", "library_name: sentence-transformers", "pipeline_tag: sentence-similarity", "tags:"]
-    lines += [*(f"- {name}" for name in names), "---", "", "# Vectors of texts", ""]
+    start = name_of(config.init_checkpoint)
+    lines += [*(f"- {name}" for name in names), *origins(start, [config.train_file]), "---", ""]
     lines += [
+        "# Vectors of texts",
+        "",
+        "```python",
+        "from sentence_transformers import SentenceTransformer",
+        'model = SentenceTransformer("FOLDER_OR_NAME")',
+        'vectors = model.encode(["a text"])',
+        "```",
+        "",
         f"- dimensions: {width}" + (f", and {config.matryoshka_widths}" if config.widths else ""),
         f"- most tokens of a text: {settings.max_seq_length}",
         f"- pooling: {settings.pooling}; {'length 1' if settings.normalize else 'any length'}",
-        f"- base model: {name_of(config.init_checkpoint) or config.bert_config_file}",
+        f"- base model: {start or config.bert_config_file}",
         f"- data: {config.train_file if config.do_train else 'none: not trained here'}",
         *(f"- prompt {name}: {prefix!r}" for name, prefix in settings.prompts.items()),
         "",
