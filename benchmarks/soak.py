@@ -67,9 +67,10 @@ def do_round(config, folder, name, rng, alone, want):
     for _ in range(config.kills):
         taken = run_once(config, folder, name, rng.uniform(0, max(MARGIN * alone - seconds, 0.1 * alone)))
         seconds += abs(taken)
-        if taken > 0:  # it has ended by itself
+        kills += taken < 0
+        # It has ended by itself, or was killed when all was there, which some commands then refuse
+        if taken > 0 or read_files(folder / name, config.compare) == want:
             break
-        kills += 1
     else:
         seconds += run_once(config, folder, name)
     return {
