@@ -1,4 +1,4 @@
-"""Which arguments of `PackingCollator` are exact for models of transformers, by tiny random ones.
+"""Arguments of `PackingCollator` that are exact for models of transformers, by tiny random ones.
 
 python -m benchmarks.audited_models
 """

@@ -73,7 +73,10 @@ def show(benchmark, config, tables, notes=(), digits=4, how="Measured"):
     # Machine and flags are beside the numbers, which mean nothing without them
     if config.json:
         settings = {
-            name: value for name, value in dataclasses.asdict(config).items() if name not in OUTPUT_FLAGS
+            # A machine's folders mean nothing elsewhere
+            name: Path(value).name if str(value).startswith("/") else value
+            for name, value in dataclasses.asdict(config).items()
+            if name not in OUTPUT_FLAGS
         }
         content = {"benchmark": benchmark, "machine": machine, "settings": settings}
         write_json(config.json, {**content, "tables": tables, "notes": list(notes)})

@@ -1,4 +1,4 @@
-"""What a model of transformers is given of packs: positions, and what its attention knows sequences by.
+"""Arguments of a model of transformers for packs: positions, and what its attention knows sequences by.
 
 Legend: B packs, S pack length.
 """

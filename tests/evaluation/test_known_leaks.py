@@ -81,7 +81,7 @@ def test_what_is_not_finite_passes_through_a_right_mask(packs, attention, value)
     model, token = build("bert", attention).eval().bert, int(packs["input_ids"][0, 1])
     with torch.no_grad():
         model.embeddings.word_embeddings.weight[token] = value
-        # Of a sequence without the token, in the pack and alone
+        # A sequence without the token has them in the pack, and has not alone
         ids, tokens = packs["sequence_ids"][0], packs["input_ids"][0]
         number = next(one for one in range(1, ids.max() + 1) if token not in tokens[ids == one])
         together = model(**MASK({name: values[:1] for name, values in packs.items()}))[0][0, ids == number]

@@ -59,7 +59,7 @@ def test_the_program_has_its_share_and_sends_the_gradient_once():
         return
     (row,) = report["collectives"]
     assert (row["kind"], row["group_size"]) == ("all-reduce", 2) and row["executions"] <= 4
-    # On processors each array of a collective has round trips of its own: counts, gradients, requests to stop
+    # Each array of a collective has its own round trips on CPUs: counts, gradients, requests to stop
     kinds = re.findall(r"= (.*?) all-reduce\(", engine.step_programs(batch)[0].text)
     assert 2 <= sum(kind.count("[") for kind in kinds) <= 3
     gradient = sum(variable.numpy().nbytes for variable in engine.model.trainable_variables)

@@ -187,8 +187,7 @@ def test_a_line_of_each_row_says_where_the_run_is(monkeypatch, first_step):
     shown, recorder = [], Recorder()
     hooks = dataclasses.replace(recorder.hooks(), show=shown.append)
     train_on_a_clock(monkeypatch, recorder, hooks, 30.0, first_step, num_train_steps=900, log_steps=300)
-    # A log file would show nothing for minutes
-    before, after, *shown = shown
+    before, after, *shown = shown  # else a log file would show nothing for minutes
     assert before.startswith("compiling  ") and after == "compiled   in 5 min, the first step included"
     # A row of one step alone has no timed one
     lines = {300: ", 5 h left", 600: ", 2.5 h left" if first_step < 599 else "", 900: ""}
