@@ -16,11 +16,11 @@ def reason_against():
         return "namespaces need root"
     if not (shutil.which("ip") and shutil.which("unshare")):
         return "namespaces need ip and unshare"
-    name = f"try-{uuid.uuid4().hex[:6]}"
-    found = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
-    if found.returncode:
-        return f"no namespaces here: {found.stderr.strip()}"
-    _ip("netns", "del", name)
+    try:
+        with two_hosts() as (one, _):
+            subprocess.run(one.command(["true"]), check=True, capture_output=True)
+    except (subprocess.CalledProcessError, OSError) as error:
+        return f"no namespaces here: {error}"
     return ""
 
 

@@ -19,10 +19,7 @@ from test_several_processes import (  # noqa: F401  fixtures
 
 from bert_packed.parallel.processes import STATUS_LOST
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(hosts.reason_against()), reason=hosts.reason_against()),
-]
+pytestmark = pytest.mark.slow
 KILLED = -signal.SIGKILL
 # What befalls a host, the statuses of both, and whom the survivors name
 EVENTS = {
@@ -31,6 +28,12 @@ EVENTS = {
     "other": (lambda pair, running: running.send(1, signal.SIGKILL), [STATUS_LOST, KILLED], {0: 1}),
     "stop": (lambda pair, running: running.send(1, signal.SIGTERM), [STOPPED, STOPPED], {}),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def namespaces():
+    if reason := hosts.reason_against():
+        pytest.skip(reason)
 
 
 @pytest.mark.parametrize(
