@@ -154,7 +154,7 @@ def site(tmp_path_factory):
         shutil.copy(ROOT / name, tree / name)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     alone = ["--no-deps", "--no-index"]
-    # As `python -m build` goes: what the archive lacks, the wheel lacks
+    # `python -m build` does the same: what the archive lacks, the wheel lacks
     code = "from setuptools.build_meta import build_sdist; build_sdist('..')"
     subprocess.run([sys.executable, "-c", code], cwd=tree, check=True, stdout=subprocess.DEVNULL)
     (archive,) = folder.glob("*.tar.gz")

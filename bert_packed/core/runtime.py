@@ -1,5 +1,6 @@
-"""This process: versions of packages and code, quiet imports, and memory that the C library keeps."""
+"""This process: versions of packages and code, quiet imports, kept memory, and what is repeated meanwhile."""
 
+import contextlib
 import ctypes
 import hashlib
 import importlib
@@ -7,6 +8,7 @@ import importlib.metadata
 import os
 import platform
 import tempfile
+import threading
 from pathlib import Path
 
 # The bytes of records depend on these. Manifests record their hash; other code does not continue a run
@@ -94,3 +96,21 @@ def is_ours_to_set():
     return platform.libc_ver()[0] == "glibc" and not any(
         name.startswith(_OWN_SETTINGS) for name in os.environ
     )
+
+
+@contextlib.contextmanager
+def repeating(call, seconds):
+    """Call a function every so many seconds, in a thread, while the body runs."""
+    is_over = threading.Event()
+
+    def repeat():
+        while not is_over.wait(seconds):
+            call()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()

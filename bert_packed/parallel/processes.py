@@ -17,6 +17,7 @@ import time
 import numpy as np
 
 from bert_packed.core.command_line import STATUS_INTERRUPTED
+from bert_packed.core.runtime import repeating
 from bert_packed.core.settings import InputError
 
 STATUS_LOST = 75  # EX_TEMPFAIL of sysexits.h: the same command may well succeed
@@ -89,7 +90,8 @@ class Processes(Alone):
                 raise InputError(content["error"])
             return content["value"]
         try:
-            with self._others_waiting():
+            # The others hear "not yet" before their collective would time out
+            with repeating(lambda: self._service.share(np.zeros(1, np.float32)), NOT_YET_SECONDS):
                 value = decide()
         except (InputError, OSError, MemoryError) as error:
             self._send(json.dumps({"error": one_line(error)}))
@@ -127,23 +129,6 @@ class Processes(Alone):
         while not (length := int(self._service.share(np.zeros(1, np.float32))[0])):
             pass  # not yet
         return self._service.share(np.zeros(length, np.float32)).astype(np.uint8).tobytes().decode()
-
-    @contextlib.contextmanager
-    def _others_waiting(self):
-        """Send the others "not yet" while the body runs, before their collective would time out."""
-        is_over = threading.Event()
-
-        def repeat():
-            while not is_over.wait(NOT_YET_SECONDS):
-                self._service.share(np.zeros(1, np.float32))
-
-        thread = threading.Thread(target=repeat, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            is_over.set()
-            thread.join()
 
 
 class Watch:

@@ -45,7 +45,7 @@ class PackingTrainer(transformers.Trainer):
             self._counted += counts
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         num_labels = (inputs["labels"] != IGNORED).sum()
-        # Without the number of a step's items the loss is a mean over the labels of this process
+        # The loss is a mean over the labels of this process, as no number of items is given
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
         total = torch.where(num_labels > 0, loss.detach().float() * num_labels, 0)  # a mean over none is NaN
         self._evaluated.append(torch.stack([total, num_labels]))

@@ -15,6 +15,7 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
 
 from bert_packed.core import storage
+from bert_packed.core.runtime import repeating
 from bert_packed.core.settings import InputError
 
 OPTIONS_VARIABLE = "BEAM_OPTIONS"
@@ -187,19 +188,14 @@ def _apply(numbered):
 @contextlib.contextmanager
 def _alive(path):
     """Write a sign of life every few seconds while the body runs."""
-    is_over = threading.Event()
+    numbers = itertools.count()
 
-    def repeat():
-        for number in itertools.count():
-            storage.write_text(path, f"{number}")
-            if is_over.wait(ALIVE_SECONDS):
-                return
+    def sign():
+        storage.write_text(path, f"{next(numbers)}")
 
-    thread = threading.Thread(target=repeat, daemon=True)
-    thread.start()
+    sign()
     try:
-        yield
+        with repeating(sign, ALIVE_SECONDS):
+            yield
     finally:
-        is_over.set()
-        thread.join()
         storage.write_text(path, OVER)

@@ -10,7 +10,6 @@ import dataclasses
 import json
 import multiprocessing
 import os
-import threading
 import time
 from collections.abc import Callable
 from concurrent import futures
@@ -20,6 +19,7 @@ import numpy as np
 from tqdm import tqdm
 
 from bert_packed.core import progress, storage
+from bert_packed.core.runtime import repeating
 from data_gen.jobs.runners import LOCAL, start_workers, telling_lost_workers
 
 SECONDS_BETWEEN_LOOKS = 0.5  # at the progress of workers
@@ -151,18 +151,10 @@ def _shown(counter, bar):
         bar.update(now - shown)
         shown = now
 
-    def look():
-        while not is_over.wait(SECONDS_BETWEEN_LOOKS):
-            show()
-
-    is_over = threading.Event()
-    looking = threading.Thread(target=look, daemon=True)
-    looking.start()
     try:
-        yield
+        with repeating(show, SECONDS_BETWEEN_LOOKS):
+            yield
     finally:
-        is_over.set()
-        looking.join()
         show()
 
 
