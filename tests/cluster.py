@@ -37,7 +37,7 @@ class RunningCluster:
         backend: "tensorflow" or "jax".
         own: Dict from the index of a process to arguments that it alone has, last.
         program: Arguments of Python that name the command, in place of `run_pretraining.py`.
-        hosts: A `hosts.Host` for each process; None for this one.
+        hosts: A `benchmarks.two_hosts.Host` for each process; None for this one.
     """
 
     def __init__(

@@ -6,7 +6,6 @@ process is told.
 
 import signal
 
-import hosts
 import pytest
 from cluster import RunningCluster, last_step
 from test_several_processes import (  # noqa: F401  fixtures
@@ -17,6 +16,7 @@ from test_several_processes import (  # noqa: F401  fixtures
     uninterrupted,
 )
 
+from benchmarks import two_hosts as hosts
 from bert_packed.parallel.processes import STATUS_LOST
 
 pytestmark = pytest.mark.slow
