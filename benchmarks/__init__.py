@@ -18,6 +18,7 @@
     packing_tables     the papers' packing tables beside ours
     packing_speed      speed and quality of the packing algorithms
     packmamba          the figures of PackMamba: padding, speed, operators
+    two_hosts          training steps on two hosts over a link that delays
     parallelism        communication and memory of layouts over devices
     overhead           what fresh masks and restarts of a Mamba add
     step_memory        memory of a training step

@@ -79,29 +79,16 @@ def seconds_of_step(config, backend, delay):
         "log_steps": 1,
         "distribution": "multi_worker",
     }
-    command = [
-        sys.executable,
-        "-m",
-        "bert_packed",
-        "pretrain",
-        *(f"--{name}={flags[name]}" for name in flags),
-    ]
+    arguments = [f"--{name}={value}" for name, value in flags.items()]
     with two_hosts(delay / 1000) as pair:
         workers = [f"{host.address}:{PORT}" for host in pair]
-        processes = [
-            subprocess.Popen(
-                host.command(command),
-                env={
-                    **os.environ,
-                    "KERAS_BACKEND": backend,
-                    "TF_CONFIG": json.dumps(
-                        {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
-                    ),
-                },
-                stdout=sys.stderr,
-            )
-            for index, host in enumerate(pair)
-        ]
+        processes = []
+        for index, host in enumerate(pair):
+            task = {"type": "worker", "index": index}
+            cluster = json.dumps({"cluster": {"worker": workers}, "task": task})
+            command = host.command([sys.executable, "-m", "bert_packed", "pretrain", *arguments])
+            variables = {**os.environ, "KERAS_BACKEND": backend, "TF_CONFIG": cluster}
+            processes.append(subprocess.Popen(command, env=variables, stdout=sys.stderr))
         statuses = [process.wait() for process in processes]
     if any(statuses):
         raise InputError(f"both processes must end with status 0. Received: {statuses}")
@@ -146,7 +133,11 @@ class Host:
 
 @contextlib.contextmanager
 def two_hosts(round_trip=0.0):
-    """Two `Host`s with a cable between them, gone afterwards; a packet and its answer take so many seconds."""
+    """Two `Host`s with a cable between them, gone afterwards.
+
+    Args:
+        round_trip: Seconds that a packet and its answer take.
+    """
     key = uuid.uuid4().hex[:6]
     hosts = [Host(f"host-{key}-{number}", f"10.77.0.{number + 1}") for number in range(2)]
     tunnels = []
@@ -173,7 +164,7 @@ def two_hosts(round_trip=0.0):
             subprocess.run(["ip", "netns", "del", host.name], capture_output=True)
             shutil.rmtree(FOLDER / host.name, ignore_errors=True)
         for tunnel in tunnels:
-            tunnel.close()
+            os.close(tunnel)
 
 
 def _ip(*arguments):
@@ -181,8 +172,8 @@ def _ip(*arguments):
 
 
 def _open_tunnel(host):
-    """The other end of a host's cable: a file, of whose reads and writes each is a packet."""
-    end = open("/dev/net/tun", "r+b", buffering=0)
+    """The other end of a host's cable: a descriptor, of whose reads and writes each is a packet."""
+    end = os.open("/dev/net/tun", os.O_RDWR)
     request, kind = MAKE_TUNNEL
     name = f"t{uuid.uuid4().hex[:8]}"
     fcntl.ioctl(end, request, struct.pack("16sH22x", name.encode(), kind))
@@ -198,12 +189,12 @@ def _carry(source, target, seconds):
         while True:
             due, packet = packets.get()
             time.sleep(max(0.0, due - time.monotonic()))
-            with contextlib.suppress(OSError, ValueError):  # the end is down, or closed
-                os.write(target.fileno(), packet)
+            with contextlib.suppress(OSError):  # the end is down, or closed
+                os.write(target, packet)
 
     threading.Thread(target=deliver, daemon=True).start()
-    with contextlib.suppress(OSError, ValueError):
-        while packet := os.read(source.fileno(), 2**16):
+    with contextlib.suppress(OSError):
+        while packet := os.read(source, 2**16):
             packets.put((time.monotonic() + seconds, packet))
 
 
