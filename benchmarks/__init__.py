@@ -22,6 +22,7 @@
     parallelism        communication and memory of layouts over devices
     overhead           what fresh masks and restarts of a Mamba add
     step_memory        memory of a training step
+    device_session     the commands to run while an accelerator is lent
     soak               any command killed at random moments, against the same left alone
 
 Every benchmark prints tables in Markdown and, with `--json`, writes them with machine, date and commit

@@ -45,7 +45,7 @@ class AcceleratorConfig(Settings):
     """Run on a machine with a GPU or TPU, under JAX; TensorFlow and files are not needed.
 
     exactness: packed against unpacked on the device, outputs, losses and gradients, and the audit of
-    neighbors, of the first model's width with two blocks, in float32 and bfloat16. steps: training steps
+    neighbors, of each model's width with two blocks, in float32 and bfloat16. steps: training steps
     in bfloat16 with the recipe's dropout, interleaved, on packs of Wikipedia's lengths at depth 3
     (packing factor 2.0) and on one sequence a row. Both with dense attention, or a Mamba's loop over
     tokens, and with the fused kernel where the platform has one. speed-ups: medians of the ratios of
@@ -163,7 +163,12 @@ def main(config):
     corpus = wikipedia_corpus(config.max_seq_length, DEPTH)
     device, platform = describe_device(), devices_here().platform
     tables = {"device": [device], "data": [describe_corpus(corpus)], "steps": [], "speed-ups": []}
-    tables["exactness"] = exactness(config, corpus, platform, limit) if EXACTNESS in config.chosen else []
+    tables["exactness"] = [
+        {"model": name, **row}
+        for name, model_config in config.sizes.items()
+        if EXACTNESS in config.chosen
+        for row in exactness(name, model_config, corpus, platform, limit)
+    ]
     for name, model_config in config.sizes.items():
         model = Model(name, model_config, config, corpus, platform, device["peak, TFLOP/s"] * TERA)
         steps, speed_ups = measure_steps(model, limit)
@@ -198,22 +203,20 @@ def describe_device():
     }
 
 
-def exactness(config, corpus, platform, limit):
+def exactness(name, model_config, corpus, platform, limit):
     """Packed against unpacked sequences by precision and attention: rows of a table."""
-    first = dataclasses.replace(
-        without_dropout(next(iter(config.sizes.values()))), num_hidden_layers=NUM_CHECKED_BLOCKS
-    )
+    first = dataclasses.replace(without_dropout(model_config), num_hidden_layers=NUM_CHECKED_BLOCKS)
     head = first_head(first)
     batch = corpus.packed_batch(NUM_CHECKED, first.vocab_size, np.random.default_rng(0), head)
     kernels = {"dense": {}}
-    if fused := kernel_options(first, config.max_seq_length, platform):
+    if fused := kernel_options(first, len(corpus.histogram), platform):
         kernels["fused"] = fused
     rows = []
     for dtype in TOLERANCES:
-        for name, kernel in kernels.items():
+        for attention, kernel in kernels.items():
             check = functools.partial(exactness_row, first, batch, dtype, kernel)
-            if row := limit.run(f"exactness, {dtype}, {name}", check, "exactness"):
-                rows.append({"precision": dtype, "attention": name, **row})
+            if row := limit.run(f"{name}, exactness, {dtype}, {attention}", check, "exactness"):
+                rows.append({"precision": dtype, "attention": attention, **row})
     return rows
 
 

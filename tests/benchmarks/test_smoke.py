@@ -226,6 +226,11 @@ def test_a_benchmark_runs_at_the_smallest_sizes(name, flags_of, tables, tmp_path
         ("parallelism", {"devices": "4,8"}, "must be squares of 2, 4, 8, ..., separated by commas"),
         ("step_memory", {"lengths": "8"}, "`lengths` must be numbers from 16, separated by commas"),
         ("soak", {"command": "false", "output_dir": "/proc"}, "`output_dir` must be new. Received: /proc."),
+        (
+            "device_session",
+            {"text": "t", "labels": "l", "pairs": "p", "output_dir": "/proc"},
+            "`output_dir` must be new. Received: /proc.",
+        ),
         ("data_throughput", {"input_file": "/none"}, "`input_file` must match at least one file"),
     ],
 )
