@@ -89,12 +89,16 @@ def test_unknown_size():
         load_model_config("bert-huge")
 
 
+FILES = {"train_file": __file__, "predict_file": __file__}
 GIVEN = {
     ModelConfig: {},
     PretrainingConfig: {"input_file": "x", "output_dir": "y"},
     FinetuneConfig: {"output_dir": "y"},
     ExportConfig: {"init_checkpoint": "x", "output_dir": "y"},
     TrainConfig: {"input_file": "x", "output_dir": "y"},
+    SquadConfig: {"output_dir": "y", **FILES},
+    GlueConfig: {"output_dir": "y", "task_name": "RTE", "data_dir": "x"},
+    NerConfig: {"output_dir": "y", **FILES},
 }
 OPTIMUS, MEGATRON = {"layout": "optimus2d", "mesh": "2,2"}, {"layout": "megatron1d", "mesh": "1,2"}
 GROWTH = {"initial_batch_size": 6, "batch_warmup_steps": 3, "micro_batch_size": 4}
@@ -157,6 +161,27 @@ MISTAKES = {
             for optimizer in ("lamb", "stable_adamw")
         ),
         ({"epsilon": 0.0}, "`epsilon` must be at least 1e-30. Received: 0.0"),
+    ],
+    SquadConfig: [
+        ({"output_dir": ""}, "`output_dir` must be given"),
+        ({"predict_file": ""}, "`predict_file` must be given unless --do_predict=false"),
+        ({"do_train": False}, "`init_checkpoint` must be given unless --do_train"),
+        ({"max_seq_length": 67}, "`max_seq_length` must be at least max_query_length + 4"),
+        ({"max_sequences_per_pack": 385}, "`max_sequences_per_pack` must be at most max_seq"),
+        ({"packing_algorithm": "nnlshp"}, "`max_sequences_per_pack` must be lower for pack"),
+        ({"train_file": "none"}, "`train_file` must be an existing file. Received: none"),
+        ({"predict_file": "."}, "`predict_file` must be an existing file. Received: ."),
+        ({"vocab_file": "none"}, "`vocab_file` must be an existing file. Received: none"),
+    ],
+    GlueConfig: [
+        ({"task_name": ""}, "`task_name` must be one of CoLA, SST-2, MRPC, STS-B"),
+        ({"data_dir": ""}, "`data_dir` must be given"),
+    ],
+    NerConfig: [
+        ({"train_file": ""}, "`train_file` must be given unless --do_train=false"),
+        ({"predict_file": ""}, "`predict_file` must be given unless --do_predict=false"),
+        ({"predict_file": "none"}, "`predict_file` must be an existing file. Received: none"),
+        ({"labels_file": "none"}, "`labels_file` must be an existing file. Received: none"),
     ],
     ExportConfig: [
         ({"init_checkpoint": ""}, "`init_checkpoint` must be given"),
