@@ -266,35 +266,6 @@ def test_micro_batch_defaults_to_the_whole_batch():
     )
 
 
-ADAM = {"weight_decay": 0.01, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-6, "max_grad_norm": 1.0}
-PRETRAINING = {**ADAM, "optimizer": "lamb", "train_batch_size": 32, "num_train_steps": 100_000}
-PRETRAINING |= {"num_warmup_steps": 10_000, "num_decay_steps": 0, "decay_type": "polynomial"}
-PRETRAINING |= {"learning_rate": 1e-3, "end_learning_rate": 0.0, "decay_power": 1.0, "objective": "mlm_nsp"}
-PRETRAINING |= {"mlm_loss": "per_sequence", "lm_loss": "per_token", "packing_correction": "none"}
-PRETRAINING |= {"masking": "static", "mask_replace_prob": 0.8, "random_replace_prob": 0.1}
-PRETRAINING |= {"hidden_dropout_prob": -1.0, "attention_probs_dropout_prob": -1.0, "random_seed": 12345}
-PRETRAINING |= {"shuffle_buffer_size": 1000, "max_skipped_steps": 10, "log_steps": 10, "ablation": ""}
-PRETRAINING |= {"eval_batch_size": 8, "save_checkpoints_steps": 1000, "keep_checkpoint_max": 3}
-FINETUNING = {**ADAM, "optimizer": "adam", "adam_bias_correction": True, "train_batch_size": 32}
-FINETUNING |= {"micro_batch_size": 0, "predict_batch_size": 8, "learning_rate": 5e-5}
-FINETUNING |= {"num_train_epochs": 3.0, "warmup_proportion": 0.1, "max_seq_length": 384}
-FINETUNING |= {"max_sequences_per_pack": "max", "do_lower_case": True, "random_seed": 12345}
-FINETUNING |= {"keep_checkpoint_max": 1}
-OF_TASKS = {
-    SquadConfig: {"doc_stride": 128, "max_query_length": 64, "n_best_size": 20, "max_answer_length": 30},
-    GlueConfig: {"max_seq_length": 128, "do_eval": True, "do_predict": False},
-    NerConfig: {"max_seq_length": 128, "doc_stride": 64, "tag_loss": "per_sequence"},
-}
-
-
-@pytest.mark.parametrize(
-    ("config_class", "defaults"),
-    [(PretrainingConfig, PRETRAINING), (FinetuneConfig, FINETUNING), *OF_TASKS.items()],
-)
-def test_defaults_of_what_changes_numbers(config_class, defaults):
-    assert {name: getattr(config_class, name) for name in defaults} == defaults
-
-
 def test_help_shows_what_most_runs_need():
     fields = dataclasses.fields(PretrainingConfig)
     assert sum(not field.metadata["advanced"] for field in fields) <= 42 < len(fields)
