@@ -68,7 +68,6 @@ def models(tmp_path_factory):
     mamba = build_model(CAUSAL_LM, MAMBA, seed=1)
     checkpoint.save_weights(folder / "mamba" / "checkpoint-2", named_weights(mamba), MAMBA)
     (folder / "broken.json").write_text("{")
-    byte_bpe.save(byte_bpe.train([["a"]], 257), folder / "bytes.json")
     write_model(folder / "hf", make_model("bert"), "hf")
     (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "pack", "##ed", "cafe"]) + "\n")
     return folder
@@ -81,12 +80,10 @@ def test_a_mamba_has_the_ids_of_its_word_pieces(models, tmp_path):
     assert (config["bos_token_id"], config["eos_token_id"]) == (2, 3)
 
 
-WORD_PIECES, BYTES = "must have one WordPiece a line for a BERT", {"vocab_file": "{models}/bytes.json"}
 MISTAKES = [
     ("bert", {"push_to_hub": "mine"}, "`push_to_hub` must be OWNER/NAME. Received: mine."),
     ("bert", {"audit_file": "none.json"}, "none.json must be JSON"),
     ("mamba", {"vocab_file": "{models}/broken.json"}, "`vocab_file` must be a tokenizer.json"),
-    ("mamba", {"init_checkpoint": "{models}/hf", **BYTES}, WORD_PIECES),
     (
         "mamba",
         {"init_checkpoint": "{models}/hf", "bert_config_file": "mamba-tiny"},
