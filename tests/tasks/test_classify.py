@@ -23,6 +23,7 @@ from bert_packed import cli
 from bert_packed.core.settings import InputError
 from bert_packed.tasks.classify import scores
 from bert_packed.tasks.classify.config import ClassifyConfig
+from bert_packed.tasks.classify.inference import TextClassifier
 from bert_packed.tasks.classify.labels import (
     NUMBER,
     SEVERAL,
@@ -281,14 +282,18 @@ MISTAKES = [
     ("text,label\na,1\na,2\na,x\n", "a.csv, row 3: the label must be a number, as in most rows"),
     ("text,label\na,b\na,b\n", "a.csv must have 2 or more different labels. Received: b."),
     ('text,label\na,b\na,"b\nc"\n', "a.csv, row 2: the label must have neither tabs nor line ends."),
+    ([["a"], ["b"], "c"], "row 3: must have a list of labels, as most rows. Received: 'c'."),
+    (["a", ["b"], "c"], "row 2: must have one label, as most rows. Received: ('b',)."),
+    ([[], []], "must have 1 or more different labels. Received: none."),
 ]
 
 
 @pytest.mark.parametrize(("content", "message"), MISTAKES)
 def test_a_mistake_in_a_file_is_named(tmp_path, content, message):
-    (tmp_path / "a.csv").write_text(content)
+    (tmp_path / "a.csv").write_text(str(content))
     with pytest.raises(InputError) as error:
-        find_problem(read_examples(tmp_path / "a.csv"))
+        is_text = isinstance(content, str)
+        find_problem(read_examples(tmp_path / "a.csv") if is_text else examples(tmp_path, content))
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
@@ -306,20 +311,6 @@ def test_a_label_that_cannot_be_is_named(tmp_path, labels, message):
     with pytest.raises(InputError) as error:
         Problem(SINGLE, ("a", "b")).numbers(examples(tmp_path, labels))
     assert str(error.value).endswith(f"rows.jsonl, {message}")
-
-
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        ([["a"], ["b"], "c"], "row 3: must have a list of labels, as most rows. Received: 'c'."),
-        (["a", ["b"], "c"], "row 2: must have one label, as most rows. Received: ('b',)."),
-        ([[], []], "must have 1 or more different labels. Received: none."),
-    ],
-)
-def test_labels_of_two_kinds_are_named(tmp_path, labels, message):
-    with pytest.raises(InputError) as error:
-        find_problem(examples(tmp_path, labels))
-    assert message in str(error.value)
 
 
 SETTINGS = [
@@ -384,3 +375,22 @@ def test_scores_by_hand():
     assert scores.score(Problem(SEVERAL), -np.ones((4, 1)), np.array([[1], [0], [0], [0]]))["f1_micro"] == 0
     assert scores.score(Problem(NUMBER), np.ones((3, 1)), np.arange(3.0)) == {"pearson": 0, "spearman": 0}
     assert metrics.f1_score(true, found.argmax(1), average="weighted") == got["f1_weighted"]
+
+
+TEXTS = [
+    ("ab", "`texts` must be a list of str or of pairs. Received: 'ab'."),
+    (["a", ("b", "c")], "`texts[1]` must be a str, as the first. Received: ('b', 'c')."),
+    ([("a", "b"), "cd"], "`texts[1]` must be a pair of str, as the first. Received: 'cd'."),
+    ([("a",)], "`texts[0]` must be a pair of str, as the first. Received: ('a',)."),
+    (["a", None], "`texts[1]` must be a str, as the first. Received: None."),
+    ([("a", "b")], "`texts` must have single texts, as the model was trained on. Received: pairs of texts."),
+]
+
+
+@pytest.mark.parametrize(("texts", "message"), TEXTS)
+def test_texts_that_cannot_be_are_named(texts, message):
+    classifier = TextClassifier(None, None, Problem(NUMBER, num_texts=1), 8, 1)
+    assert classifier.predict([]).probabilities.shape == (0, 1)
+    with pytest.raises(InputError) as error:
+        classifier.predict(texts)
+    assert str(error.value) == message
