@@ -71,7 +71,7 @@ def assert_refused(message, **flags):
 
 
 def write_batch(path, batch):
-    """Write the packs of a batch to a file, with all features or all but one."""
+    """Write the packs of a batch to a file."""
     features = {name: batch[ours] for name, ours in BATCH_NAMES.items()}
     tfrecords.write_records(path, serialize_examples(features))
 
