@@ -77,7 +77,11 @@ MAX_SEQ_LENGTH, NUM_SLOTS = 24, 5
 def make_model(case, seed=1, head=None):
     """A model of a case, or of its config with another head, with random values in every tensor."""
     config, own_head = CASES[case]
-    model = build_model(head or own_head, config, num_outputs=NUM_CLASSES, seed=seed)
+    return randomize(build_model(head or own_head, config, num_outputs=NUM_CLASSES, seed=seed), seed)
+
+
+def randomize(model, seed=1):
+    """Add random values to every tensor; returns the model."""
     rng = np.random.default_rng(seed)
     for weight in model.weights:
         weight.assign(np.asarray(weight) + rng.normal(size=weight.shape, scale=0.2))

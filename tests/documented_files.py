@@ -6,7 +6,7 @@ import json
 import datasets
 import numpy as np
 from example_protos import Example, Feature, Features, Int64List
-from foreign_checkpoints import ONE_LAYER, WIDTH, make_tensors, write_google
+from foreign_checkpoints import ONE_LAYER, google_tensors, write_google
 from packs import VOCAB_SIZE
 from squad_files import CONTEXT, entry, write
 
@@ -42,9 +42,9 @@ def write_files(folder):
     (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS, "."]) + "\n")
     write_tasks(folder)
     write_pairs(folder / "pairs/a.tfrecord")
-    tensors = make_tensors()[2]
+    tensors = google_tensors()
     name = "bert/embeddings/position_embeddings"
-    tensors[name] = np.resize(tensors[name], (GOOGLE_LENGTH, WIDTH))
+    tensors[name] = np.resize(tensors[name], (GOOGLE_LENGTH, ONE_LAYER.hidden_size))
     config = dataclasses.replace(ONE_LAYER, max_position_embeddings=GOOGLE_LENGTH)
     write_google(folder / "uncased", tensors, config)
     vocabulary = [*SPECIAL_TOKENS, *WORDS, "."]

@@ -1,81 +1,51 @@
-"""A tiny model as Hugging Face and google-research/bert store it."""
+"""A tiny BERT as google-research/bert stores it."""
 
 import dataclasses
 import json
 
-import numpy as np
 import pytest
-from packs import VOCAB_SIZE
-from safetensors.numpy import save_file
-from tiny import CONFIG
+from checkpoint_cases import randomize
+from tiny import SHALLOW as ONE_LAYER
 
-ONE_LAYER = dataclasses.replace(CONFIG, num_hidden_layers=1)
-WIDTH, INNER = CONFIG.hidden_size, CONFIG.intermediate_size
-# Our names map to (Hugging Face, Google, shape here, stored transposed there), written out by hand
-BLOCK = {
-    "attention/query": ("attention.self.query", "attention/self/query", (WIDTH, WIDTH)),
-    "attention/key": ("attention.self.key", "attention/self/key", (WIDTH, WIDTH)),
-    "attention/value": ("attention.self.value", "attention/self/value", (WIDTH, WIDTH)),
-    "attention/output": ("attention.output.dense", "attention/output/dense", (WIDTH, WIDTH)),
-    "feed_forward/intermediate": ("intermediate.dense", "intermediate/dense", (WIDTH, INNER)),
-    "feed_forward/output": ("output.dense", "output/dense", (INNER, WIDTH)),
+from bert_packed.architectures.packed_model import build_model
+from bert_packed.architectures.registry import PRETRAINING
+from bert_packed.training.engines.engine import named_weights
+
+BLOCK = "bert/encoder/layer_0"
+# Google's names of our layers, written out by hand; tables and their norm have one name
+LAYERS = {
+    **{
+        f"bert/layer_0/attention/{part}": f"{BLOCK}/attention/self/{part}"
+        for part in ("query", "key", "value")
+    },
+    "bert/layer_0/attention/output": f"{BLOCK}/attention/output/dense",
+    "bert/layer_0/attention/LayerNorm": f"{BLOCK}/attention/output/LayerNorm",
+    "bert/layer_0/feed_forward/intermediate": f"{BLOCK}/intermediate/dense",
+    "bert/layer_0/feed_forward/output": f"{BLOCK}/output/dense",
+    "bert/layer_0/feed_forward/LayerNorm": f"{BLOCK}/output/LayerNorm",
+    "predictions/transform": "cls/predictions/transform/dense",
+    "predictions/LayerNorm": "cls/predictions/transform/LayerNorm",
+    "predictions": "cls/predictions",
+    "next_sentence/pooler": "bert/pooler/dense",
+    "next_sentence/classifier": "cls/seq_relationship",
 }
-NORMS = {
-    "bert/embeddings": ("bert.embeddings", "bert/embeddings"),
-    "bert/layer_0/attention": (
-        "bert.encoder.layer.0.attention.output",
-        "bert/encoder/layer_0/attention/output",
-    ),
-    "bert/layer_0/feed_forward": ("bert.encoder.layer.0.output", "bert/encoder/layer_0/output"),
-    "predictions": ("cls.predictions.transform", "cls/predictions/transform"),
-}
-TABLES = {"word_embeddings": VOCAB_SIZE, "token_type_embeddings": 2, "position_embeddings": 24}
 
 
-def make_tensors():
-    """The same random model three times: our names, Hugging Face's, Google's."""
-    rng = np.random.default_rng(0)
-    ours, theirs, google = {}, {}, {}
-
-    def add(name, other, third, shape, other_transposed=False, third_transposed=False):
-        values = rng.normal(size=shape).astype(np.float32)
-        ours[name] = values
-        theirs[other] = np.ascontiguousarray(values.T) if other_transposed else values
-        google[third] = values.T if third_transposed else values
-
-    def add_dense(name, other, third, shape):
-        add(f"{name}/kernel", f"{other}.weight", f"{third}/kernel", shape, True)
-        add(f"{name}/bias", f"{other}.bias", f"{third}/bias", shape[1:])
-
-    for name, rows in TABLES.items():
-        path = f"bert/embeddings/{name}"
-        add(path, f"bert.embeddings.{name}.weight", path, (rows, WIDTH))
-    for name, (other, third, shape) in BLOCK.items():
-        add_dense(
-            f"bert/layer_0/{name}", f"bert.encoder.layer.0.{other}", f"bert/encoder/layer_0/{third}", shape
-        )
-    for name, (other, third) in NORMS.items():
-        for kind, its in (("gamma", "weight"), ("beta", "bias")):
-            add(f"{name}/LayerNorm/{kind}", f"{other}.LayerNorm.{its}", f"{third}/LayerNorm/{kind}", (WIDTH,))
-    add_dense("next_sentence/pooler", "bert.pooler.dense", "bert/pooler/dense", (WIDTH, WIDTH))
-    transform = (
-        "predictions/transform",
-        "cls.predictions.transform.dense",
-        "cls/predictions/transform/dense",
-    )
-    add_dense(*transform, (WIDTH, WIDTH))
-    add("predictions/output_bias", "cls.predictions.bias", "cls/predictions/output_bias", (VOCAB_SIZE,))
-    name, other, third = "next_sentence/classifier", "cls.seq_relationship", "cls/seq_relationship"
-    add(f"{name}/kernel", f"{other}.weight", f"{third}/output_weights", (WIDTH, 2), True, True)
-    add(f"{name}/bias", f"{other}.bias", f"{third}/output_bias", (2,))
-    return ours, theirs, google
+def make_model():
+    """A model of one layer with random values in every tensor."""
+    return randomize(build_model(PRETRAINING, ONE_LAYER, seed=0))
 
 
-def write_hugging_face(folder, tensors, config=ONE_LAYER):
-    folder.mkdir(exist_ok=True)
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({**dataclasses.asdict(config), "model_type": "bert"}))
-    return folder
+def google_tensors():
+    """The tensors of `make_model` by Google's names."""
+    found = {}
+    for name, variable in named_weights(make_model()).items():
+        layer, _, part = name.rpartition("/")
+        values = variable.numpy()
+        if layer == "next_sentence/classifier":  # outputs × inputs there
+            values, part = values.T, {"kernel": "output_weights", "bias": "output_bias"}[part]
+        found[f"{LAYERS.get(layer, layer)}/{part}"] = values
+    return found
 
 
 def write_google(folder, tensors, config=ONE_LAYER):

@@ -70,9 +70,9 @@ def assert_refused(message, **flags):
     recorded_calls.assert_refused(cli.pretrain, PretrainingConfig, message, **flags)
 
 
-def write_batch(path, batch, leave_out=None):
-    """Write the packs of a batch to a file, with all features or all but one."""
-    features = {name: batch[ours] for name, ours in BATCH_NAMES.items() if name != leave_out}
+def write_batch(path, batch):
+    """Write the packs of a batch to a file."""
+    features = {name: batch[ours] for name, ours in BATCH_NAMES.items()}
     tfrecords.write_records(path, serialize_examples(features))
 
 

@@ -77,7 +77,6 @@ def write_tasks(folder):
     tokenization.save_vocab(vocabulary, folder / "bert" / "vocab.txt")
     byte_bpe.save(ours(), folder / "modernbert" / "tokenizer.json")
     byte_bpe.save(roberta(), folder / "other.json")
-    (folder / "other.txt").write_text("\n".join([*tokenization.SPECIAL_TOKENS, "a"]))
     return folder
 
 

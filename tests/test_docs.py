@@ -1,13 +1,16 @@
-"""Pages are short, their links lead somewhere, and what they name exists."""
+"""Pages are short, their links lead somewhere, and what they name exists; what must be on them is."""
 
 import ast
 import dataclasses
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 from test_imports import GENERATORS, HALVES, ORDER
 
+import bert_packed
+from bert_packed.evaluation.inference import TextEncoder
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.tasks.glue.config import GlueConfig
 from bert_packed.tasks.ner.config import NerConfig
@@ -150,3 +153,81 @@ def test_flagfiles_have_the_micro_batches_of_the_page():
         whole = f"# Devices    a TPU v5e or an H100 takes all {packs} packs at once"
         header = f"# Devices    largest micro-batch: {v5e} packs on a TPU v5e, {h100} on an H100"
         assert (whole if v5e == h100 == "all" else header) in text, name
+
+
+API = (ROOT / "docs/reference/api.md").read_text()
+
+
+def test_every_name_is_on_the_page_of_the_api():
+    page = API
+    named = {name for name in bert_packed.__all__ if f"bert_packed.{name}(" in page or f"`{name}`" in page}
+    assert named == set(bert_packed.__all__)
+
+
+def test_signatures_are_those_of_the_functions():
+    shown = " ".join(API.partition("\n## ")[0].split())
+    functions = [getattr(bert_packed, name) for name in bert_packed.__all__]
+    functions = [one for one in functions if inspect.isfunction(one)]
+    assert len(functions) == 13
+    for one in (bert_packed.load_encoder, bert_packed.load_classifier):  # pages have their many arguments
+        functions.remove(one)
+    for one in (*functions, TextEncoder.encode):
+        signature = str(inspect.signature(one)).replace("'", '"').replace("(self, ", "(")
+        assert f"{one.__name__}{signature}" in shown
+
+
+# Each table and figure of the packing papers has a row in evidence/paper.md, with a command that exists
+
+PAPER = (ROOT / "docs/evidence/paper.md").read_text()
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in PAPER.splitlines()
+    if line.startswith("|") and not line.startswith(("|---", "| Efficient"))
+]
+# The last table and figure of each paper have these numbers in print
+LAST = {"Efficient": {"Table": 6, "Figure": 14}, "Packing": {"Table": 5, "Figure": 12}}
+
+
+def named(cell):
+    """Set of (kind, number) that a cell names: `Figures 1, 9, Section E` -> Figure 1, Figure 9."""
+    found, kind = set(), ""
+    for word in re.findall(r"[A-Za-z.]*\d+|[A-Z]\b|[A-Za-z]+", cell):
+        if word.isdecimal():
+            found.add((kind, int(word)))
+        elif not word[-1].isdecimal():
+            kind = word.removesuffix("s")
+    return found
+
+
+def test_tables_and_figures_are_parsed_from_a_cell():
+    assert named("Figures 5, 6, Section E") == {("Figure", 5), ("Figure", 6)}
+    assert named("Table 6, Figure 12") == {("Table", 6), ("Figure", 12)}
+    assert named("Section F.5") == set()
+    assert named("") == set()
+
+
+@pytest.mark.parametrize("column", [0, 1])
+def test_every_table_and_figure_has_a_row(column):
+    paper = list(LAST)[column]
+    there = set().union(*(named(row[column]) for row in ROWS))
+    assert there == {(kind, n) for kind, last in LAST[paper].items() for n in range(1, last + 1)}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}-{row[1]}-{row[2]}"[:60])
+def test_the_command_of_a_row_exists(row):
+    assert len(row) == 7
+    if not row[3]:
+        is_removed = re.search(rf"^{row[6]}\. (.(?!\n\d\.))*since\s+removed", PAPER, re.MULTILINE | re.DOTALL)
+        assert row[5] in ("not drawn", "nothing measured") or is_removed
+        return
+    command, *flags = re.fullmatch(r"`([^`]+)`", row[3])[1].split()
+    tree = ast.parse((ROOT / "benchmarks" / f"{command}.py").read_text())
+    fields = {
+        statement.target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for statement in node.body
+        if isinstance(statement, ast.AnnAssign)
+    }
+    assert any("__main__" in ast.dump(node) for node in tree.body)
+    assert {flag.removeprefix("--").partition("=")[0] for flag in flags} <= fields

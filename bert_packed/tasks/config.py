@@ -96,6 +96,12 @@ class ScoredConfig(FinetuneConfig):
     result_files = ("model", "best")
     scored_by = "eval_file"  # the flag that says what is scored
 
+    max_seq_length: int = variant(
+        FinetuneConfig,
+        "max_seq_length",
+        128,
+        help="tokens of a pack, and most of a sequence; longer ones are cut",
+    )
     eval_steps: int = setting(0, "steps between evaluations; 0 = at the end alone", minimum=0, group=LOGS)
     keep_best: bool = setting(
         False,

@@ -13,20 +13,25 @@ ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
 
 def rows_of(path):
-    """Yield row numbers, from 1, and dicts by column."""
+    """Yield row numbers, from 1, and dicts by column; raises `InputError` where there is no row."""
     path = Path(path)
     if path.is_dir():
-        yield from _arrow_rows(path, _batches_of_folder)
+        rows = _arrow_rows(path, _batches_of_folder)
     elif path.suffix == ".parquet":
-        yield from _arrow_rows(path, _batches_of_parquet)
+        rows = _arrow_rows(path, _batches_of_parquet)
     elif path.suffix in (".csv", ".tsv"):
-        yield from _csv_rows(path)
+        rows = _csv_rows(path)
     elif path.suffix in (".jsonl", ".json"):
-        yield from json_rows(path)
+        rows = json_rows(path)
     else:
         raise InputError(
             f"{path} must end in {', '.join(ENDINGS)}, or be a folder. Received: {path.suffix!r}."
         )
+    number = 0
+    for number, row in rows:
+        yield number, row
+    if not number:
+        raise InputError(f"{path} must have a row. Received: none.")
 
 
 def choose_columns(path, row, asked, names, label_flag="", label=""):

@@ -17,7 +17,6 @@ from bert_packed.architectures.registry import (
     FAMILIES,
     PRETRAINING,
     QUESTION_ANSWERING,
-    ablate,
 )
 from bert_packed.core.settings import InputError
 from bert_packed.layers import context
@@ -154,15 +153,6 @@ def test_a_model_of_other_blocks_is_not_saved_as_one_of_bert():
     with pytest.raises(ValueError, match="`block` must be TransformerBlock to be saved"):
         model.get_config()
     assert build_model(PRETRAINING, CONFIG, 1).get_config()["name"] == "pretraining"
-
-
-def test_the_context_is_as_an_ablation_has_it():
-    packed, _ = packed_and_unpacked()
-    model = build_model(PRETRAINING, ablate(CONFIG, "separator_only"), 1, block=WitnessBlock)
-    model.encode(packed)
-    found = model.bert.blocks[0].seen[0]
-    np.testing.assert_array_equal(found.sequence_ids_BS, packed["sequence_ids"] > 0)
-    np.testing.assert_array_equal(found.position_ids_BS, np.tile(np.arange(24), (5, 1)))
 
 
 @pytest.mark.parametrize(

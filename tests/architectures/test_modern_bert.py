@@ -1,6 +1,6 @@
 """Local attention in bands, and the cost of a packed ModernBERT.
 
-`tests/checkpoints/test_modern_bert_reference.py` compares the whole model with transformers.
+`tests/checkpoints/test_references.py` compares the whole model with transformers.
 
 Legend: B packs per batch, S pack length, N heads, H head width.
 """

@@ -1,29 +1,22 @@
-"""Outputs of packs equal a BERT and a Mamba in NumPy, on one sequence at a time without padding.
+"""Hidden states of packs equal a BERT in NumPy, on one sequence at a time without padding.
 
-Legend: L tokens of a sequence, D model width, E inner width, V vocabulary, W taps, Z states of a channel.
+tests/checkpoints/test_references.py compares every architecture and head with transformers.
+
+Legend: L tokens of a sequence, D model width.
 """
 
 import dataclasses
 
-import next_tokens
 import numpy as np
 import pytest
-from finetuning_batches import packed_and_unpacked as finetuning_batches
 from packs import packed_and_unpacked
-from scipy.special import erf, expit, softmax
+from scipy.special import erf, softmax
 from tiny import CONFIG
 
 from bert_packed.architectures.packed_model import build_model
-from bert_packed.architectures.registry import (
-    CLASSIFICATION,
-    MASKED_LM,
-    PRETRAINING,
-    QUESTION_ANSWERING,
-    TOKEN_CLASSIFICATION,
-)
+from bert_packed.architectures.registry import PRETRAINING
 from bert_packed.layers.context import activation
 from bert_packed.layers.dropout import keep_mask
-from bert_packed.schema import CAUSAL_LM
 from bert_packed.training.engines.engine import named_weights
 
 pytestmark = pytest.mark.both_backends
@@ -35,8 +28,8 @@ def gelu(x):
     return x * (1 + erf(x / np.sqrt(2))) / 2
 
 
-class NumpyModel:
-    """A model for one sequence, in float64.
+class NumpyBert:
+    """BERT for one sequence as in its paper, in float64.
 
     Args:
         model: Ours, which gets random weights: a bias of 0 or a norm of 1 would hide that it is left out.
@@ -45,16 +38,12 @@ class NumpyModel:
     def __init__(self, model):
         rng, self.weights, self.config = np.random.default_rng(0), {}, model.config
         for name, weight in named_weights(model).items():
-            middle = 1.0 if name.endswith(("gamma", "scale", "mixer/D")) else 0.0
+            middle = 1.0 if name.endswith("gamma") else 0.0
             weight.assign(rng.normal(middle, 0.3, weight.shape))
             self.weights[name] = weight.numpy().astype(np.float64)
 
     def dense(self, name, x):
-        return x @ self.weights[f"{name}/kernel"] + self.weights.get(f"{name}/bias", 0.0)
-
-
-class NumpyBert(NumpyModel):
-    """BERT as in its paper."""
+        return x @ self.weights[f"{name}/kernel"] + self.weights[f"{name}/bias"]
 
     def norm(self, name, x):
         centred = x - x.mean(axis=-1, keepdims=True)
@@ -88,57 +77,6 @@ class NumpyBert(NumpyModel):
             x = self.norm(f"{name}/feed_forward", x + self.dense(f"{name}/feed_forward/output", inner))
         return x
 
-    def masked_lm(self, hidden):
-        x = self.norm("predictions", gelu(self.dense("predictions/transform", hidden)))
-        return x @ self.table("word").T + self.weights["predictions/output_bias"]
-
-    def classify(self, head, hidden):
-        return self.dense(f"{head}/classifier", np.tanh(self.dense(f"{head}/pooler", hidden[0])))
-
-
-def silu(x):
-    return x * expit(x)
-
-
-class NumpyMamba(NumpyModel):
-    """Section 3 of "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", token by token."""
-
-    def norm(self, name, x):
-        return (
-            x
-            / np.sqrt((x**2).mean() + self.config.layer_norm_epsilon)
-            * self.weights[f"{name}/RMSNorm/scale"]
-        )
-
-    def mix(self, name, tokens_D):
-        """A block's mixer of the tokens of a sequence, one after the other."""
-        config, rank = self.config, self.config.step_rank
-        taps_WE, bias = self.weights[f"{name}/conv1d_kernel"], self.weights.get(f"{name}/conv1d_bias", 0.0)
-        a_EZ = -np.exp(self.weights[f"{name}/A_log"])
-        inners_E, state_EZ, mixed_D = [], np.zeros(a_EZ.shape), []
-        for token_D in tokens_D:
-            inner_E, gate_E = np.split(self.dense(f"{name}/in_proj", token_D), 2)
-            inners_E.append(inner_E)
-            recent = inners_E[-config.conv_kernel :]
-            x_E = silu(
-                sum(tap * one for tap, one in zip(taps_WE[-len(recent) :], recent, strict=True)) + bias
-            )
-            low, b_Z, c_Z = np.split(self.dense(f"{name}/x_proj", x_E), [rank, rank + config.state_size])
-            size_E = np.log1p(np.exp(self.dense(f"{name}/dt_proj", low)))
-            state_EZ = np.exp(size_E[:, None] * a_EZ) * state_EZ + (size_E * x_E)[:, None] * b_Z
-            y_E = state_EZ @ c_Z + self.weights[f"{name}/D"] * x_E
-            mixed_D.append(self.dense(f"{name}/out_proj", y_E * silu(gate_E)))
-        return mixed_D
-
-    def logits(self, token_ids):
-        table_VD = self.weights["backbone/embeddings"]
-        hidden = list(table_VD[token_ids])
-        for layer in range(self.config.num_hidden_layers):
-            name = f"backbone/layers_{layer}"
-            mixed = self.mix(f"{name}/mixer", [self.norm(name, token_D) for token_D in hidden])
-            hidden = [token_D + change_D for token_D, change_D in zip(hidden, mixed, strict=True)]
-        return np.stack([self.norm("backbone", token_D) for token_D in hidden]) @ table_VD.T
-
 
 def assert_near(got, want):
     np.testing.assert_allclose(got, want, atol=2e-5 * np.abs(want).max(initial=1.0))
@@ -152,55 +90,14 @@ def sequences_of(batch):
     ]
 
 
-@pytest.mark.parametrize(
-    ("head", "config"),
-    [
-        (PRETRAINING, CONFIG),
-        (PRETRAINING, WIDE),
-        (MASKED_LM, CONFIG),
-        (QUESTION_ANSWERING, CONFIG),
-        (CLASSIFICATION, CONFIG),
-        (TOKEN_CLASSIFICATION, CONFIG),
-    ],
-)
-def test_outputs_are_those_of_the_sequence_alone(head, config):
-    batch = (packed_and_unpacked() if head in (PRETRAINING, MASKED_LM) else finetuning_batches())[0]
-    model = build_model(head, config, 1, num_outputs=3)
-    plain = NumpyBert(model)
-    hidden = np.asarray(model.encode(batch))
-    outputs = {name: np.asarray(values) for name, values in model(batch).items()}
-    num_predictions = 0
-    for row, slot, mine in sequences_of(batch):
+@pytest.mark.parametrize("config", [CONFIG, WIDE])
+def test_states_are_those_of_the_sequence_alone(config):
+    batch = packed_and_unpacked()[0]
+    model = build_model(PRETRAINING, config, 1)
+    plain, hidden = NumpyBert(model), np.asarray(model.encode(batch))
+    for row, _, mine in sequences_of(batch):
         want = plain.encode(batch["token_ids"][row, mine], batch["token_type_ids"][row, mine])
         assert_near(hidden[row, mine], want)
-        if head in (PRETRAINING, MASKED_LM):
-            chosen = np.flatnonzero(batch["prediction_sequences"][row] == slot + 1)
-            places = batch["prediction_positions"][row, chosen] - mine[0]
-            assert_near(outputs["mlm_logits"][row, chosen], plain.masked_lm(want[places]))
-            num_predictions += len(chosen)
-        if head == PRETRAINING:
-            assert_near(outputs["nsp_logits"][row, slot], plain.classify("next_sentence", want))
-        elif head == QUESTION_ANSWERING:
-            logits = plain.dense("question_answering/output", want)
-            assert_near(outputs["start_logits"][row, mine], logits[:, 0])
-            assert_near(outputs["end_logits"][row, mine], logits[:, 1])
-        elif head == CLASSIFICATION:
-            assert_near(outputs["logits"][row, slot], plain.classify("classification", want))
-        elif head == TOKEN_CLASSIFICATION:
-            assert_near(outputs["logits"][row, mine], plain.dense("token_classification/classifier", want))
-    assert len(sequences_of(batch)) == 11
-    assert num_predictions > 11 or head not in (PRETRAINING, MASKED_LM)
-
-
-@pytest.mark.parametrize(
-    "changes", [{}, {"use_bias": True, "layer_norm_epsilon": 0.1}, {"use_conv_bias": False, "conv_kernel": 2}]
-)
-def test_logits_of_a_mamba_are_those_of_the_sequence_alone(changes):
-    batch, _ = next_tokens.packed_and_unpacked()
-    model = build_model(CAUSAL_LM, dataclasses.replace(next_tokens.CONFIG, **changes), 1)
-    plain, logits = NumpyMamba(model), np.asarray(model(batch)["logits"])
-    for row, _, mine in sequences_of(batch):
-        assert_near(logits[row, mine], plain.logits(batch["token_ids"][row, mine]))
     assert len(sequences_of(batch)) == 11
 
 

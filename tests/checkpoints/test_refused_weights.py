@@ -9,48 +9,39 @@ import json
 import struct
 
 import foreign_checkpoints
-import foreign_mamba
-import keras
 import numpy as np
 import pytest
-from checkpoint_cases import BERT, MODERN_BERT, make_model, write_model
-from foreign_checkpoints import ONE_LAYER, write_google
+from checkpoint_cases import BERT, MAMBA, MODERN_BERT, make_model, write_model
+from foreign_checkpoints import ONE_LAYER, google_tensors, write_google
 from packs import VOCAB_SIZE
+from safetensors.numpy import load_file, save_file
 
 from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import QUESTION_ANSWERING, ablate, model_type
-from bert_packed.checkpoints import checkpoint, pretrained_files, starting_weights
+from bert_packed.checkpoints import pretrained_files, starting_weights
 from bert_packed.core.settings import InputError
 from bert_packed.training.engines.engine import named_weights
 
 pytestmark = pytest.mark.both_backends
 FORMS = ("ours", "hf", "google")
-MAMBA = foreign_mamba.CONFIG
 ZEROS = np.zeros((VOCAB_SIZE, 16), np.float32)
 
 
 @pytest.fixture(scope="module")
 def models():
-    tensors = {ONE_LAYER: foreign_checkpoints.make_tensors()[0], MAMBA: foreign_mamba.make_tensors()[0]}
-    return {
-        config: {name: keras.Variable(values) for name, values in ours.items()}
-        for config, ours in tensors.items()
-    }
+    made = {ONE_LAYER: foreign_checkpoints.make_model(), MAMBA: make_model("mamba")}
+    return {config: named_weights(model) for config, model in made.items()}
 
 
-def write(folder, form, config=ONE_LAYER, tensors=None, **changes):
-    """Write a checkpoint of one of `FORMS`; `tensors` replace all, `changes` parts of `config.json`."""
-    module = foreign_mamba if config == MAMBA else foreign_checkpoints
+def write(folder, form, config=ONE_LAYER, **changes):
+    """Write a checkpoint of one of `FORMS`; `changes` are parts of its `config.json`."""
     if form == "google":
-        return write_google(folder, module.make_tensors()[2] if tensors is None else tensors)
-    if form == "ours":
-        ours = module.make_tensors()[0] if tensors is None else tensors
-        weights = {name: keras.Variable(values) for name, values in ours.items()}
-        checkpoint.save_weights(folder, weights, config)
-        return folder
-    module.write_hugging_face(folder, module.make_tensors()[1] if tensors is None else tensors)
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+        return write_google(folder, google_tensors())
+    model = make_model("mamba") if config == MAMBA else foreign_checkpoints.make_model()
+    write_model(folder, model, form)
+    if changes:
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     return folder
 
 
@@ -167,12 +158,13 @@ MIXER = "backbone.layers.0.mixer"
     ],
 )
 def test_tensors_of_another_model_are_refused(tmp_path, models, config, name, change, message):
-    module = foreign_mamba if config == MAMBA else foreign_checkpoints
-    theirs = module.make_tensors()[1]
+    path = write(tmp_path, "hf", config) / "model.safetensors"
+    theirs = load_file(path)
     values = theirs.pop(name, None)
     if change is not None:
         theirs[name] = np.ascontiguousarray(change(values) if callable(change) else change)
-    assert_refused(write(tmp_path, "hf", config, theirs), models[config], config, message)
+    save_file(theirs, path)
+    assert_refused(tmp_path, models[config], config, message)
 
 
 def cut(path, size=9):
@@ -218,12 +210,11 @@ def quantized(values, type_name):
 )
 def test_quantized_weights_are_refused(tmp_path, models, form, type_name):
     """Read as numbers, without their scales, they would start a model of noise."""
-    tensors = foreign_checkpoints.make_tensors()[FORMS.index(form)]
     if form == "google":
-        tensors = {name: values.astype(type_name) for name, values in tensors.items()}
-        path = write(tmp_path, form, tensors=tensors)
+        path = write_google(tmp_path, {name: one.astype(type_name) for name, one in google_tensors().items()})
     else:
-        path = write(tmp_path, form)
-        (path / "model.safetensors").write_bytes(quantized(tensors, type_name))
+        file = write(tmp_path, form) / "model.safetensors"
+        path = file.parent
+        file.write_bytes(quantized(load_file(file), type_name))
     message = rf"must hold \S+ in floats of .* Received: {type_name}\."
     assert_refused(path, models[ONE_LAYER], ONE_LAYER, message)

@@ -9,14 +9,12 @@ import json
 import keras
 import numpy as np
 import pytest
+from checkpoint_cases import MAMBA, draw_packs, make_batch, make_model, write_model
 from exports import assert_close, run_export
-from foreign_checkpoints import make_tensors, write_hugging_face
-from foreign_mamba import CONFIG as MAMBA
-from foreign_mamba import MAX_SEQ_LENGTH as LONGEST_MAMBA
-from foreign_mamba import draw_sequences, make_batch
 from local_hub import TOKEN, point_to, serve
 from recorded_calls import assert_refused, run
 from reference import import_reference
+from safetensors.numpy import load_file, save_file
 from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
 
 from bert_packed.architectures.packed_model import build_model
@@ -37,13 +35,13 @@ needs_tensorflow = pytest.mark.skipif(
 
 
 def test_what_was_never_trained_is_not_exported(tmp_path):
-    one_layer = dataclasses.replace(CONFIG, num_hidden_layers=1)
-    tensors = {n: v for n, v in make_tensors()[1].items() if n.startswith("bert.")}
-    folder = write_hugging_face(tmp_path / "bare", tensors, one_layer)
+    folder = write_model(tmp_path / "bare", make_model("bert"), "hf")
+    tensors = load_file(folder / "model.safetensors")
+    tensors = {name: values for name, values in tensors.items() if name.startswith("bert.")}
+    save_file(tensors, folder / "model.safetensors")
     assert run_export(init_checkpoint=folder, output_dir=tmp_path / "hf") == 0
-    found = starting_weights.load(
-        tmp_path / "hf", named_weights(build_model(PRETRAINING, one_layer, seed=1)), one_layer
-    )
+    weights = named_weights(build_model(PRETRAINING, CONFIG, seed=1))
+    found = starting_weights.load(tmp_path / "hf", weights, CONFIG)
     assert (found.num_used, len(found.missing)) == (len(tensors), 7)
 
 
@@ -70,32 +68,22 @@ def models(tmp_path_factory):
     mamba = build_model(CAUSAL_LM, MAMBA, seed=1)
     checkpoint.save_weights(folder / "mamba" / "checkpoint-2", named_weights(mamba), MAMBA)
     (folder / "broken.json").write_text("{")
-    byte_bpe.save(byte_bpe.train([["a"]], 257), folder / "bytes.json")
-    write_hugging_face(folder / "hf", make_tensors()[1])
+    write_model(folder / "hf", make_model("bert"), "hf")
     (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "pack", "##ed", "cafe"]) + "\n")
     return folder
 
 
-@pytest.mark.parametrize(
-    ("model", "is_lower", "ids"),
-    [("bert", True, [2, 5, 6, 7, 3]), ("bert", False, [2, 1, 1, 3]), ("mamba", True, [2, 5, 6, 7, 3])],
-)
-def test_tokenizer_of_word_pieces(models, tmp_path, model, is_lower, ids):
-    _, transformers = import_reference()
-    flags = {"vocab_file": models / "vocab.txt", "do_lower_case": is_lower, "output_dir": tmp_path / "hf"}
-    assert run_export(init_checkpoint=models / model, **flags) == 0
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
-    assert tokenizer("Packed Café")["input_ids"] == ids
+def test_a_mamba_has_the_ids_of_its_word_pieces(models, tmp_path):
+    flags = {"vocab_file": models / "vocab.txt", "output_dir": tmp_path / "hf"}
+    assert run_export(init_checkpoint=models / "mamba", **flags) == 0
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
-    assert model == "bert" or (config["bos_token_id"], config["eos_token_id"]) == (2, 3)
+    assert (config["bos_token_id"], config["eos_token_id"]) == (2, 3)
 
 
-WORD_PIECES, BYTES = "must have one WordPiece a line for a BERT", {"vocab_file": "{models}/bytes.json"}
 MISTAKES = [
     ("bert", {"push_to_hub": "mine"}, "`push_to_hub` must be OWNER/NAME. Received: mine."),
     ("bert", {"audit_file": "none.json"}, "none.json must be JSON"),
     ("mamba", {"vocab_file": "{models}/broken.json"}, "`vocab_file` must be a tokenizer.json"),
-    ("mamba", {"init_checkpoint": "{models}/hf", **BYTES}, WORD_PIECES),
     (
         "mamba",
         {"init_checkpoint": "{models}/hf", "bert_config_file": "mamba-tiny"},
@@ -168,13 +156,6 @@ def test_an_ablation_is_told(tmp_path):
     assert "WARNING: this model was trained with --ablation=no_attention_mask" in seen.out
 
 
-def make_mamba(config=MAMBA):
-    model, rng = build_model(CAUSAL_LM, config, seed=1), np.random.default_rng(1)
-    for weight in model.weights:
-        weight.assign(np.asarray(weight) + rng.normal(size=weight.shape, scale=0.3))
-    return model
-
-
 def test_tokenizer_of_bytes(tmp_path):
     _, transformers = import_reference()
     trained = byte_bpe.train([["packs of packs", "packed states"]], 262)
@@ -182,7 +163,7 @@ def test_tokenizer_of_bytes(tmp_path):
     roomy = dataclasses.replace(
         MAMBA, vocab_size=300, time_step_rank=0
     )  # for every byte; a rank of its width
-    checkpoint.save_weights(tmp_path / "ours", named_weights(make_mamba(roomy)), roomy)
+    checkpoint.save_weights(tmp_path / "ours", named_weights(build_model(CAUSAL_LM, roomy, seed=1)), roomy)
     flags = {"init_checkpoint": tmp_path / "ours", "output_dir": tmp_path / "hf"}
     assert run_export(**flags, vocab_file=tmp_path / "bpe.json") == 0
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
@@ -200,9 +181,9 @@ def test_tokenizer_of_bytes(tmp_path):
 def test_saved_model_of_a_mamba(tmp_path):
     import tensorflow as tf
 
-    model, packs = make_mamba(), draw_sequences()
-    checkpoint.save_weights(tmp_path / "ours", named_weights(model), MAMBA)
-    batch, length = make_batch(packs), LONGEST_MAMBA
+    model, packs = make_model("mamba"), [[one.tokens for one in pack] for pack in draw_packs()]
+    write_model(tmp_path / "ours", model, "ours")
+    batch, length = make_batch(CAUSAL_LM), MAX_SEQ_LENGTH
     logits = np.asarray(model(batch)["logits"])
     flags = {"init_checkpoint": tmp_path / "ours", "output_dir": tmp_path / "saved", "format": "saved_model"}
     assert run_export(**flags, batch_size=len(packs), max_seq_length=length) == 0

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import recorded_calls
-from foreign_checkpoints import ONE_LAYER, make_tensors, write_google
+from foreign_checkpoints import ONE_LAYER, google_tensors, write_google
 from pretraining_command import assert_refused, pretrain, read_rows
 from tiny import MAX_SEQ_LENGTH
 
@@ -56,7 +56,7 @@ def data(tmp_path_factory):
         output_dir=folder / "packed",
         max_seq_length=MAX_SEQ_LENGTH,
     )
-    write_google(folder / "uncased", make_tensors()[2])
+    write_google(folder / "uncased", google_tensors())
     return folder
 
 
@@ -130,7 +130,7 @@ def test_without_a_run_the_initial_checkpoint_is_evaluated(data, tmp_path):
     assert pretrain(**line(data, tmp_path / "new", do_train="false")).status == 0
     results = json.loads((tmp_path / "new" / "eval_results.json").read_text())
     assert results["step"] == 0 and results["loss"] > 0
-    bare = {name: values for name, values in make_tensors()[2].items() if name.startswith("bert/")}
+    bare = {name: values for name, values in google_tensors().items() if name.startswith("bert/")}
     start = write_google(tmp_path / "bare", bare, ONE_LAYER)
     flags = line(data, tmp_path / "none", do_train="false", init_checkpoint=start)
     assert_refused("must have every head of objective=mlm_nsp", **flags)

@@ -178,7 +178,6 @@ def test_the_audit_takes_rows_as_training_does(data, tmp_path, monkeypatch):
     ("packs", "changes", "message"),
     [
         ("packs", {"objective": "mlm_nsp"}, "`input_file` must hold records for objective=mlm_nsp"),
-        ("packs", {"bert_config_file": "bert-tiny"}, "`bert_config_file` must be a Mamba or Mamba-2 for"),
         ("packs", {"hidden_dropout_prob": 0.1}, "`hidden_dropout_prob` must be -1 for a Mamba"),
         ("packs", {"ablation": "no_attention_mask"}, "`ablation` must be empty or no_position_reset"),
         ("packs", {"mlm_loss": "per_token"}, "`mlm_loss` must not be given for objective=causal_lm"),

@@ -285,14 +285,8 @@ def test_bare_command_packs_both_splits_of_the_sample_corpus(tmp_path, monkeypat
     assert run(main, PackConfig, max_seq_length=S).status == 2  # packs are not replaced unasked
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"overlong": "cut"}, "`overlong` must be one of error, truncate, drop. Received: 'cut'"),
-        ({"input_file": "none-*.tfrecord", "output_dir": "out"}, "`input_file` must match at least one file"),
-    ],
-)
-def test_a_mistake_is_one_line(tmp_path, monkeypatch, flags, message):
+def test_a_mistake_is_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert_refused(main, PackConfig, message, **flags)
+    flags = {"input_file": "none-*.tfrecord", "output_dir": "out"}
+    assert_refused(main, PackConfig, "`input_file` must match at least one file", **flags)
     assert list(tmp_path.iterdir()) == []

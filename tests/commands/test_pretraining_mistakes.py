@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,9 +19,6 @@ from pretraining_command import assert_refused, flags_of, pretrain, write_all, w
 from safetensors.numpy import save_file
 from tiny import CONFIG, MAX_SEQ_LENGTH
 
-from bert_packed import schema
-from bert_packed.records import tfrecords
-from bert_packed.records.example_bytes import serialize_examples
 from bert_packed.runs import pretraining
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 
@@ -29,60 +27,32 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Packs, a folder of their own for each manifest, and files that are none."""
+    """Packs, some of them with a manifest, and files that are none."""
     folder = write_all(tmp_path_factory.mktemp("data"))
-    for name, content in {"empty.tfrecord": "", "text.tfrecord": "This is no TFRecord."}.items():
-        (folder / name).write_text(content)
-    whole = (folder / "packed-0.tfrecord").read_bytes()
-    (folder / "cut.tfrecord").write_bytes(whole[:-10])
-    flipped = bytearray(whole)
-    flipped[len(whole) // 2] ^= 1
-    (folder / "flipped.tfrecord").write_bytes(flipped)
+    (folder / "text.tfrecord").write_text("This is no TFRecord.")
     batch = batch_of([], MAX_SEQ_LENGTH, 4, 12)
     one = {name: np.zeros((1, *values.shape[1:]), values.dtype) for name, values in batch.items()}
     write_batch(folder / "token.tfrecord", {**one, "token_ids": one["token_ids"] + 31})
-    write_batch(folder / "bare.tfrecord", one, leave_out=schema.NEXT_SENTENCE_POSITIONS)
-    features = {name: np.zeros((1, 8), np.int64) for name in schema.UNPACKED_LENGTHS}
-    features[schema.NEXT_SENTENCE_LABELS] = features[schema.NEXT_SENTENCE_LABELS][:, :1]
-    tfrecords.write_records(folder / "unpacked.tfrecord", serialize_examples(features))
     for name, words in {"long": 40, "plain": 4}.items():
         (folder / f"{name}.txt").write_text("word\n" * words)
     (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "pack"]) + "\n")
     manifest = {"kind": "packed", "files": [], "num_sequences": 30, "num_packs": 15}
     manifest |= {"histogram": {"lengths": [6]}, "vocab_size": 31, "vocab_sha256": "a"}
-    for name, changes in {
-        "same": {},
-        "words": {"vocab_size": 32},
-        "longer": {"histogram": {"lengths": [6, 25]}},
-        "other": {"vocab_sha256": "b"},
-    }.items():
-        (folder / name).mkdir()
-        (folder / name / "packed-0.tfrecord").write_bytes(whole)
-        (folder / name / "manifest.json").write_text(json.dumps({**manifest, **changes}))
+    (folder / "same").mkdir()
+    shutil.copy(folder / "packed-0.tfrecord", folder / "same")
+    (folder / "same" / "manifest.json").write_text(json.dumps(manifest))
     return folder
 
 
 BELOW = "token.tfrecord, record 1: every value of input_ids must be from 0 and below vocab_size=31"
 MISTAKES = [
-    ({"input_file": "{data}/empty.tfrecord"}, "empty.tfrecord, which is empty"),
     (
         {"input_file": "{data}/text.tfrecord"},
         "text.tfrecord is not a TFRecord file, or its record 1 is truncated or corrupt; of text, `bert-pack",
     ),
-    ({"input_file": "{data}/cut.tfrecord"}, "cut.tfrecord, record 9: the record is truncated or corrupt"),
-    ({"input_file": "{data}/flipped.tfrecord"}, "the record is truncated or corrupt"),
     ({"input_file": "{data}/token.tfrecord"}, BELOW),
     ({"eval_input_file": "{data}/token.tfrecord"}, BELOW),
-    ({"input_file": "{data}/bare.tfrecord"}, "features next_sentence_positions are missing. Received: "),
-    ({"input_file": "{data}/unpacked.tfrecord"}, "python data_gen/pack_tfrecords.py --input_file={data}/unp"),
-    ({"packing_correction": "betas"}, "`packing_correction` must be none where no manifest.json"),
     ({"layout": "optimus2d", "mesh": "1,1"}, "`layout` must be none unless KERAS_BACKEND=jax. Received:"),
-    ({"input_file": "{data}/words/*.tfrecord"}, "the vocabulary of `input_file` must be at most"),
-    ({"input_file": "{data}/longer/*.tfrecord"}, "longest sequence of `input_file` must be at most"),
-    (
-        {"input_file": "{data}/other/*.tfrecord", "eval_input_file": "{data}/same/*.tfrecord"},
-        "all records must be of one vocabulary",
-    ),
     ({"init_checkpoint": "{data}/none"}, "`init_checkpoint` must be a folder"),
     ({"vocab_file": "{data}/plain.txt"}, "plain.txt"),
     ({"bert_config_file": "bert-tiny", "global_rope_theta": 8192}, "`global_rope_theta` must be 0 for a"),
@@ -90,7 +60,6 @@ MISTAKES = [
         {"bert_config_file": "bert-tiny", "max_position_embeddings": 8192},
         "`max_position_embeddings` must be 0 for a BERT, which cannot change it. Received: 8192",
     ),
-    ({"bert_config_file": "modernbert-tiny"}, "must be a BERT for objective=mlm_nsp. Received: a"),
     *(
         ({"export_every": 2, **change}, message)
         for change, message in (
@@ -143,11 +112,6 @@ STARTS = [
         (form, {"hidden_size": 32}, "", "hidden_size must be 16. Received: 32.")
         for form in (OURS, HUGGING_FACE)
     ),
-    (HUGGING_FACE, {"layer_norm_eps": 0.5}, "", "layer_norm_eps must be 1e-12. Received: 0.5."),
-    (OURS, {"num_hidden_layers": 3}, "", "num_hidden_layers must be 1. Received: 3."),
-    (OURS, {"vocab_size": 40}, "", "vocab_size must be 31. Received: 40."),
-    (OURS, {"intermediate_size": 40}, "", "intermediate_size must be 32. Received: 40."),
-    (OURS, {"max_position_embeddings": 40}, "", "max_position_embeddings must be 24. Received: 40."),
     (OURS, {"ablation_no_attention_mask": True}, "", "ablation_no_attention_mask must be False. Received:"),
     (HUGGING_FACE, {"ablation_no_attention_mask": True}, "", "ablations must be none."),
     # A model of masked tokens alone may learn next sentences as well, as from its export

@@ -35,19 +35,14 @@ def predict(files, tuned, questions, output_dir, **flags):
 
 def test_version_2(files, tuned, tmp_path):
     pair = [entry("1", "Who wrote it?", "Ada Lovelace"), entry("2", "Why?", is_impossible=True)]
-    path = write(tmp_path / "v2.json", (CONTEXT, pair), version="v2.0")
+    without_a_word = (" \u200b", [entry("3", "Who?"), entry("4", "When?")])
+    path = write(tmp_path / "v2.json", (CONTEXT, pair), without_a_word, version="v2.0")
     never = {"null_score_diff_threshold": -1e9, "version_2_with_negative": "true"}
-    _, answers = predict(files, tuned, path, tmp_path, **never)
-    assert answers == {"1": "", "2": ""}
-    assert json.loads((tmp_path / "eval_results.json").read_text())["NoAns_f1"] == 100.0
-    assert set(json.loads((tmp_path / "null_odds.json").read_text())) == {"1", "2"}
-
-
-def test_contexts_without_a_word_are_answered_with_nothing(files, tuned, tmp_path):
-    path = write(tmp_path / "a.json", (" \u200b", [entry("1", "Who?"), entry("2", "When?")]))
-    out, answers = predict(files, tuned, path, tmp_path / "out")
-    assert answers == {"1": "", "2": ""}
+    out, answers = predict(files, tuned, path, tmp_path, **never)
+    assert answers == dict.fromkeys("1234", "")
     assert "warning: 2 questions whose context has no word" in out
+    assert json.loads((tmp_path / "eval_results.json").read_text())["NoAns_f1"] == 100.0
+    assert set(json.loads((tmp_path / "null_odds.json").read_text())) == set("1234")
 
 
 def test_own_questions_take_the_checkpoints_vocabulary(files, tuned, tmp_path, monkeypatch):

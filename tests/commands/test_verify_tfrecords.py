@@ -98,25 +98,8 @@ def swap_tokens(packed):
     tokens[[0, second]] = tokens[[second, 0]]
 
 
-def move_boundary(packed):
-    packed[schema.INPUT_MASK][2, int(np.argmax(packed[schema.INPUT_MASK][2] == 2))] = 1
-
-
-def pad_between(packed):
-    """Keep all that packing conserves, one place further from the second sequence on."""
-    masks = packed[schema.INPUT_MASK]
-    row = int(np.argmax((masks.max(axis=1) > 1) & (masks[:, -1] == 0)))  # which has room for it
-    for values in packed.values():
-        values[[2, row]] = values[[row, 2]]
-    first = int(np.argmax(masks[2] == 2))
-    assert first > 0 and masks[2, -1] == 0
-    for name in (schema.INPUT_IDS, schema.INPUT_MASK, schema.SEGMENT_IDS, schema.POSITION_IDS):
-        packed[name][2] = np.insert(packed[name][2], first, 0)[:-1]
-    for name in (schema.MASKED_LM_POSITIONS, schema.NEXT_SENTENCE_POSITIONS):
-        packed[name][2] += packed[name][2] >= first
-
-
-# A damage has the number of sequences that are missing; None where the pack itself is malformed
+# A damage has the number of sequences that are missing; None where the pack itself is malformed, of whose
+# rules `tests/records/test_read_bert.py` has the others
 DAMAGES = {
     "token": (change(schema.INPUT_IDS), 1),
     "segment": (change(schema.SEGMENT_IDS), 1),
@@ -125,12 +108,6 @@ DAMAGES = {
     "next sentence": (change(schema.NEXT_SENTENCE_LABELS, 1), 1),
     "prediction dropped": (drop_last_prediction, 1),
     "tokens swapped": (swap_tokens, 2),
-    "sequences swapped": (put(schema.INPUT_MASK, ..., lambda mask: np.array([0, 2, 1, 3])[mask]), None),
-    "positions of the pack": (put(schema.POSITION_IDS, ..., np.arange(S)), None),
-    "padding between": (pad_between, None),
-    "another boundary": (move_boundary, None),
-    "another [CLS]": (put(schema.NEXT_SENTENCE_POSITIONS, 1, lambda place: place + 1), None),
-    "prediction of another": (put(schema.MASKED_LM_WEIGHTS, 0, 2), None),
     "slot forgotten": (put(schema.NEXT_SENTENCE_WEIGHTS, 1, 0), None),
 }
 

@@ -271,11 +271,6 @@ def test_leaks_of_torch_modules(packs, reference, forward, found):
     "kind, options, is_right",
     [
         ("bert", {}, True),
-        ("bert", {"first_position": 1}, False),
-        ("roberta", {"first_position": 1}, True),
-        ("roberta", {}, False),
-        ("modernbert", {"sliding_window": 2}, True),  # sequences have up to 6 tokens
-        ("modernbert", {}, False),
         ("llama", {"attention": "positions"}, True),
         ("mistral", {"attention": "mask"}, False),
         ("gpt_oss", {"attention": "positions"}, False),
@@ -287,7 +282,7 @@ def test_a_collator_against_the_model_alone(packs, reference, kind, options, is_
 
     from bert_packed.torch import PackingCollator
 
-    rate = {} if kind.endswith("bert") or kind == "roberta" else {"mlm_probability": None}
+    rate = {} if kind == "bert" else {"mlm_probability": None}
     collator = PackingCollator(make_tokenizer(), LENGTH, **rate, **options)
     report = bert_packed.audit_model(build(kind, "eager").eval(), packs, inputs=collator)
     assert report.passed == is_right and (is_right or NAMES[2] in failed(report))
@@ -303,38 +298,6 @@ def test_a_model_alone_is_given_what_is_asked(packs):
         of_columns, given, alone=lambda columns: {"input_ids": columns["input_ids"]}
     )
     assert failed(report) == [NAMES[2]]
-
-
-def test_transformers_mamba_ignores_boundaries(packs, reference):
-    """Its `forward` takes `position_ids` and `seq_idx` without an error, and passes states on."""
-    torch, transformers = reference
-    config = transformers.MambaConfig(vocab_size=60, hidden_size=16, num_hidden_layers=2, state_size=4)
-    mamba = transformers.MambaForCausalLM(config).eval()
-
-    def inputs(batch):
-        sequence_ids = batch["sequence_ids"].astype("int32")
-        return {
-            "input_ids": batch["input_ids"],
-            "position_ids": batch["position_ids"],
-            "seq_idx": sequence_ids - 1,
-            "attention_mask": sequence_ids > 0,
-        }
-
-    report = bert_packed.audit_model(mamba, packs, inputs=inputs)
-    assert failed(report) == [NAMES[0], GRADIENT, NAMES[2], WEIGHTS]
-
-    def each_alone(batch):
-        outputs = torch.zeros((*batch["input_ids"].shape, 60))
-        for row, ids in enumerate(batch["sequence_ids"]):
-            for number in range(1, ids.max() + 1):
-                tokens = torch.as_tensor(batch["input_ids"][row : row + 1, ids == number])
-                outputs[row, ids == number] = mamba(tokens).logits[0]
-        return outputs
-
-    assert bert_packed.audit_model(each_alone, packs).passed
-    alone = bert_packed.pack([[1, 2, 3], [4, 5]], LENGTH, 1)
-    with pytest.raises(InputError, match="must hold several sequences in one of them"):
-        bert_packed.audit_model(mamba, alone, inputs=inputs)
 
 
 @pytest.mark.parametrize("width, name", [(LENGTH, "pooled"), (8, "pooled"), (LENGTH, "")])

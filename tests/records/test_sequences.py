@@ -1,8 +1,9 @@
-"""Sequences in columns: made, taken by number, joined, and compared by their content."""
+"""Sequences in columns: made, taken by number, joined, and compared by their content; shapes of packs."""
 
 import numpy as np
 import pytest
 
+from bert_packed import schema
 from bert_packed.core.settings import InputError
 from bert_packed.records import sequences as sequences_module
 from bert_packed.records.sequences import (
@@ -106,3 +107,25 @@ def test_ids_outside_the_vocabulary_are_named(sequences):
         check_vocabulary(sequences, vocab_size)
     with pytest.raises(InputError, match=r"a, record 2: .* the vocab_size=299 .* Received: 299\."):
         check_vocabulary(sequences, 299)
+
+
+def test_packs_without_room_for_predictions_are_causal():
+    spec = schema.PackSpec(max_seq_length=8, max_sequences_per_pack=3, max_predictions_per_pack=0)
+    assert spec.objective == "causal_lm" and set(spec.lengths) == set(schema.CAUSAL_LENGTHS)
+    assert {name: spec.shape(name) for name in spec.lengths} == {
+        "input_ids": (8,),
+        "input_mask": (8,),
+        "position_ids": (8,),
+        "label_ids": (8,),
+        "label_mask": (8,),
+        "sequence_weights": (3,),
+        "sequence_bytes": (3,),
+    }
+    assert [name for name in spec.lengths if schema.dtype(name) == "float32"] == ["sequence_weights"]
+    berts = schema.PackSpec(8, 3, 1)
+    assert berts.objective == "mlm_nsp" and berts.lengths is schema.PACKED_LENGTHS
+
+
+@pytest.mark.parametrize(("length", "predictions"), [(128, 20), (384, 56), (512, 76), (64, 10), (100, 15)])
+def test_default_predictions(length, predictions):
+    assert schema.default_predictions(length) == predictions

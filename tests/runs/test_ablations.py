@@ -5,18 +5,17 @@ import dataclasses
 import numpy as np
 import pytest
 from packs import packed_and_unpacked
-from tiny import CONFIG, make_engine, to_floats, write_data
+from pretraining_command import flags_of, pretrain, write_all
+from tiny import CONFIG, make_engine, to_floats
 
-from bert_packed import cli
 from bert_packed.architectures.bert.config import ModelConfig
 from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import ABLATIONS, PRETRAINING, ablate, ablations
 from bert_packed.checkpoints import starting_weights
-from bert_packed.core import command_line
 from bert_packed.core.settings import InputError
-from bert_packed.evaluation import contamination
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.runs.pretraining_config import PretrainingConfig
+from bert_packed.runs.pretraining_data import check_fits, read_data
 
 SINGLE = [name for name, fields in ABLATIONS.items() if len(fields) == 1]
 
@@ -72,49 +71,22 @@ def test_without_next_sentence_its_head_does_not_learn(batches):
         assert np.any(np.asarray(gradient)) == is_elsewhere, variable
 
 
-@pytest.mark.parametrize("name", ["no_attention_mask", "no_position_reset", "separator_only"])
-def test_the_audit_finds_an_ablation(batches, name):
-    shallow = dataclasses.replace(CONFIG, num_hidden_layers=1)
-    engine = make_engine(config=ablate(shallow, name), micro_batch_size=5)
-    checks = contamination.audit(engine, batches[0], compile=lambda function, _: function)
-    assert "unpacked: hidden_states" in [check.name for check in checks if not check.passed]
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    write_data(folder)
-    return folder
-
-
-def train(data, output_dir, **changes):
-    flags = {
-        "input_file": f"{data}/*.tfrecord",
-        "output_dir": output_dir,
-        "bert_config_file": data / "bert_config.json",
-        "train_batch_size": 2,
-        "num_train_steps": 1,
-        **changes,
-    }
-    argv = ["run_pretraining.py", *(f"--{name}={value}" for name, value in flags.items())]
-    return command_line.run(cli.pretrain, PretrainingConfig, argv)
+    return write_all(tmp_path_factory.mktemp("data"))
 
 
 @pytest.mark.usefixtures("uncompiled")
-def test_a_run_says_so_and_its_checkpoint_keeps_it(data, tmp_path, capsys):
-    assert train(data, tmp_path / "run", ablation="no_position_reset,no_next_sentence") == 0
-    printed = capsys.readouterr().out
-    assert "ABLATION   no_position_reset, no_next_sentence: PACKING IS BROKEN ON PURPOSE" in printed
+def test_a_run_says_so_and_its_checkpoint_keeps_it(data, tmp_path):
+    flags = flags_of(data, tmp_path / "run", num_train_steps=1)
+    seen = pretrain(**flags, ablation="no_position_reset,no_next_sentence")
+    assert "ABLATION   no_position_reset, no_next_sentence: PACKING IS BROKEN ON PURPOSE" in seen.out
     stored = starting_weights.read_config(tmp_path / "run")
     assert ablations(stored) == ["no_position_reset", "no_next_sentence"]
 
 
-def test_mistakes(data, tmp_path, capsys):
-    assert train(data, tmp_path / "run", ablation="no_mask") == 2
-    assert "must be empty or a comma-separated list of no_attention_mask" in capsys.readouterr().err
+def test_without_reset_a_whole_pack_needs_positions(data, tmp_path):
     short = dataclasses.replace(ablate(CONFIG, "no_position_reset"), max_position_embeddings=23)
-    from bert_packed.runs.pretraining_data import check_fits, read_data
-
     config = PretrainingConfig(input_file=f"{data}/*.tfrecord", output_dir=str(tmp_path))
     with pytest.raises(InputError, match=r"max_position_embeddings=23 of .*\. Received: 24"):
         check_fits(read_data(config), short, config)

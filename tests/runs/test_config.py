@@ -89,12 +89,16 @@ def test_unknown_size():
         load_model_config("bert-huge")
 
 
+FILES = {"train_file": __file__, "predict_file": __file__}
 GIVEN = {
     ModelConfig: {},
     PretrainingConfig: {"input_file": "x", "output_dir": "y"},
     FinetuneConfig: {"output_dir": "y"},
     ExportConfig: {"init_checkpoint": "x", "output_dir": "y"},
     TrainConfig: {"input_file": "x", "output_dir": "y"},
+    SquadConfig: {"output_dir": "y", **FILES},
+    GlueConfig: {"output_dir": "y", "task_name": "RTE", "data_dir": "x"},
+    NerConfig: {"output_dir": "y", **FILES},
 }
 OPTIMUS, MEGATRON = {"layout": "optimus2d", "mesh": "2,2"}, {"layout": "megatron1d", "mesh": "1,2"}
 GROWTH = {"initial_batch_size": 6, "batch_warmup_steps": 3, "micro_batch_size": 4}
@@ -157,6 +161,27 @@ MISTAKES = {
             for optimizer in ("lamb", "stable_adamw")
         ),
         ({"epsilon": 0.0}, "`epsilon` must be at least 1e-30. Received: 0.0"),
+    ],
+    SquadConfig: [
+        ({"output_dir": ""}, "`output_dir` must be given"),
+        ({"predict_file": ""}, "`predict_file` must be given unless --do_predict=false"),
+        ({"do_train": False}, "`init_checkpoint` must be given unless --do_train"),
+        ({"max_seq_length": 67}, "`max_seq_length` must be at least max_query_length + 4"),
+        ({"max_sequences_per_pack": 385}, "`max_sequences_per_pack` must be at most max_seq"),
+        ({"packing_algorithm": "nnlshp"}, "`max_sequences_per_pack` must be lower for pack"),
+        ({"train_file": "none"}, "`train_file` must be an existing file. Received: none"),
+        ({"predict_file": "."}, "`predict_file` must be an existing file. Received: ."),
+        ({"vocab_file": "none"}, "`vocab_file` must be an existing file. Received: none"),
+    ],
+    GlueConfig: [
+        ({"task_name": ""}, "`task_name` must be one of CoLA, SST-2, MRPC, STS-B"),
+        ({"data_dir": ""}, "`data_dir` must be given"),
+    ],
+    NerConfig: [
+        ({"train_file": ""}, "`train_file` must be given unless --do_train=false"),
+        ({"predict_file": ""}, "`predict_file` must be given unless --do_predict=false"),
+        ({"predict_file": "none"}, "`predict_file` must be an existing file. Received: none"),
+        ({"labels_file": "none"}, "`labels_file` must be an existing file. Received: none"),
     ],
     ExportConfig: [
         ({"init_checkpoint": ""}, "`init_checkpoint` must be given"),
@@ -239,35 +264,6 @@ def test_micro_batch_defaults_to_the_whole_batch():
         PretrainingConfig(**GIVEN[PretrainingConfig], train_batch_size=6, micro_batch_size=2).packs_at_once
         == 2
     )
-
-
-ADAM = {"weight_decay": 0.01, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-6, "max_grad_norm": 1.0}
-PRETRAINING = {**ADAM, "optimizer": "lamb", "train_batch_size": 32, "num_train_steps": 100_000}
-PRETRAINING |= {"num_warmup_steps": 10_000, "num_decay_steps": 0, "decay_type": "polynomial"}
-PRETRAINING |= {"learning_rate": 1e-3, "end_learning_rate": 0.0, "decay_power": 1.0, "objective": "mlm_nsp"}
-PRETRAINING |= {"mlm_loss": "per_sequence", "lm_loss": "per_token", "packing_correction": "none"}
-PRETRAINING |= {"masking": "static", "mask_replace_prob": 0.8, "random_replace_prob": 0.1}
-PRETRAINING |= {"hidden_dropout_prob": -1.0, "attention_probs_dropout_prob": -1.0, "random_seed": 12345}
-PRETRAINING |= {"shuffle_buffer_size": 1000, "max_skipped_steps": 10, "log_steps": 10, "ablation": ""}
-PRETRAINING |= {"eval_batch_size": 8, "save_checkpoints_steps": 1000, "keep_checkpoint_max": 3}
-FINETUNING = {**ADAM, "optimizer": "adam", "adam_bias_correction": True, "train_batch_size": 32}
-FINETUNING |= {"micro_batch_size": 0, "predict_batch_size": 8, "learning_rate": 5e-5}
-FINETUNING |= {"num_train_epochs": 3.0, "warmup_proportion": 0.1, "max_seq_length": 384}
-FINETUNING |= {"max_sequences_per_pack": "max", "do_lower_case": True, "random_seed": 12345}
-FINETUNING |= {"keep_checkpoint_max": 1}
-OF_TASKS = {
-    SquadConfig: {"doc_stride": 128, "max_query_length": 64, "n_best_size": 20, "max_answer_length": 30},
-    GlueConfig: {"max_seq_length": 128, "do_eval": True, "do_predict": False},
-    NerConfig: {"max_seq_length": 128, "doc_stride": 64, "tag_loss": "per_sequence"},
-}
-
-
-@pytest.mark.parametrize(
-    ("config_class", "defaults"),
-    [(PretrainingConfig, PRETRAINING), (FinetuneConfig, FINETUNING), *OF_TASKS.items()],
-)
-def test_defaults_of_what_changes_numbers(config_class, defaults):
-    assert {name: getattr(config_class, name) for name in defaults} == defaults
 
 
 def test_help_shows_what_most_runs_need():

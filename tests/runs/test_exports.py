@@ -155,7 +155,7 @@ def test_an_export_is_replaced_whole_or_stays(tmp_path, monkeypatch):
     assert not np.array_equal(first[name], second[name])
     engine = make_engine(seed=2)
     engine.weights()["bert/layer_0/attention/query/kernel"].assign(np.full((16, 16), np.nan))
-    with pytest.raises(NotFiniteError):
+    with pytest.raises(NotFiniteError, match=r"Received: nan in bert\.\S+query\.weight of the export"):
         exports.export_step(tmp_path, 7, engine.model, engine.weights(), config, data)
     assert_equal(load_file(tmp_path / "export-7" / "model.safetensors"), second)
 

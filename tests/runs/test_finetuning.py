@@ -17,13 +17,12 @@ from bert_packed.records.sequences import BERT_LAYOUT
 from bert_packed.records.sequences import make_sequences as make_columns
 from bert_packed.tasks import run as finetuning
 from bert_packed.tasks.config import FinetuneConfig
-from bert_packed.tasks.glue.config import GlueConfig
-from bert_packed.tasks.ner.config import NerConfig
 from bert_packed.tasks.squad.config import SquadConfig
 
 pytestmark = pytest.mark.both_backends
 TEXT = finetuning.TextModel(ModelConfig(), None, None, Kernels({}, ""), ALONE)
 LENGTHS = [5, 12, 2, 3, 7, 1, 4]
+FILES = {"train_file": __file__, "predict_file": __file__}
 
 
 def make_sequences():
@@ -93,7 +92,7 @@ def test_earlier_scores_stay_where_none_are_wanted(tmp_path, monkeypatch, scores
     path = tmp_path / "eval_results.json"
     path.write_text('{"f1": 1.0}')
     flags = {"do_train": False, "init_checkpoint": "x", "json": str(tmp_path / "copy.json")}
-    config = SquadConfig(**GIVEN[SquadConfig], output_dir=str(tmp_path), **flags)
+    config = SquadConfig(**FILES, output_dir=str(tmp_path), **flags)
     given = []
     predict = lambda *of: given.append(of) or scores  # noqa: E731
     assert finetuning.run_task(config, TEXT, None, None, predict).exit_status == 0
@@ -102,47 +101,9 @@ def test_earlier_scores_stay_where_none_are_wanted(tmp_path, monkeypatch, scores
     assert (tmp_path / "copy.json").exists() == bool(scores)
 
 
-GIVEN = {  # by its config what a command needs
-    SquadConfig: {"train_file": __file__, "predict_file": __file__},
-    GlueConfig: {"task_name": "RTE", "data_dir": "x"},
-    NerConfig: {"train_file": __file__, "predict_file": __file__},
-}
-
-
-@pytest.mark.parametrize(
-    ("config", "change", "message"),
-    [
-        (SquadConfig, {"output_dir": ""}, "`output_dir` must be given"),
-        (SquadConfig, {"predict_file": ""}, "`predict_file` must be given unless --do_predict=false"),
-        (SquadConfig, {"do_train": False}, "`init_checkpoint` must be given unless --do_train"),
-        (SquadConfig, {"max_seq_length": 67}, "`max_seq_length` must be at least max_query_length . 4"),
-        (SquadConfig, {"max_sequences_per_pack": 385}, "`max_sequences_per_pack` must be at most max_seq"),
-        (SquadConfig, {"packing_algorithm": "nnlshp"}, "`max_sequences_per_pack` must be lower for pack"),
-        (SquadConfig, {"train_file": "none"}, "`train_file` must be an existing file. Received: none"),
-        (SquadConfig, {"predict_file": "."}, r"`predict_file` must be an existing file. Received: \."),
-        (SquadConfig, {"vocab_file": "none"}, "`vocab_file` must be an existing file. Received: none"),
-        (
-            GlueConfig,
-            {"task_name": ""},
-            "`task_name` must be one of CoLA, SST-2, MRPC, STS-B",
-        ),
-        (GlueConfig, {"data_dir": ""}, "`data_dir` must be given"),
-        (NerConfig, {"train_file": ""}, "`train_file` must be given unless --do_train=false"),
-        (NerConfig, {"predict_file": ""}, "`predict_file` must be given unless --do_predict=false"),
-        (NerConfig, {"predict_file": "none"}, "`predict_file` must be an existing file. Received: none"),
-        (NerConfig, {"labels_file": "none"}, "`labels_file` must be an existing file. Received: none"),
-    ],
-)
-def test_settings_that_exclude_each_other_or_name_no_file(config, change, message):
-    sound = {"output_dir": "x", **GIVEN[config]}
-    config(**sound)
-    with pytest.raises(InputError, match=message):
-        config(**{**sound, **change})
-
-
 def test_a_stopped_training_predicts_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(finetuning, "_fine_tune", lambda *of: given.append(of[3:-1]) or ("model", 15))
-    config, given = SquadConfig(output_dir=str(tmp_path), **GIVEN[SquadConfig]), []
+    config, given = SquadConfig(output_dir=str(tmp_path), **FILES), []
     predict = lambda *_: pytest.fail("predicts")  # noqa: E731
     data, inputs = SimpleNamespace(sequences=[]), {"train_file": ["a.json"]}
     with pytest.raises(InputError, match=r"a\.json must give at least one sequence\. Received: none"):
@@ -154,7 +115,7 @@ def test_a_stopped_training_predicts_nothing(tmp_path, monkeypatch, capsys):
 
 
 def test_results_are_younger_than_what_they_are_of(tmp_path, monkeypatch):
-    config = SquadConfig(output_dir=str(tmp_path), **GIVEN[SquadConfig])
+    config = SquadConfig(output_dir=str(tmp_path), **FILES)
     monkeypatch.setattr(finetuning, "_facts", lambda *_: {})
     found = tmp_path / "checkpoint-4"
     monkeypatch.setattr(finetuning.run_directory, "find_checkpoint", lambda *_: found)

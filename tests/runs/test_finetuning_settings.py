@@ -8,7 +8,8 @@ import json
 
 import numpy as np
 import pytest
-from recorded_calls import arguments, other_run, run
+import recorded_calls
+from recorded_calls import SAVES, add_results, arguments, other_run, run
 from squad_files import CONTEXT, QUESTIONS, entry, write
 from tiny import CONFIG
 
@@ -32,7 +33,7 @@ from bert_packed.training import loop
 from bert_packed.training.engines.engine import named_weights
 from bert_packed.training.metrics_log import read_rows
 
-LENGTH, SAVES = 48, 4
+LENGTH = 48
 WORDS = [f"w{number}" for number in range(20)]
 COMMANDS = {
     "squad": (cli.squad, SquadConfig),
@@ -48,13 +49,9 @@ RECORDED = (
     (classification, "make_text_sequences"),
     *((ner_finetuning, name) for name in ("read_conll", "make_tag_sequences")),
 )
-CHANGED = {"do_lower_case": False, "max_seq_length": 40, "train_batch_size": 5, "micro_batch_size": 2}
+CHANGED = recorded_calls.CHANGED | {"do_lower_case": False, "max_seq_length": 40, "train_batch_size": 5}
 CHANGED |= {"predict_batch_size": 3, "max_sequences_per_pack": 2, "packing_algorithm": "spfhp"}
-CHANGED |= {"learning_rate": 0.03, "num_train_epochs": 30.0, "warmup_proportion": 0.5, "optimizer": "lamb"}
-CHANGED |= {"weight_decay": 0.05, "beta_1": 0.8, "beta_2": 0.95, "epsilon": 1e-3, "max_grad_norm": 0.5}
-CHANGED |= {"dtype": "mixed_bfloat16", "remat": True, "hidden_dropout_prob": 0.2}
-CHANGED |= {"attention_probs_dropout_prob": 0.3, "max_skipped_steps": 7, "log_steps": 3}
-CHANGED |= {"save_checkpoints_steps": 11, "keep_checkpoint_max": 2, "overwrite": True, "doc_stride": 7}
+CHANGED |= {"num_train_epochs": 30.0, "warmup_proportion": 0.5, "optimizer": "lamb", "doc_stride": 7}
 CHANGED |= {"max_query_length": 9, "version_2_with_negative": True, "null_score_diff_threshold": 1.5}
 CHANGED |= {"n_best_size": 6, "max_answer_length": 8, "skip_bad_answers": True}
 # These arguments of functions are settings by the same name: all of their calls have the value
@@ -110,13 +107,7 @@ def run_to_loop(command, folder, **flags):
 
     stand_ins = {(loop, "train"): train, (finetuning, "predict"): predict}
     seen = run(*COMMANDS[command], RECORDED, stand_ins, output_dir=folder, **flags)
-    seen.folder = folder
-    for name, argument in (("engine", "engine"), ("steps", "config"), ("hooks", "hooks")):
-        setattr(seen, name, (arguments(seen, "train", argument) or [None])[0])
-    if seen.engine:
-        seen.weights = {name: variable.numpy() for name, variable in seen.engine.weights().items()}
-        seen.batch = next(iter(seen.hooks.batches(0)))
-    return seen
+    return add_results(seen, folder)
 
 
 def given(files, **flags):
@@ -154,39 +145,19 @@ def test_settings_that_are_passed_on(changed, function):
         assert {*arguments(changed, function, name)} == {CHANGED[name]}
 
 
-def attention(seen):
-    return seen.engine.model.bert.blocks[0].attention
-
-
 # Each other setting is seen at this place, with this value
-SEEN = {
+SEEN = recorded_calls.SEEN | {
     "max_sequences_per_pack": (lambda seen: arguments(seen, "pack_all", "depth"), [2]),
     "max_sequences_per_pack of updates": (lambda seen: arguments(seen, "plan_updates", "depth"), [2]),
     "packing_algorithm": (lambda seen: arguments(seen, "pack_all", "algorithm"), ["spfhp"]),
     "packing_algorithm of updates": (lambda seen: arguments(seen, "plan_updates", "algorithm"), ["spfhp"]),
     "train_batch_size": (lambda seen: arguments(seen, "plan_updates", "batch_size"), [5]),
     "predict_batch_size": (lambda seen: arguments(seen, "predict", "batch_size"), [3]),
-    "micro_batch_size": (lambda seen: arguments(seen, "make_engine", "arguments")[0][3], 2),
     # One sequence has an answer and one has none
-    "num_train_epochs": (lambda seen: seen.steps.num_train_steps, 2 * 30 // 5),
+    "num_train_epochs": (lambda seen: seen.config.num_train_steps, 2 * 30 // 5),
     "beta_1": (lambda seen: seen.engine.optimizer.beta_1, 0.8),
     "beta_2": (lambda seen: seen.engine.optimizer.beta_2, 0.95),
-    "epsilon": (lambda seen: seen.engine.optimizer.epsilon, 1e-3),
     "optimizer": (lambda seen: seen.engine.optimizer.name, "lamb"),
-    "weight_decay": (lambda seen: seen.engine.optimizer.weight_decay_rate, 0.05),
-    "max_grad_norm": (lambda seen: seen.engine.max_grad_norm, 0.5),
-    "bert_config_file": (lambda seen: seen.engine.model.bert.config.hidden_size, 32),
-    "remat": (lambda seen: seen.engine.model.bert.remat, True),
-    "dtype": (lambda seen: attention(seen).query.compute_dtype, "bfloat16"),
-    "hidden_dropout_prob": (lambda seen: attention(seen).dropout.rate, 0.2),
-    "attention_probs_dropout_prob": (lambda seen: attention(seen).attention_dropout.rate, 0.3),
-    "log_steps": (lambda seen: seen.steps.log_steps, 3),
-    "save_checkpoints_steps": (lambda seen: seen.steps.save_checkpoints_steps, 11),
-    "max_skipped_steps": (lambda seen: seen.steps.max_skipped_steps, 7),
-    "keep_checkpoint_max": (
-        lambda seen: {path.name for path in seen.folder.glob("checkpoint-*")},
-        {"checkpoint-2", "checkpoint-3"},  # and, with overwrite, none of the earlier run
-    ),
     "do_predict": (lambda seen: (seen.folder / "predictions.json").exists(), True),
     "json": (lambda seen: "f1" in json.loads((seen.folder.parent / "scores.json").read_text()), True),
 }
@@ -257,13 +228,13 @@ def test_kernels_are_of_training_and_prediction(files, tmp_path, monkeypatch):
 
 def test_lost_rows_of_the_log_are_refused_unless_accepted(files, tmp_path):
     flags = given(files, log_steps=1, do_predict=False, num_train_epochs=30.0)
-    assert run_to_loop("squad", tmp_path, **flags).status == 0  # which saved three steps, and has logged none
+    assert run_to_loop("squad", tmp_path, **flags).status == 0  # which saved four steps, and has logged none
     record = (tmp_path / "run.json").read_bytes()
     refused = run_to_loop("squad", tmp_path, **flags)
     assert (tmp_path / "run.json").read_bytes() == record
     assert refused.status == 2 and "metrics.csv must have the row of every logged step" in refused.error
     run_to_loop("squad", tmp_path, **flags, accept_lost_rows=True)
-    assert [row["step"] for row in read_rows(tmp_path / "metrics.csv")] == ["1", "2", "3"]
+    assert [row["step"] for row in read_rows(tmp_path / "metrics.csv")] == ["1", "2", "3", "4"]
 
 
 def test_settings_of_glue(files, tmp_path):

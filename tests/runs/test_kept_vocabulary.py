@@ -79,20 +79,3 @@ def test_an_overwritten_run_may_give_its_own_vocabulary(data, finished, tmp_path
     command = arguments(data, folder, **FLAGS, vocab_file=folder / "vocab.txt")
     assert run(*command, "--overwrite") == 0
     assert (folder / "vocab.txt").read_bytes() == (data / "vocab.txt").read_bytes()
-
-
-@pytest.mark.parametrize("place", ["checkpoint-2", "export"])
-def test_a_start_of_another_vocabulary_is_refused(data, finished, tmp_path, place, capsys):
-    """It has as many tokens: the ids of the records would mean others. Other line ends mean the same ones."""
-    start = shutil.copytree(finished, tmp_path / "run")
-    if place == "export":
-        start = shutil.copytree(finished / "export-2", tmp_path / "model")
-    tokens = (data / "vocab.txt").read_text().split()
-    flags = FLAGS | {"init_checkpoint": start / place.removeprefix("export")}
-    (start / "vocab.txt").write_text("\r\n".join(tokens))
-    assert run(*arguments(data, tmp_path / "same", **flags)) == 0
-    (start / "vocab.txt").write_text("\n".join([*tokens[:-2], tokens[-1], tokens[-2]]) + "\n")
-    assert run(*arguments(data, tmp_path / "other", **flags)) == 2
-    error = capsys.readouterr().err
-    assert "`init_checkpoint` must have the vocabulary of the records of `input_file`, " in error
-    assert not list((tmp_path / "other").glob("checkpoint-*"))

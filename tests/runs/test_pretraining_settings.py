@@ -10,8 +10,9 @@ import json
 import next_tokens
 import numpy as np
 import pytest
+import recorded_calls
 from packs import VOCAB_SIZE, batch_of, random_packs, random_sequence, write_packs
-from recorded_calls import arguments, other_run, run
+from recorded_calls import SAVES, add_results, arguments, other_run, run
 from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
 
 from bert_packed import cli
@@ -31,18 +32,13 @@ from data_gen import sample_data
 
 FACTOR = 2.0  # packing factor of the changed run's data
 WIDE = dataclasses.replace(CONFIG, hidden_size=32)
-SAVES = 5
 MOMENT, STEPS_BEFORE = 0.25, 8  # of the run whose optimizer's state is kept
 COUNTS = {"num_tokens": 3.0, "num_pairs": 5.0, "num_predictions": 2.0, "num_sequences": 1.0}
-CHANGED = {"train_batch_size": 6, "micro_batch_size": 2, "eval_batch_size": 4, "num_train_steps": 50}
-CHANGED |= {"num_warmup_steps": 7, "num_decay_steps": 9, "learning_rate": 0.03, "end_learning_rate": 0.002}
-CHANGED |= {"decay_power": 2.0, "weight_decay": 0.05, "beta_1": 0.8, "beta_2": 0.95, "epsilon": 1e-3}
-CHANGED |= {"max_grad_norm": 0.5, "mlm_loss": "per_token", "packing_correction": "betas"}
-CHANGED |= {"ablation": "no_next_sentence", "dtype": "mixed_bfloat16", "remat": True}
-CHANGED |= {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3, "shuffle_buffer_size": 1}
-CHANGED |= {"max_skipped_steps": 7, "log_steps": 3, "eval_steps": 5, "max_eval_steps": 1}
-CHANGED |= {"save_checkpoints_steps": 11, "profile_steps": "3,4", "keep_checkpoint_max": 2}
-CHANGED |= {"export_every": 13, "sample_data": True, "overwrite": True, "keep_optimizer_state": True}
+CHANGED = recorded_calls.CHANGED | {"train_batch_size": 6, "eval_batch_size": 4, "num_train_steps": 50}
+CHANGED |= {"num_warmup_steps": 7, "num_decay_steps": 9, "end_learning_rate": 0.002, "decay_power": 2.0}
+CHANGED |= {"mlm_loss": "per_token", "packing_correction": "betas", "ablation": "no_next_sentence"}
+CHANGED |= {"shuffle_buffer_size": 1, "eval_steps": 5, "max_eval_steps": 1, "profile_steps": "3,4"}
+CHANGED |= {"export_every": 13, "sample_data": True, "keep_optimizer_state": True}
 MASKED = {"masking": "dynamic", "do_whole_word_mask": True, "objective": "mlm"}
 MASKED |= {"mask_replace_prob": 0.5, "random_replace_prob": 0.25}
 
@@ -124,13 +120,7 @@ def run_to_loop(folder, **flags):
         output_dir=folder,
         **flags,
     )
-    seen.folder = folder
-    for name in ("engine", "config", "hooks"):
-        setattr(seen, name, (arguments(seen, "train", name) or [None])[0])
-    if seen.engine:
-        seen.weights = {name: variable.numpy() for name, variable in seen.engine.weights().items()}
-        seen.batch = next(seen.hooks.batches(0))
-    return seen
+    return add_results(seen, folder)
 
 
 @pytest.fixture(scope="module")
@@ -196,43 +186,23 @@ def config_of(seen):
     return seen.engine.model.bert.config
 
 
-def attention(seen):
-    return seen.engine.model.bert.blocks[0].attention
-
-
 def ids_of(batch):
     return {*map(tuple, batch["token_ids"].tolist())}
 
 
-# Each setting of `changed` is seen at this place, with this value
-SEEN = {
+# Each other setting of `changed` is seen at this place, with this value
+SEEN = recorded_calls.SEEN | {
     "beta_1": (lambda seen: seen.engine.optimizer.beta_1, pytest.approx(0.8**FACTOR)),
     "beta_2": (lambda seen: seen.engine.optimizer.beta_2, pytest.approx(0.95**FACTOR)),
-    "epsilon": (lambda seen: seen.engine.optimizer.epsilon, 1e-3),
-    "weight_decay": (lambda seen: seen.engine.optimizer.weight_decay_rate, 0.05),
-    "max_grad_norm": (lambda seen: seen.engine.max_grad_norm, 0.5),
-    "bert_config_file": (lambda seen: config_of(seen).hidden_size, 32),
-    "remat": (lambda seen: seen.engine.model.bert.remat, True),
-    "dtype": (lambda seen: attention(seen).query.compute_dtype, "bfloat16"),
     "dtype of the peak": (lambda seen: arguments(seen, "measured_flops_per_second", "dtype"), ["bfloat16"]),
-    "hidden_dropout_prob": (lambda seen: attention(seen).dropout.rate, 0.2),
-    "attention_probs_dropout_prob": (lambda seen: attention(seen).attention_dropout.rate, 0.3),
     "keep_optimizer_state": (kept, (STEPS_BEFORE, {MOMENT})),
     "mlm_loss": (divided_by, ["num_predictions"]),
     "ablation": (lambda seen: config_of(seen).ablation_no_next_sentence, True),
     "train_batch_size": (lambda seen: len(seen.batch["token_ids"]), 6),
-    "micro_batch_size": (lambda seen: arguments(seen, "make_engine", "arguments")[0][3], 2),
     "eval_batch_size": (lambda seen: [len(batch) for batch in seen.engine.evaluated], [4]),
-    "max_skipped_steps": (lambda seen: seen.config.max_skipped_steps, 7),
-    "log_steps": (lambda seen: seen.config.log_steps, 3),
     "eval_steps": (lambda seen: seen.config.eval_steps, 5),
-    "save_checkpoints_steps": (lambda seen: seen.config.save_checkpoints_steps, 11),
     "num_train_steps": (lambda seen: seen.config.num_train_steps, 50),
     "export_every": (lambda seen: seen.config.export_every, 13),
-    "keep_checkpoint_max": (
-        lambda seen: {path.name for path in seen.folder.glob("checkpoint-*")},
-        {"checkpoint-3", "checkpoint-4"},  # and, with overwrite, none of the earlier run
-    ),
     "export_vocab_file": (lambda seen: (seen.folder / f"export-{SAVES}" / "vocab.txt").exists(), True),
     "profile_steps": (lambda seen: [call["steps"] for call in seen.calls["Profile"]], [range(3, 5)]),
     "sample_data": (lambda seen: "build_missing" in seen.calls, True),

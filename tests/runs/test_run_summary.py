@@ -1,4 +1,4 @@
-"""Texts of a run for people: cost by a plain count, figures of logs."""
+"""Texts of a run for people: cost by a plain count, figures of logs, packed against unpacked steps."""
 
 import dataclasses
 import functools
@@ -13,7 +13,8 @@ from bert_packed.architectures.bert.model import count_flops
 from bert_packed.architectures.registry import PRETRAINING, ablate
 from bert_packed.core.progress import count_of, describe_duration
 from bert_packed.objectives.pretraining import pretraining_objective
-from bert_packed.runs import run_summary, step_cost
+from bert_packed.runs import interleaved_timing, run_summary, step_cost
+from bert_packed.runs.interleaved_timing import Contender, compare
 from bert_packed.runs.pretraining import Run
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.runs.step_cost import estimate_step_seconds, step_flops
@@ -124,8 +125,6 @@ def test_a_run_is_described_by_its_own_figures():
     ]
     known = SimpleNamespace(**{**vars(data_of(1.5)), "vocabulary": SimpleNamespace(path="a/vocab.txt")})
     assert run_summary.describe_run(config, CONFIG, known, "dense").endswith("\nvocabulary a/vocab.txt")
-    known = SimpleNamespace(**{**vars(data_of(1.5)), "vocabulary": SimpleNamespace(path="a/vocab.txt")})
-    assert run_summary.describe_run(config, CONFIG, known, "dense").endswith("\nvocabulary a/vocab.txt")
     growing = dataclasses.replace(config, initial_batch_size=2, batch_warmup_steps=1500)
     masked = SimpleNamespace(**{**vars(data_of(1.5)), "masking": SimpleNamespace(vocab_size=30522)})
     assert run_summary.describe_run(growing, CONFIG, masked, "dense").splitlines()[-2:] == [
@@ -187,3 +186,31 @@ def test_the_last_figures_are_those_of_the_last_rows(tmp_path):
     assert evaluated == {"data": "eval", "step": 3, **{name: 3 + value for name, value in figures.items()}}
     (tmp_path / "eval_metrics.csv").unlink()
     assert run_summary.last_figures(tmp_path, names) == [train]
+
+
+def test_comparison_reports_the_ratio_of_sequences_per_second(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(interleaved_timing, "time", clock)
+    calls = []
+
+    def contender(name, factor, seconds):
+        run = clock.taking(seconds, result={"num_sequences": 1.0})
+
+        def take(batch):
+            calls.append((name, batch))
+            return run()
+
+        return Contender(name, take, [0, 1], 4 * factor, factor)
+
+    unpacked = contender("unpacked", 1.0, [100, 2, 9, 2])
+    rows = compare([unpacked, contender("packed", 2.0, [100, 5, 2.5, 2])], num_repeats=3)
+    # each takes one step to compile, then they are interleaved
+    names, order = ["unpacked", "packed"], [(0, 1), (0, 1), (1, -1), (0, 1)]
+    assert calls == [(name, batch) for batch, step in order for name in names[::step]]
+    # medians are 2 s and 2.5 s for 4 and 8 sequences
+    columns = ("data", "packing_factor", "seconds_per_step", "sequences_per_second", "speed_up")
+    assert [tuple(row) for row in rows] == [columns, columns]
+    assert [tuple(row.values()) for row in rows] == [
+        ("unpacked", 1.0, 2.0, 2.0, 1.0),
+        ("packed", 2.0, 2.5, pytest.approx(3.2), pytest.approx(1.6)),
+    ]

@@ -169,12 +169,16 @@ def test_a_start_on_records_of_word_pieces(tmp_path):
         InputError, match=r"`init_checkpoint` must have .*Received: .*tokenizer\.json, another"
     ):
         vocabulary.check_start(start, MODERN_BERT, records)
-    # The file of the same name counts before that file
-    (start / "vocab.txt").write_text((tmp_path / "vocab.txt").read_text() + "\n")
-    vocabulary.check_start(start, MODERN_BERT, records)
-    (start / "vocab.txt").write_text("\n".join([*tokenization.SPECIAL_TOKENS, "b"]))
-    with pytest.raises(InputError, match=r"Received: .*vocab\.txt, another one"):
-        vocabulary.check_start(start, CONFIG, records)
+    # The file of the same name counts before that file, beside a checkpoint too; line ends do not
+    (start / "run.json").write_text("{}")
+    (start / "checkpoint-2").mkdir()
+    tokens = (tmp_path / "vocab.txt").read_text().split()
+    for place in (start, start / "checkpoint-2"):
+        (start / "vocab.txt").write_text("\r\n".join(tokens))
+        vocabulary.check_start(place, MODERN_BERT, records)
+        (start / "vocab.txt").write_text("\n".join([*tokens[:-2], tokens[-1], tokens[-2]]) + "\n")
+        with pytest.raises(InputError, match=r"Received: .*vocab\.txt, another one"):
+            vocabulary.check_start(place, CONFIG, records)
 
 
 def join_merges(content):

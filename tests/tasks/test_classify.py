@@ -16,12 +16,14 @@ import pytest
 from encoder_files import WORDS, write_beir, write_encoder
 from recorded_calls import assert_refused
 from sklearn import metrics
+from tiny import SHALLOW
 
 import bert_packed
 from bert_packed import cli
 from bert_packed.core.settings import InputError
 from bert_packed.tasks.classify import scores
 from bert_packed.tasks.classify.config import ClassifyConfig
+from bert_packed.tasks.classify.inference import TextClassifier
 from bert_packed.tasks.classify.labels import (
     NUMBER,
     SEVERAL,
@@ -62,7 +64,7 @@ def write_csv(path, rows):
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-    return write_encoder(tmp_path_factory.mktemp("start"))
+    return write_encoder(tmp_path_factory.mktemp("start"), SHALLOW)
 
 
 def config_of(folder, kind, start, **changes):
@@ -75,7 +77,7 @@ def config_of(folder, kind, start, **changes):
             "output_dir": str(folder / "run"),
             "max_seq_length": LENGTH,
             "train_batch_size": 16,
-            "learning_rate": 0.01,
+            "learning_rate": 0.03,
             "num_train_epochs": 12.0,
             "label_separator": "|" if kind == SEVERAL else "",
             "number_loss": "binary" if kind == RERANKER else "squared",
@@ -275,21 +277,23 @@ def test_labels_are_recognised_sorted_and_numbered(tmp_path, labels, options, ki
 
 MISTAKES = [
     ("text,label\na,b\na,\n", "a.csv, row 2: the label must not be empty. Received: ''."),
-    ("text,label\n ,b\n", "a.csv, row 1: text must be a text. Received: ' '."),
     ("text,kind\na,b\n", "a.csv must have a column 'label', or --label_column must name another."),
     ("text,label\na,b\na,c\na,3\n", "a.csv, row 3: the label must be a word, as in most rows"),
     ("text,label\na,1\na,2\na,x\n", "a.csv, row 3: the label must be a number, as in most rows"),
     ("text,label\na,b\na,b\n", "a.csv must have 2 or more different labels. Received: b."),
     ('text,label\na,b\na,"b\nc"\n', "a.csv, row 2: the label must have neither tabs nor line ends."),
-    ("text,label\n", "a.csv must have a row. Received: none."),
+    ([["a"], ["b"], "c"], "row 3: must have a list of labels, as most rows. Received: 'c'."),
+    (["a", ["b"], "c"], "row 2: must have one label, as most rows. Received: ('b',)."),
+    ([[], []], "must have 1 or more different labels. Received: none."),
 ]
 
 
 @pytest.mark.parametrize(("content", "message"), MISTAKES)
 def test_a_mistake_in_a_file_is_named(tmp_path, content, message):
-    (tmp_path / "a.csv").write_text(content)
+    (tmp_path / "a.csv").write_text(str(content))
     with pytest.raises(InputError) as error:
-        find_problem(read_examples(tmp_path / "a.csv"))
+        is_text = isinstance(content, str)
+        find_problem(read_examples(tmp_path / "a.csv") if is_text else examples(tmp_path, content))
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
@@ -307,20 +311,6 @@ def test_a_label_that_cannot_be_is_named(tmp_path, labels, message):
     with pytest.raises(InputError) as error:
         Problem(SINGLE, ("a", "b")).numbers(examples(tmp_path, labels))
     assert str(error.value).endswith(f"rows.jsonl, {message}")
-
-
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        ([["a"], ["b"], "c"], "row 3: must have a list of labels, as most rows. Received: 'c'."),
-        (["a", ["b"], "c"], "row 2: must have one label, as most rows. Received: ('b',)."),
-        ([[], []], "must have 1 or more different labels. Received: none."),
-    ],
-)
-def test_labels_of_two_kinds_are_named(tmp_path, labels, message):
-    with pytest.raises(InputError) as error:
-        find_problem(examples(tmp_path, labels))
-    assert message in str(error.value)
 
 
 SETTINGS = [
@@ -385,3 +375,22 @@ def test_scores_by_hand():
     assert scores.score(Problem(SEVERAL), -np.ones((4, 1)), np.array([[1], [0], [0], [0]]))["f1_micro"] == 0
     assert scores.score(Problem(NUMBER), np.ones((3, 1)), np.arange(3.0)) == {"pearson": 0, "spearman": 0}
     assert metrics.f1_score(true, found.argmax(1), average="weighted") == got["f1_weighted"]
+
+
+TEXTS = [
+    ("ab", "`texts` must be a list of str or of pairs. Received: 'ab'."),
+    (["a", ("b", "c")], "`texts[1]` must be a str, as the first. Received: ('b', 'c')."),
+    ([("a", "b"), "cd"], "`texts[1]` must be a pair of str, as the first. Received: 'cd'."),
+    ([("a",)], "`texts[0]` must be a pair of str, as the first. Received: ('a',)."),
+    (["a", None], "`texts[1]` must be a str, as the first. Received: None."),
+    ([("a", "b")], "`texts` must have single texts, as the model was trained on. Received: pairs of texts."),
+]
+
+
+@pytest.mark.parametrize(("texts", "message"), TEXTS)
+def test_texts_that_cannot_be_are_named(texts, message):
+    classifier = TextClassifier(None, None, Problem(NUMBER, num_texts=1), 8, 1)
+    assert classifier.predict([]).probabilities.shape == (0, 1)
+    with pytest.raises(InputError) as error:
+        classifier.predict(texts)
+    assert str(error.value) == message

@@ -81,6 +81,7 @@ KINDS = {
 }
 
 
+@pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("kind", KINDS)
 def test_losses_are_those_of_sentence_transformers(package, kind, tmp_path):
     """From one export's weights, on one step of rows of a file: loss, and gradients of all weights."""

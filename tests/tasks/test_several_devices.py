@@ -17,6 +17,7 @@ from logical_devices import divide_processor
 from pretraining_command import newest_checkpoint, read_rows
 from safetensors.numpy import load_file
 from tiny import SHALLOW
+from uncompiled import run_uncompiled
 
 import bert_packed
 from bert_packed.core.settings import InputError
@@ -99,7 +100,8 @@ def test_a_run_on_two_devices_is_that_of_one(task, files, tmp_path, monkeypatch,
     engines, make_engine = [], run.make_engine
     monkeypatch.setattr(run, "make_engine", lambda *of: engines.append(make_engine(*of)) or engines[-1])
     one, two, moved = (tmp_path / name for name in ("one", "two", "moved"))
-    want = bert_packed.finetune(config_of(task, files, one))
+    with run_uncompiled():
+        want = bert_packed.finetune(config_of(task, files, one))
     packs = int(re.search(r"in at most (\d+) packs, all at once", capsys.readouterr().out)[1])
     assert packs % NUM_DEVICES  # so that an empty one fills up a step
     config = config_of(task, files, two, distribution="mirrored")

@@ -6,7 +6,7 @@ from bert_packed.core import storage
 from bert_packed.core.settings import InputError, setting, variant
 from bert_packed.runs.run_config import DATA, OPTIMIZER, PREDICTION
 from bert_packed.tasks.classify.labels import NUMBER, PROBLEMS, SINGLE, parse_weights
-from bert_packed.tasks.config import FinetuneConfig, TextFilesConfig, check_files
+from bert_packed.tasks.config import TextFilesConfig, check_files
 from bert_packed.tasks.retrieval import find_qrels
 
 SQUARED, BINARY = "squared", "binary"
@@ -79,12 +79,6 @@ class ClassifyConfig(TextFilesConfig):
         "classes of train_file the same sum of weights; empty = 1 for all",
         parse=parse_weights,
         group=OPTIMIZER,
-    )
-    max_seq_length: int = variant(
-        FinetuneConfig,
-        "max_seq_length",
-        128,
-        help="tokens of a pack, and most of a sequence; longer ones are cut",
     )
 
     def __post_init__(self):

@@ -114,8 +114,6 @@ def read_examples(path, columns="", label_column="label", separator="", has_labe
         rows.append(number)
         if has_labels:
             labels.append(_label(path, number, row.get(label_column), separator))
-    if chosen is None:
-        raise InputError(f"{path} must have a row. Received: none.")
     return Examples(str(path), texts, labels if has_labels else None, rows)
 
 

@@ -51,8 +51,6 @@ def read_rows(path, columns="", score_column=""):
             )
         if score_column:
             scores.append(_score(path, number, row.get(score_column)))
-    if chosen is None:
-        raise InputError(f"{path} must have a row. Received: none.")
     if len(chosen) == 1:
         texts = texts * 2
     return Rows(str(path), texts, np.array(scores, np.float32) if score_column else None)

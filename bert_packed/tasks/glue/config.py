@@ -4,9 +4,9 @@ import dataclasses
 from pathlib import Path
 
 from bert_packed.core import storage
-from bert_packed.core.settings import InputError, setting, variant
+from bert_packed.core.settings import InputError, setting
 from bert_packed.runs.run_config import DATA, PREDICTION
-from bert_packed.tasks.config import FinetuneConfig, ScoredConfig
+from bert_packed.tasks.config import ScoredConfig
 from bert_packed.tasks.glue.files import SERVER_NAMES, TASK_NAMES
 
 ALL_TASKS = "all"
@@ -50,12 +50,6 @@ class GlueConfig(ScoredConfig):
     do_eval: bool = setting(True, "whether to score dev.tsv", changeable=True, group=PREDICTION)
     do_predict: bool = setting(
         False, "whether to predict test.tsv, in the form that GLUE's server takes", changeable=True
-    )
-    max_seq_length: int = variant(
-        FinetuneConfig,
-        "max_seq_length",
-        128,
-        help="tokens of a pack, and most of a sequence; longer ones are cut",
     )
 
     def __post_init__(self):
