@@ -288,13 +288,13 @@ def test_packed_against_unpacked_is_reported(data, tmp_path, monkeypatch):
 
 @pytest.fixture
 def plant(monkeypatch):
-    """Function that lets another one take the steps: `take(train_step, engine, batch, wants_stop)`."""
+    """Function that lets another one start the steps: `start(start_step, engine, batch, wants_stop)`."""
     module, name = ENGINES[keras.backend.backend()]
     engine = getattr(importlib.import_module(module), name)
-    train_step = engine.train_step
+    start_step = engine.start_step
 
-    def replace(take):
-        monkeypatch.setattr(engine, "train_step", lambda *of: take(train_step, *of))
+    def replace(start):
+        monkeypatch.setattr(engine, "start_step", lambda *of: start(start_step, *of))
 
     return replace
 
