@@ -295,7 +295,8 @@ def test_waiting_while_the_device_computes_is_no_waiting(monkeypatch, reads, sha
     """A step of 5 seconds, and a batch after each 3 or 13."""
     clock, recorder = Clock(), Recorder()
     monkeypatch.setattr(loop, "time", clock)
-    start_step, read, own, next_at, free_at = recorder.start_step, recorder.read, Numbers.__next__, [0.0], {0: 0}
+    start_step, read, own = recorder.start_step, recorder.read, Numbers.__next__
+    next_at, free_at = [0.0], {0: 0.0}
 
     def wait_until(moment):
         clock.now = max(clock.now, moment)
