@@ -20,7 +20,7 @@
     packmamba          the figures of PackMamba: padding, speed, operators
     two_hosts          training steps on two hosts over a link that delays
     parallelism        communication and memory of layouts over devices
-    overhead           what fresh masks and restarts of a Mamba add
+    overhead           what fresh masks, restarts of a Mamba and the host add
     step_memory        memory of a training step
     device_session     the commands to run while an accelerator is lent
     soak               any command killed at random moments, against the same left alone

@@ -162,6 +162,10 @@ class ReadAhead(Iterator):
         self.sources = sources
         return batch
 
+    def is_ready(self):
+        """False where the next batch is still to wait for."""
+        return not self._queue.empty()
+
     def close(self):
         """End the thread, and the iterator with it."""
         self._end()
@@ -172,7 +176,7 @@ def _fill_queue(batches, ready, stop):
     try:
         while not stop.is_set():
             batch = next(batches)
-            ready.put((batch, batches.sources, None))
+            ready.put((batch, getattr(batches, "sources", None), None))
     except BaseException as error:  # the iterator's user gets whatever it is, StopIteration too
         if not stop.is_set():
             ready.put((None, None, error))

@@ -265,23 +265,19 @@ class Run:
             folder, config, self.engine.objective, self.first_step, evaluation_due, self.processes
         )
         log, *eval_log = self.logs
-        schedule, reading = build_schedule(config), []
+        schedule = build_schedule(config)
 
-        def batches(first_step):
-            reading[:] = [train_batches(self, first_step)]
-            return reading[0]
-
-        def note_skipped(step, why):
+        def note_skipped(step, why, sources):
             # Each process knows where its own packs are from
-            tell_skipped(step, why, reading[0].sources)
-            run_directory.record_skipped(folder, self.processes.index, step, why, reading[0].sources)
+            tell_skipped(step, why, sources)
+            run_directory.record_skipped(folder, self.processes.index, step, why, sources)
 
         def prune():
             if is_first:
                 checkpoint.prune_checkpoints(folder, config.keep_checkpoint_max)
 
         return loop.Hooks(
-            batches=batches,
+            batches=functools.partial(train_batches, self),
             log=log.write,
             show=show_line if is_first else lambda _: None,
             evaluate=(lambda step: eval_log[0].write(self.evaluate(step))) if eval_log else None,

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from bert_packed.core.command_line import print_table, to_flagfile
 from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256, write_folder, write_json, write_text
+from bert_packed.data.batches import ReadAhead
 from bert_packed.kernels.choose import Kernels, choose_kernels
 from bert_packed.parallel.processes import ALONE, Alone
 from bert_packed.parallel.replicas import Replicas, check_shares, make_replicas
@@ -255,7 +255,7 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation, new_he
             checkpoint.prune_checkpoints(folder, config.keep_checkpoint_max)
 
     hooks = loop.Hooks(
-        batches=functools.partial(train_batches, data, updates, num_packs, part_of=own_packs),
+        batches=lambda step: ReadAhead(train_batches(data, updates, num_packs, step, own_packs)),
         log=log.write,
         show=show_line,
         evaluate=evaluated and evaluated.evaluate,

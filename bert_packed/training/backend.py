@@ -211,8 +211,12 @@ class Profile:
             self._is_tracing = True
         with _marked_step(number):
             yield
-        if number == self._steps[-1]:
+        if self.ends_with(number):
             self._stop()
+
+    def ends_with(self, number):
+        """True of the last step to trace: its body must wait for what it has started."""
+        return number in self._steps and number == self._steps[-1]
 
     def _stop(self):
         if self._is_tracing:

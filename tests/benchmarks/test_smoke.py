@@ -120,6 +120,11 @@ def restarts(folder, monkeypatch):
     return flags | {"max_seq_length": 16, "batch_size": 1, "repeats": 1}
 
 
+def host(folder, monkeypatch):
+    config = write_config(folder / "config.json", **SMALL)
+    return {"of": "host", "bert_config_file": config, "max_seq_length": 32, "batch_size": 1, "repeats": 1}
+
+
 def packmamba(folder, monkeypatch):
     monkeypatch.setattr(mamba_operators, "compiled", lambda function: function)
     flags = {"bert_config_file": mamba_config(folder), "picture": folder / "picture.png", "shrink": 8}
@@ -178,6 +183,7 @@ CASES = [
     ("audited_models", audited_models, ["models"]),
     pytest.param("overhead", fresh_masks, ["fresh_masks"], marks=slow),
     ("overhead", restarts, ["restarts"]),
+    ("overhead", host, ["host"]),
     pytest.param(
         "packmamba", packmamba, ["padding", "training", "packed against others", "operators"], marks=slow
     ),

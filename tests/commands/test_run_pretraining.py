@@ -288,13 +288,13 @@ def test_packed_against_unpacked_is_reported(data, tmp_path, monkeypatch):
 
 @pytest.fixture
 def plant(monkeypatch):
-    """Function that lets another one take the steps: `take(train_step, engine, batch, wants_stop)`."""
+    """Function that lets another one start the steps: `start(start_step, engine, batch, wants_stop)`."""
     module, name = ENGINES[keras.backend.backend()]
     engine = getattr(importlib.import_module(module), name)
-    train_step = engine.train_step
+    start_step = engine.start_step
 
-    def replace(take):
-        monkeypatch.setattr(engine, "train_step", lambda *of: take(train_step, *of))
+    def replace(start):
+        monkeypatch.setattr(engine, "start_step", lambda *of: start(start_step, *of))
 
     return replace
 
@@ -302,14 +302,15 @@ def plant(monkeypatch):
 def test_weights_that_are_not_finite_are_never_saved(data, tmp_path, plant):
     """The loss of that step is finite, and --keep_checkpoint_max would remove the last good one."""
 
-    def take(train_step, engine, batch, wants_stop):
-        sums = train_step(engine, batch, wants_stop)
+    def start(start_step, engine, batch, wants_stop):
+        sums = start_step(engine, batch, wants_stop)
+        engine.write_back()
         if int(engine.optimizer.iterations.numpy()) == 3:
             bias = engine.weights()["bert/layer_0/attention/query/bias"]
             bias.assign(np.full(bias.shape, np.nan))
         return sums
 
-    plant(take)
+    plant(start)
     changes = {"save_checkpoints_steps": 1, "keep_checkpoint_max": 1, "num_train_steps": 3}
     seen = pretrain(**flags_of(data, tmp_path / "run", **changes))
     assert seen.status == 2 and "checkpoint-3 is not written" in seen.error and seen.error.count("\n") == 1
@@ -324,14 +325,15 @@ def test_a_step_that_is_not_finite_is_left_out(data, tmp_path, plant):
     """Its records are named."""
     tokens = []
 
-    def take(train_step, engine, batch, wants_stop):
+    def start(start_step, engine, batch, wants_stop):
+        engine.write_back()
         if int(engine.optimizer.iterations.numpy()) == 1:
             tokens.extend(batch["token_ids"].tolist())
             weights = np.where(batch["slot_weights"] > 0, np.inf, 0).astype("float32")
             batch = {**batch, "slot_weights": weights}
-        return train_step(engine, batch, wants_stop)
+        return start_step(engine, batch, wants_stop)
 
-    plant(take)
+    plant(start)
     folder = tmp_path / "run"
     flags = flags_of(data, folder, num_train_steps=3, log_steps=1)
     seen = pretrain(**flags)

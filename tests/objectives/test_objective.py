@@ -18,7 +18,7 @@ from bert_packed.architectures.bert.model import PackedBert
 from bert_packed.architectures.packed_model import build_seeded
 from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.core.settings import InputError
-from bert_packed.data.batches import CheckedBatches
+from bert_packed.data.batches import CheckedBatches, ReadAhead
 from bert_packed.data.input_pipeline import eval_batches, train_batches
 from bert_packed.data.read_order import index_files
 from bert_packed.evaluation import contamination
@@ -119,7 +119,7 @@ def train(folder, files, num_steps, checkpoint_to_restore=None):
 
     def batches(first):
         dataset = train_batches(index_files(files), SPEC, 4, 7, 5, first, features)
-        return CheckedBatches(dataset, files, SPEC, WITH_DROPOUT, features)
+        return ReadAhead(CheckedBatches(dataset, files, SPEC, WITH_DROPOUT, features))
 
     def save(step, state):
         checkpoint.save_checkpoint(folder, step, engine, WITH_DROPOUT, state)

@@ -54,6 +54,22 @@ def test_one_trace_and_every_step_counted(batches, engine):
     assert np.mean(losses[-3:]) < np.mean(losses[:3])
 
 
+@pytest.mark.usefixtures("uncompiled")
+def test_steps_started_ahead_are_those_waited_for(batches):
+    """Bit for bit, and the sums read late: no step starts from another's weights, or has another's sums."""
+    sums, weights = [], []
+    for is_ahead in (False, True):
+        engine = training_engine(2, SHALLOW)
+        if is_ahead:
+            sums.append(list(map(engine.read, [engine.start_step(batch) for batch in batches])))
+            engine.write_back()
+        else:
+            sums.append([engine.train_step(batch) for batch in batches])
+        variables = {**engine.weights(), **engine.training_state()}.values()
+        weights.append([np.array(variable.numpy()).tobytes() for variable in variables])
+    assert sums[0] == sums[1] and weights[0] == weights[1]
+
+
 def program_of(engine, batch):
     """The training step's program as XLA's text."""
     if keras.backend.backend() == "jax":

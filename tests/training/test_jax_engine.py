@@ -28,6 +28,16 @@ def test_one_program_that_writes_over_its_state():
     train(engine, range(3))
     assert engine.num_train_traces == engine.compiled_train_step._cache_size() == 1
     assert all(values.is_deleted() for kind in before.values() for values in kind)
+    # Started one after another, steps leave the variables alone until somebody needs them
+    state = engine.state()
+    for step in range(2):
+        sums = engine.start_step(batch_at(step))
+    assert all(variable.value.is_deleted() for variable in engine.model.trainable_variables)
+    assert engine.compiled_train_step._cache_size() == 1 and all(map(np.isfinite, engine.read(sums).values()))
+    engine.write_back()
+    after = engine.state()
+    assert all(after[kind][0] is not state[kind][0] for kind in ("trainable", "optimizer"))
+    assert int(engine.optimizer.iterations.numpy()) == 5
 
 
 def test_out_of_memory_is_a_memory_error():

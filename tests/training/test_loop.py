@@ -29,18 +29,41 @@ class Steps:
     max_skipped_steps: int = 3
 
 
+class Numbers:
+    """Batches as from a `ReadAhead`: the numbers of their steps."""
+
+    def __init__(self, first_step):
+        self.sources, self.is_closed = first_step, False
+
+    def __next__(self):
+        self.sources += 1
+        return self.sources
+
+    def is_ready(self):
+        return True
+
+    def close(self):
+        self.is_closed = True
+
+
 class Recorder:
-    """Engine and hooks in one: the sums of a step tell which batch it was; everything called is noted."""
+    """Engine and hooks in one: the sums of a step tell which batch it was; everything called is noted.
+
+    Attributes:
+        read_at: The last step that was started, by the step that was read then.
+    """
 
     def __init__(self, fails_at=(), signal_at=None, fails_evaluation=None):
-        self.calls = []
+        self.calls, self.read_at = [], {}
+        self._started = self._written_back = None
         self.saved = {}
         self.kept = []  # steps of checkpoints; one is kept where older ones may go
         self._fails_at, self._signal_at = fails_at, signal_at
         self._fails_evaluation = fails_evaluation
 
-    def train_step(self, batch, wants_stop):
+    def start_step(self, batch, wants_stop):
         self.calls.append(("train", batch))
+        self._started = batch
         if batch == self._signal_at:
             os.kill(os.getpid(), signal.SIGTERM)
         loss = math.nan if batch in self._fails_at else float(batch)
@@ -52,19 +75,33 @@ class Recorder:
             "gradient_norm": 2.0 * batch,
         }
 
+    def read(self, sums):
+        self.read_at[int(sums["gradient_norm"] / 2)] = self._started
+        return dict(sums)
+
+    def write_back(self):
+        self._written_back = self._started
+
+    def _needs_weights(self, step):
+        assert self._started == self._written_back and self._started in (step, None)
+
     def batches(self, first_step):
         self.calls.append(("batches", first_step))
-        return iter(range(first_step + 1, 1000))
+        self.numbers = Numbers(first_step)
+        return self.numbers
 
     def save(self, step, state):
+        self._needs_weights(step)
         self.calls.append(("save", step))
         self.saved[step] = state
         self.kept.append(step)
 
     def export(self, step):
+        self._needs_weights(step)
         self.calls.append(("export", step))
 
     def evaluate(self, step):
+        self._needs_weights(step)
         self.calls.append(("evaluate", step))
         if step == self._fails_evaluation:
             raise NotFiniteError("inf in evaluation")
@@ -82,7 +119,7 @@ class Recorder:
             prune=self.prune,
             learning_rate=lambda step: step / 10,
             means=lambda sums: {"loss": sums["a_loss"] / sums["num_sequences"]},
-            tell_skipped=lambda step, why: self.calls.append(("skip", f"{step}: {why}")),
+            tell_skipped=lambda step, why, batch: self.calls.append(("skip", f"{step}: {why} of {batch}")),
             scale=Scale(positions_per_step=25),
         )
 
@@ -113,8 +150,8 @@ def whole():
 def test_the_order_of_callbacks(whole):
     """A step is exported before it is saved: after a kill in between it would never be."""
     assert whole.names() == [
-        *("batches 0", "train 1", "train 2", "export 2", "evaluate 2", "train 3", "log 3"),
-        *("train 4", "export 4", "save 4", "evaluate 4", "train 5", "train 6", "log 6", "export 6"),
+        *("batches 0", "train 1", "train 2", "export 2", "evaluate 2", "train 3", "train 4", "log 3"),
+        *("export 4", "save 4", "evaluate 4", "train 5", "train 6", "log 6", "export 6"),
         *("evaluate 6", "train 7", "log 7", "export 7", "save 7", "evaluate 7"),
     ]
     assert whole.kept == [7]
@@ -136,25 +173,18 @@ def test_the_order_of_callbacks(whole):
     ids=["whole", "signal", "skipped steps", "evaluation"],
 )
 def test_batches_that_are_read_ahead_are_closed(ends, error):
-    recorder, closed = Recorder(**ends), []
-    numbers = recorder.batches(0)
-
-    class Ahead:
-        def __iter__(self):
-            return numbers_ahead
-
-        def __next__(self):
-            return next(numbers)
-
-        def close(self):
-            closed.append(True)
-
-    numbers_ahead = Ahead()
-
-    hooks = dataclasses.replace(recorder.hooks(), batches=lambda _: numbers_ahead)
+    recorder = Recorder(**ends)
     with pytest.raises(error) if error else contextlib.nullcontext():
-        loop.train(recorder, Steps(), hooks)
-    assert closed == [True]
+        train(recorder)
+    assert recorder.numbers.is_closed
+
+
+def test_a_step_is_read_while_the_next_one_computes():
+    """The first, which compiles, and those whose weights a hook needs are waited for."""
+    recorder = Recorder()
+    train(recorder, num_train_steps=9, save_checkpoints_steps=4, eval_steps=0, export_every=0)
+    assert recorder.read_at == {1: 1, 2: 3, 3: 4, 4: 4, 5: 6, 6: 7, 7: 8, 8: 8, 9: 9}
+    assert [row["step"] for row in recorder.rows()] == [3, 6, 9]
 
 
 def test_a_row_has_the_steps_since_the_last_and_its_own_rate(whole):
@@ -171,13 +201,13 @@ def train_on_a_clock(monkeypatch, recorder, hooks, seconds, first_step=0, **step
     """Train where each step takes the same time, the first of the process ten times as long."""
     clock = Clock()
     monkeypatch.setattr(loop, "time", clock)
-    own = recorder.train_step
+    own = recorder.start_step
 
-    def train_step(batch, wants_stop):
+    def start_step(batch, wants_stop):
         clock.sleep(seconds * (10 if batch == first_step + 1 else 1))
         return own(batch, wants_stop)
 
-    monkeypatch.setattr(recorder, "train_step", train_step)
+    monkeypatch.setattr(recorder, "start_step", start_step)
     loop.train(recorder, Steps(**steps), hooks, first_step)
 
 
@@ -250,14 +280,44 @@ def test_waiting_for_data_is_a_share_of_the_time(monkeypatch):
     recorder = Recorder()
     monkeypatch.setattr(loop, "time", clock)
     wait, work = clock.taking([50, 1, 3]), clock.taking([70, 9, 7])
-    batches, train_step = recorder.batches, recorder.train_step
-    recorder.batches = lambda step: ((wait(), batch)[1] for batch in batches(step))
-    recorder.train_step = lambda *arguments: (work(), train_step(*arguments))[1]
+    own, start_step = Numbers.__next__, recorder.start_step
+    monkeypatch.setattr(Numbers, "__next__", lambda numbers: (wait(), own(numbers))[1])
+    recorder.start_step = lambda *arguments: (work(), start_step(*arguments))[1]
     train(recorder, num_train_steps=3)
     (row,) = recorder.rows()
     # 4 of 20 seconds are waiting; the first step, which compiles, does not count
     assert (row["data_wait_share"], row["tokens_per_second"]) == (0.2, 2.0)
     assert row["model_flop_utilisation"] is None  # of a model that nobody described
+
+
+@pytest.mark.parametrize(("reads", "share"), [(3.0, 0.0), (13.0, 8.0 / 13)])
+def test_waiting_while_the_device_computes_is_no_waiting(monkeypatch, reads, share):
+    """A step of 5 seconds, and a batch after each 3 or 13."""
+    clock, recorder = Clock(), Recorder()
+    monkeypatch.setattr(loop, "time", clock)
+    start_step, read, own = recorder.start_step, recorder.read, Numbers.__next__
+    next_at, free_at = [0.0], {0: 0.0}
+
+    def wait_until(moment):
+        clock.now = max(clock.now, moment)
+
+    def wait_and_get(numbers):
+        wait_until(next_at[0])
+        next_at[0] = clock.now + reads
+        return own(numbers)
+
+    def start(batch, wants_stop):
+        free_at[batch] = max(clock.now, free_at[batch - 1]) + 5.0
+        return start_step(batch, wants_stop)
+
+    recorder.start_step = start
+    recorder.read = lambda sums: (wait_until(free_at[sums["gradient_norm"] / 2]), read(sums))[1]
+    monkeypatch.setattr(Numbers, "__next__", wait_and_get)
+    monkeypatch.setattr(Numbers, "is_ready", lambda _: next_at[0] <= clock.now)
+    train(recorder, log_steps=50, eval_steps=0, export_every=0, save_checkpoints_steps=50)
+    (row,) = recorder.rows()
+    assert row["data_wait_share"] == pytest.approx(share)
+    assert row["tokens_per_second"] == pytest.approx(20 / max(reads, 5.0))
 
 
 def test_a_signal_saves_the_step_under_way_and_stops(whole):
@@ -273,10 +333,10 @@ def test_a_signal_saves_the_step_under_way_and_stops(whole):
 def test_the_first_step_of_a_lone_process_may_be_lost(monkeypatch, num_processes):
     """Afterwards it would be taken again, and other processes would count this one as lost."""
     recorder, requests = Recorder(), []
-    own, make = recorder.train_step, loop.StopRequest
+    own, make = recorder.start_step, loop.StopRequest
     monkeypatch.setattr(loop, "StopRequest", lambda **of: requests.append(make(**of)) or requests[-1])
     costs = []
-    recorder.train_step = lambda *arguments: (costs.append(requests[0].costs_nothing), own(*arguments))[1]
+    recorder.start_step = lambda *arguments: (costs.append(requests[0].costs_nothing), own(*arguments))[1]
     hooks = dataclasses.replace(recorder.hooks(), num_processes=num_processes)
     loop.train(recorder, Steps(num_train_steps=6), hooks, first_step=3)
     assert costs == [num_processes == 1, False, False]
@@ -289,21 +349,21 @@ class OneOfSeveral(Recorder):
         super().__init__(**faults)
         self._other_asks_at = other_asks_at
 
-    def train_step(self, batch, wants_stop):
-        sums = super().train_step(batch, wants_stop)
+    def start_step(self, batch, wants_stop):
+        sums = super().start_step(batch, wants_stop)
         return {**sums, "num_stop_requests": float(wants_stop) + float(batch >= self._other_asks_at)}
 
 
 def test_processes_stop_at_the_step_that_counts_a_request(whole):
-    """One gets the signal in step 4, and says so in step 5; the other sees that there, and not before."""
+    """One gets the signal in step 4, and says so in step 5; both read that while they compute step 6."""
     asks, hears = OneOfSeveral(signal_at=4), OneOfSeveral(other_asks_at=5)
     for process in (asks, hears):
-        assert train(process, save_checkpoints_steps=100) == signal.SIGTERM
-        assert process.names()[-2:] == ["train 5", "save 5"]
+        assert train(process, save_checkpoints_steps=100, eval_steps=0, export_every=0) == signal.SIGTERM
+        assert process.names()[-3:] == ["train 6", "log 6", "save 6"]
     assert asks.saved == hears.saved
     resumed = OneOfSeveral()
-    assert train(resumed, 5, asks.saved[5]) is None
-    assert without_times(resumed.rows()) == without_times(whole.rows())[1:]
+    assert train(resumed, 6, asks.saved[6]) is None
+    assert without_times(resumed.rows()) == without_times(whole.rows())[2:]
 
 
 @pytest.mark.parametrize(
@@ -325,7 +385,9 @@ def test_a_step_that_is_no_number_ends_a_strict_run_unsaved(step):
     recorder = Recorder(fails_at=[step])
     with pytest.raises(InputError, match=f"Received: a_loss nan at step {step}"):
         train(recorder, max_skipped_steps=1)
-    assert recorder.names()[-2:] == [f"train {step}", f"skip {step}: a_loss nan"]
+    # The next one is under way by then, unless the weights of this one were to be exported
+    last = {2: "train 2", 3: "train 4", 4: "log 3"}[step]
+    assert recorder.names()[-2:] == [last, f"skip {step}: a_loss nan of {step}"] and not recorder.kept
 
 
 def skipped_rows(recorder):
@@ -336,7 +398,7 @@ def test_steps_left_out_are_reported_and_in_no_mean():
     recorder = Recorder(fails_at=[2, 4, 5, 7])
     assert train(recorder) is None
     assert [value for name, value in recorder.calls if name == "skip"] == [
-        f"{step}: a_loss nan" for step in (2, 4, 5, 7)
+        f"{step}: a_loss nan of {step}" for step in (2, 4, 5, 7)
     ]
     # The sums of a step are its number of two sequences
     rows = [(3, 1, (1 + 3) / 4), (6, 2, 6 / 2), (7, 1, None)]
@@ -353,7 +415,7 @@ def test_too_many_in_a_row_end_the_run_and_name_the_weights():
         train(recorder, num_train_steps=9)
     assert raised.value.weights_step == 4
     # The step that ends the run is reported as the others are
-    assert recorder.names()[-2:] == ["train 7", "skip 7: a_loss nan"] and recorder.kept == [4]
+    assert recorder.names()[-2:] == ["train 8", "skip 7: a_loss nan of 7"] and recorder.kept == [4]
 
 
 class Evaluated:

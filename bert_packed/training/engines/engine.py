@@ -3,8 +3,10 @@
 from keras import ops
 
 from bert_packed.parallel.targets import devices_here
+from bert_packed.training.backend import out_of_memory_names
 
 FIGURES = ("gradient_norm", "is_skipped")
+TRAINING = "a training step", "micro_batch_size"  # for `out_of_memory_names`
 
 
 class Engine:
@@ -41,22 +43,36 @@ class Engine:
         """Number of traces, and so compilations, of the training step: 1 in a healthy run."""
         raise NotImplementedError
 
-    def train_step(self, batch, wants_stop=False):
-        """Take one optimizer step.
+    def start_step(self, batch, wants_stop=False):
+        """Start one optimizer step, after the one before, without waiting for its end.
 
         Args:
             batch: Dict of arrays `[B, ...]`, of several processes each its own part; M must divide the whole.
             wants_stop: Request that all processes stop; only with replicas.
 
         Returns:
-            Dict of float32 scalars: sums over the batch before the update, `FIGURES`, `trust_ratios`, and
-            with replicas `num_stop_requests`; the same in all processes.
+            Dict of float32 scalars, for `read`: sums over the batch before the update, `FIGURES`,
+            `trust_ratios`, and with replicas `num_stop_requests`; the same in all processes.
 
         Raises:
             MemoryError: too little device memory for a micro-batch. Under JAX the engine is unusable
                 afterwards, since its weights were donated to the step.
         """
         raise NotImplementedError
+
+    def read(self, sums):
+        """Wait for the sums of a step: dict of floats; raises `MemoryError` as `start_step`."""
+        with out_of_memory_names(*TRAINING):
+            return {name: float(value) for name, value in sums.items()}
+
+    def write_back(self):
+        """Give the Keras variables their values after the last step that was started."""
+
+    def train_step(self, batch, wants_stop=False):
+        """Take one step, variables included, and wait for it: the dict of floats of `read`."""
+        sums = self.read(self.start_step(batch, wants_stop))
+        self.write_back()
+        return sums
 
     def eval_step(self, batch):
         """Sums over a batch, without dropout or update; raises `MemoryError`. Not for `Objective.vectors`."""

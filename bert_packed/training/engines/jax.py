@@ -1,6 +1,7 @@
 """One training step as one XLA program on JAX: forward, loss, accumulation, update.
 
-The values of Keras variables are its first argument, donated, and are assigned back after the step. Each copy
+The values of Keras variables are its first argument, donated. From step to step they stay a tree of arrays on
+the device, and are assigned back where somebody reads the variables. Each copy
 of the model computes the gradients of its packs (`JaxGradients`); they are added up once, after all
 micro-batches. A copy is on one device, or on several over which a layout spreads it; XLA then partitions the
 program.
@@ -16,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from bert_packed.parallel.mesh_layout import Snapshot, SpreadVariable, spread
 from bert_packed.parallel.replicas import AXIS
 from bert_packed.training.backend import out_of_memory_names
-from bert_packed.training.engines.engine import clip
+from bert_packed.training.engines.engine import TRAINING, clip
 from bert_packed.training.engines.jax_gradients import SAME, JaxGradients
 from bert_packed.training.optimization import MomentOptimizer, trust_ratios
 from bert_packed.training.step_report import jax_program
@@ -29,6 +30,7 @@ class JaxEngine(JaxGradients):
         super().__init__(*arguments, **keywords)
         model, optimizer = self.model, self.optimizer
         self._num_train_traces = 0
+        self._state = None  # the values after the last step, until `write_back`
         assert self._layout is None or optimizer is None or isinstance(optimizer, MomentOptimizer)
         self._weight_of_moment = {}  # by id
         if isinstance(optimizer, MomentOptimizer):
@@ -39,7 +41,10 @@ class JaxEngine(JaxGradients):
                 optimizer.sizes = [math.prod(shape) for shape in shapes]
         # Donated: a second copy of weights and moments would be half of the memory of a large model
         options = self.target.compiler_options
-        self.compiled_train_step = jax.jit(self._train_step, donate_argnums=0, compiler_options=options)
+        places = None if self.replicas is None else self._places()
+        self.compiled_train_step = jax.jit(
+            self._train_step, donate_argnums=0, out_shardings=places, compiler_options=options
+        )
         self.compiled_eval_step = jax.jit(self._eval_step, compiler_options=options)
         self._compiled_gradients = jax.jit(
             self._normalised_gradients, static_argnames="training", compiler_options=options
@@ -49,16 +54,21 @@ class JaxEngine(JaxGradients):
     def num_train_traces(self):
         return self._num_train_traces
 
-    def train_step(self, batch, wants_stop=False):
-        with out_of_memory_names("a training step", "micro_batch_size"):
-            state, sums = self.compiled_train_step(*self.step_arguments(batch, wants_stop))
-            for kind, variables in self._variables().items():  # while the device computes
-                _assign(variables, state[kind])
-            jax.block_until_ready(sums)  # else an error of the device would show up somewhere later
+    def start_step(self, batch, wants_stop=False):
+        with out_of_memory_names(*TRAINING):
+            self._state, sums = self.compiled_train_step(*self.step_arguments(batch, wants_stop))
+        for value in sums.values():  # in one go with the step, not one by one when they are read
+            value.copy_to_host_async()
         return sums
 
+    def write_back(self):
+        if self._state:
+            for kind, variables in self._variables().items():
+                _assign(variables, self._state[kind])
+            self._state = None
+
     def step_arguments(self, batch, wants_stop=False):
-        """Arguments of `compiled_train_step` for a batch of `train_step`."""
+        """Arguments of `compiled_train_step` for a batch of `start_step`."""
         return self.state(), self._place(batch), *self._stop_requests(wants_stop)
 
     def step_programs(self, batch):
@@ -97,7 +107,7 @@ class JaxEngine(JaxGradients):
 
     def state(self):
         """The values of all variables, the first argument of the compiled steps: dict of lists of arrays."""
-        return {
+        return self._state or {
             kind: [self._spread(variable) for variable in variables]
             for kind, variables in self._variables().items()
         }
@@ -158,20 +168,14 @@ class JaxEngine(JaxGradients):
             for name, variable in variables.items()
         }
 
-    def _kept_in_place(self, state, sums):
-        """The new state, sharded as the old one, and sums that every device has."""
-        if self._layout is None:
-            return state, sums
-        put = jax.lax.with_sharding_constraint
+    def _places(self):
+        """Shardings of the state after a step, those before it, and of sums, which every device has."""
         mesh = self.replicas.mesh
         state = {
-            kind: [
-                put(value, NamedSharding(mesh, self._spec(variable)))
-                for value, variable in zip(state[kind], variables, strict=True)
-            ]
+            kind: [NamedSharding(mesh, self._spec(variable)) for variable in variables]
             for kind, variables in self._variables().items()
         }
-        return state, jax.tree.map(lambda value: put(value, NamedSharding(mesh, SAME)), sums)
+        return state, NamedSharding(mesh, SAME)
 
     def _place(self, batch, in_parts=True):
         """The batch as arrays sharded over devices by packs."""
@@ -205,7 +209,7 @@ class JaxEngine(JaxGradients):
         if stop_requests is not None:
             figures["num_stop_requests"] = jnp.sum(stop_requests)
         state = {"trainable": trainable, "other": other, "optimizer": optimizer}
-        return self._kept_in_place(state, {**sums, **figures})
+        return state, {**sums, **figures}
 
     def _eval_step(self, state, batch):
         def part(trainable, other, batch):

@@ -16,7 +16,7 @@ from bert_packed.layers.cpu_gradients import gradients_for_cpus
 from bert_packed.layers.dropout import packs_from
 from bert_packed.layers.rematerialisation import find_dropouts
 from bert_packed.training.backend import out_of_memory_names, products_in
-from bert_packed.training.engines.engine import Engine, clip, num_used_micro_batches
+from bert_packed.training.engines.engine import TRAINING, Engine, clip, num_used_micro_batches
 from bert_packed.training.optimization import trust_ratios
 from bert_packed.training.step_report import compiled_program, tensorflow_program
 
@@ -50,8 +50,8 @@ class TensorFlowEngine(Engine):
     def num_train_traces(self):
         return self.compiled_train_step.experimental_get_tracing_count()
 
-    def train_step(self, batch, wants_stop=False):
-        with out_of_memory_names("a training step", "micro_batch_size"):
+    def start_step(self, batch, wants_stop=False):
+        with out_of_memory_names(*TRAINING):
             if self.replicas is None:
                 return self.compiled_train_step(batch)
             return self.compiled_train_step(self._distribute(batch), tf.constant(float(wants_stop)))
