@@ -139,14 +139,22 @@ class PackOrder:
         Three int64 arrays: the length of each slot, ascending in a pack; its number among the slots of that
         length; and the number of slots of each pack.
         """
-        places = shuffle_places(np.arange(first, last), self.num_packs, (self._seed, SHUFFLE_PACKS))
-        strategies = np.searchsorted(self._ends, places, side="right")
+        places, strategies = self.find_strategies(np.arange(first, last))
         depths = np.diff(self._offsets)[strategies]
         chosen = range_indices(self._offsets[strategies], depths)
         entries = self._entries[chosen]
         repeats = np.repeat(places - self._starts[strategies], depths)
         numbers = self._number_starts[entries] + repeats * self._times[entries] + self._turns[chosen]
         return self._lengths[chosen], numbers, depths
+
+    def count_pairs(self, packs, max_seq_length):
+        """Pairs of tokens that attention computes in packs, int `[n]`: int64 `[n]`.
+
+        Packs of 6 tokens, (3 2) and (5):   3² + 2² + 1² = 14 and 5² + 1² = 26, with the padding's
+        """
+        depths, squares = np.diff(self._offsets), self._lengths**2
+        padding = max_seq_length - sum_ranges(self._lengths, depths)
+        return (sum_ranges(squares, depths) + padding**2)[self.find_strategies(packs)[1]]
 
     def find_packs(self, lengths, slots):
         """Packs, int64 `[n]`, of slots given by their lengths and numbers, int `[n]` each."""
@@ -156,6 +164,11 @@ class PackOrder:
         repeats = (numbers - self._entry_starts[entries]) // self._times[entries]
         places = self._starts[self._entry_strategies[entries]] + repeats
         return find_items(places, self.num_packs, (self._seed, SHUFFLE_PACKS))
+
+    def find_strategies(self, packs):
+        """Packs before the shuffle, and their strategies: two int64 `[n]`."""
+        places = shuffle_places(packs, self.num_packs, (self._seed, SHUFFLE_PACKS))
+        return places, np.searchsorted(self._ends, places, side="right")
 
 
 def choose_slots(lengths, first_ranks, totals, seed):

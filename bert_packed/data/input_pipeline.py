@@ -28,19 +28,29 @@ FILES, NUMBERS = "file indices", "record numbers"  # of the packs of a batch, am
 
 
 def train_batches(
-    index, spec, batch_size, seed, shuffle_buffer_size, first_step=0, features=RECORDED, shard=WHOLE
+    index,
+    spec,
+    batch_size,
+    seed,
+    shuffle_buffer_size,
+    first_step=0,
+    features=RECORDED,
+    shard=WHOLE,
+    arrange=None,
 ):
     """Endless shuffled batches, whose order follows from the seed (`read_order.py`).
 
     Every epoch reads each pack once. Batches run across the end of an epoch, so no pack is dropped. Memory
     holds two shuffle buffers, divided among the W processes; the first `first_step` batches are not read.
+    `arrange` is a function from the blocks of the order to those of another, or None.
 
     Returns an iterator of (batch, sources), as from `_decode`, with B / W packs. Raises `InputError`: at once
     unless the shard's micro-batches divide B, and later where a record is damaged.
     """
     own_size = shard.batch_size(batch_size)
     first = first_step * batch_size
-    blocks = shard.of_blocks(read_order(index.num_packs, seed, shuffle_buffer_size, first), first)
+    order = read_order(index.num_packs, seed, shuffle_buffer_size, first)
+    blocks = shard.of_blocks(arrange(order) if arrange else order, first)
     return _decode_batches(read_blocks(index, blocks), own_size, index.files, spec, features)
 
 

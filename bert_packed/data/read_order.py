@@ -90,6 +90,45 @@ def read_order(num_packs, seed, shuffle_buffer_size, first=0):
         epoch, num_read = epoch + 1, 0
 
 
+def balance_steps(blocks, sizes, count_pairs, num_devices, micro_batch_size, num_packs, first=0):
+    """Yield the packs of `read_order` in blocks of whole steps, in which devices have like numbers of pairs.
+
+    Each step keeps its packs. They are dealt in rounds, those with most pairs first; in every round the
+    device with the fewest pairs so far gets the pack with the most. Two devices, micro-batches of four:
+
+        pairs as shuffled    2 9 1 3 4 8 3 4        device 0 has 23, device 1 has 11
+        pairs as dealt       9 4 8 4 3 1 3 2        both have 17
+
+    Args:
+        blocks: Those of `read_order` after the `first` packs of all `num_packs`, where a step begins.
+        sizes: Iterator of the number of packs of each step, a multiple of `micro_batch_size`.
+        count_pairs: Function from pack numbers, int64 `[n]`, to pairs of tokens that attend, int64 `[n]`.
+        num_devices: Number of devices, which divides `micro_batch_size`.
+    """
+    held, size = np.zeros(0, np.int64), next(sizes)
+    for packs in blocks:
+        held, steps = np.concatenate([held, packs]), []
+        while len(held) >= size:
+            step, held = held[:size], held[size:]
+            # Fresh masks follow from the epoch of a place, so no pack goes to a place of another epoch
+            if first // num_packs == (first + size - 1) // num_packs:
+                step = step[_deal(count_pairs(step), num_devices, micro_batch_size)]
+            steps.append(step)
+            first, size = first + size, next(sizes)
+        yield np.concatenate([held[:0], *steps])
+
+
+def _deal(pairs, num_devices, micro_batch_size):
+    rounds = np.argsort(-pairs, kind="stable").reshape(-1, num_devices)  # of equals the shuffle decides
+    sums, dealt = np.zeros(num_devices, np.int64), np.empty_like(rounds)
+    for number, packs in enumerate(rounds):
+        devices = np.argsort(sums, kind="stable")
+        dealt[number, devices] = packs
+        sums[devices] += pairs[packs]
+    # A device's packs of a micro-batch follow one another
+    return dealt.reshape(-1, micro_batch_size // num_devices, num_devices).swapaxes(1, 2).ravel()
+
+
 def find_spans(index, packs):
     """`Spans` of packs, ascending int64 `[n]`."""
     files = np.searchsorted(index.starts, packs, side="right") - 1

@@ -3,7 +3,9 @@
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import itertools
+import json
 import sys
 from pathlib import Path
 
@@ -357,7 +359,11 @@ class Run:
 
     def _facts(self):
         """Facts that the result depends on besides flags, as `run.json` keeps them."""
-        return {"model": dataclasses.asdict(self.model_config), **self.data.facts}
+        facts = {"model": dataclasses.asdict(self.model_config), **self.data.facts}
+        if self.config.balanced_devices > 1:  # by other plans processes would divide steps in another way
+            plans = json.dumps([manifest["plan"] for manifest in self.data.train.manifests])
+            facts["data"]["plans"] = hashlib.sha256(plans.encode()).hexdigest()
+        return facts
 
     def _write_json(self, metrics, speed):
         if self.config.json:

@@ -4,6 +4,8 @@ import dataclasses
 import functools
 import os
 
+import numpy as np
+
 from bert_packed.architectures.registry import (
     ablate,
     check_at_most,
@@ -11,6 +13,7 @@ from bert_packed.architectures.registry import (
     override_context,
     override_dropout,
 )
+from bert_packed.assembly.assignment import PackOrder
 from bert_packed.checkpoints.export_formats import check_form
 from bert_packed.core.settings import InputError
 from bert_packed.data.dynamic_masking import DynamicMasking
@@ -52,6 +55,33 @@ class PackedFiles:
         # The manifests have both numbers: counting the sequences would decode every record
         num_packs = sum(manifest["num_packs"] for manifest in self.manifests)
         return sum(manifest["num_sequences"] for manifest in self.manifests) / num_packs
+
+    @functools.cached_property
+    def plans(self):
+        """`PackOrder` by folder; of each file its folder, and the number there of its first pack or None."""
+        orders, firsts = {}, {}
+        folders = [folder_of(path) for path in self.files]
+        for folder in {*folders}:
+            manifest = _packed_manifest(folder) or {}
+            if "plan" in manifest:
+                strategies = {tuple(lengths): count for lengths, count in manifest["plan"]["strategies"]}
+                orders[folder] = PackOrder(strategies, manifest["settings"]["random_seed"])
+                before = 0
+                for entry in manifest["files"]:
+                    firsts[folder, entry["name"]] = before
+                    before += entry["num_records"]
+        names = zip(folders, map(os.path.basename, self.files), strict=True)
+        return orders, np.array(folders), [firsts.get(name) for name in names]
+
+    def count_pairs(self, packs):
+        """Pairs of tokens that attention computes in packs of `index`, int64 `[n]`, by manifests' plans."""
+        files = np.searchsorted(self.index.starts, packs, side="right") - 1
+        orders, folders, firsts = self.plans
+        numbers, pairs = packs - self.index.starts[files] + np.array(firsts)[files], np.zeros_like(packs)
+        for folder, order in orders.items():
+            own = folders[files] == folder
+            pairs[own] = order.count_pairs(numbers[own], self.spec.max_seq_length)
+        return pairs
 
     @functools.cached_property
     def num_rows(self):
@@ -136,6 +166,7 @@ def read_data(config, processes=ALONE):
     train, held_out, unpacked = (_find_packs(config, name) for name in names)
     _check_rows(config, train, {"eval_input_file": held_out, "unpacked_input_file": unpacked})
     check_claims(config, {"input_file": train, "eval_input_file": held_out})
+    _check_balance(config, train)
     # The correction adapts LAMB's betas to the sequences of a step, which are then unknown
     if train.packing_factor is None and config.packing_correction == "betas":
         raise InputError(
@@ -300,6 +331,20 @@ def _check_rows(config, train, others):
                 f"`{name}` must be {value} for packs of {train.num_rows} rows, made with --split_sequences. "
                 f"Received: {getattr(config, name)}."
             )
+
+
+def _check_balance(config, train):
+    num_devices, size = config.balanced_devices, config.packs_at_once
+    if num_devices and size % num_devices:
+        raise InputError(
+            f"`balanced_devices` must divide a micro-batch, of {size} packs. Received: {num_devices}."
+        )
+    if num_devices > 1 and None in train.plans[2]:
+        raise InputError(
+            "`balanced_devices` must be 0 where no manifest.json beside the records has their plan, which "
+            f"has the lengths of their sequences. Received: {num_devices}, for "
+            f"{train.files[train.plans[2].index(None)]}."
+        )
 
 
 def _check_all_rows(train):

@@ -287,6 +287,15 @@ class DeviceSettings(run_config.DeviceSettings):
         parse=parse_mesh,
         changeable=True,
     )
+    balanced_devices: int = setting(
+        0,
+        "order the packs of each step so that attention is equal work for each of this many devices, as a "
+        "kernel needs that skips other sequences (docs/guides/several_devices.md); it must divide a "
+        "micro-batch; 0 = as shuffled; a run may go on under another",
+        minimum=0,
+        changeable=True,
+        advanced=True,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

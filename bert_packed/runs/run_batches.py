@@ -1,9 +1,12 @@
 """Batches of a pre-training run: this process's part of each, checked, masked and grown."""
 
+import functools
+import itertools
+
 from bert_packed.data import input_pipeline
 from bert_packed.data.batches import CheckedBatches, GrowingBatches, ReadAhead
 from bert_packed.data.dynamic_masking import MaskedBatches
-from bert_packed.data.read_order import ProcessShard
+from bert_packed.data.read_order import ProcessShard, balance_steps
 from bert_packed.parallel.replicas import count_replicas, group_of
 
 
@@ -13,13 +16,25 @@ def train_batches(run, first_step=0, packs=None):
     `packs` are `PackedFiles`; None for the training packs.
     """
     config, masking, features = run.config, run.data.masking, run.objective.features
-    packs = packs or run.data.train
+    num_devices, packs = 0 if packs else config.balanced_devices, packs or run.data.train
     shard, batch_size, first_batch = shard_of(run), config.train_batch_size, first_step
-    growth = config.growth
+    growth, sizes = config.growth, itertools.repeat(batch_size)
     if growth:
         # Read micro-batch by micro-batch: a step is as many of them as it has grown to
         batch_size = config.packs_at_once
         first_batch = growth.packs_before(first_step) // batch_size
+        sizes = (int(growth.packs(step)) for step in itertools.count(first_step))
+    arrange = None
+    if num_devices > 1:
+        arrange = functools.partial(
+            balance_steps,
+            sizes=sizes,
+            count_pairs=packs.count_pairs,
+            num_devices=num_devices,
+            micro_batch_size=config.packs_at_once,
+            num_packs=packs.index.num_packs,
+            first=first_batch * batch_size,
+        )
     packed = input_pipeline.train_batches(
         packs.index,
         packs.spec,
@@ -29,6 +44,7 @@ def train_batches(run, first_step=0, packs=None):
         first_batch,
         features,
         shard,
+        arrange,
     )
     batches = CheckedBatches(packed, packs.files, packs.spec, run.model_config, features)
     if masking:
