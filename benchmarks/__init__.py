@@ -23,6 +23,7 @@
     overhead           what fresh masks, restarts of a Mamba and the host add
     step_memory        memory of a training step
     device_session     the commands to run while an accelerator is lent
+    load_balance       tiles of attention on the busiest device, by order of the packs
     soak               any command killed at random moments, against the same left alone
 
 Every benchmark prints tables in Markdown and, with `--json`, writes them with machine, date and commit

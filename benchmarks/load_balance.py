@@ -5,7 +5,6 @@ python -m benchmarks.load_balance --documents=sentences.txt.gz --vocab_file=voca
 
 import dataclasses
 import functools
-import gzip
 import itertools
 import sys
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from benchmarks.runner import Settings, show
 from benchmarks.synthetic_data import plan_corpus, wikipedia_histogram
+from benchmarks.wikipedia_topics import read_articles
 from bert_packed.assembly.assignment import PackOrder
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import setting
@@ -34,8 +34,8 @@ class BalanceConfig(Settings):
 
     documents: str = setting(
         "",
-        "sentences, one a line, with an empty line between documents, .txt or .txt.gz: their lengths are "
-        f"those for packs of {TEXT_FROM} tokens and more; empty = the papers' for Wikipedia, in proportion",
+        "sentences, one a line, with an empty line between documents, .txt.gz: their lengths are those for "
+        f"packs of {TEXT_FROM} tokens and more; empty = the papers' for Wikipedia, in proportion",
     )
     vocab_file: str = setting("", "WordPieces, with documents", only_with="documents")
     max_seq_lengths: str = setting("512,2048,8192", "tokens of a pack, multiples of tile")
@@ -69,13 +69,9 @@ def main(config):
 
 def measure_documents(config):
     """Tokens of each document with its two special ones: int64 `[n]`."""
-    opened = gzip.open if config.documents.endswith(".gz") else open
     tokenizer = make_tokenizer(load_vocab(config.vocab_file), do_lower_case=True)
-    with opened(config.documents, "rt") as file:
-        documents = [text.split("\n") for text in file.read().split("\n\n") if text.strip()]
-    return np.array(
-        [NUM_SPECIAL + sum(map(len, encode_sentences(tokenizer, document))) for document in documents]
-    )
+    lengths = [sum(map(len, encode_sentences(tokenizer, one))) for one in read_articles(config.documents)]
+    return NUM_SPECIAL + np.array(lengths)
 
 
 def count_tiles(plan, length, tile, seed):

@@ -116,6 +116,12 @@ def test_the_pack_of_a_slot_is_found_without_a_table(strategies, seed):
     assert order.find_packs(slot_lengths, slot_numbers).tolist() == packs.tolist()
     held = Counter(tuple(part.tolist()) for part in np.split(slot_lengths, np.cumsum(depths)[:-1]))
     assert held == Counter(strategies)
+    # By a plain loop, with the padding of packs of 20 tokens
+    wanted = np.full(order.num_packs, 20)
+    np.subtract.at(wanted, packs, slot_lengths)
+    wanted **= 2
+    np.add.at(wanted, packs, slot_lengths**2)
+    assert order.count_pairs(np.arange(order.num_packs)[::-1], 20).tolist() == wanted[::-1].tolist()
 
 
 def test_fill_packs_example():

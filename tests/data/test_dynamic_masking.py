@@ -14,7 +14,7 @@ from bert_packed.data import dynamic_masking
 from bert_packed.data.batches import CheckedBatches
 from bert_packed.data.dynamic_masking import DynamicMasking, MaskedBatches
 from bert_packed.data.input_pipeline import train_batches
-from bert_packed.data.read_order import WHOLE, ProcessShard, index_files
+from bert_packed.data.read_order import WHOLE, ProcessShard, balance_steps, index_files
 from bert_packed.schema import PackSpec
 from bert_packed.text.masking import MaskingRules
 from bert_packed.text.tokenization import SPECIAL_TOKENS, Vocabulary
@@ -213,9 +213,15 @@ def files(tmp_path_factory):
     return sorted(str(path) for path in Path(folder).iterdir())
 
 
-def read(files, num_batches, first_step=0, shard=WHOLE, shuffle=5):
+def read(files, num_batches, first_step=0, shard=WHOLE, shuffle=5, num_devices=0):
     index = index_files(files)
-    packed = train_batches(index, SPEC, 4, 3, shuffle, first_step, shard=shard)
+
+    def deal(blocks):
+        rest = num_devices, 4, index.num_packs, 4 * first_step
+        return balance_steps(blocks, itertools.repeat(4), np.square, *rest)
+
+    arrange = deal if num_devices else None
+    packed = train_batches(index, SPEC, 4, 3, shuffle, first_step, shard=shard, arrange=arrange)
     batches = CheckedBatches(packed, files, SPEC, CONFIG)
     masking = DynamicMasking(VOCABULARY, MaskingRules(), 1)
     masked = MaskedBatches(batches, masking, index, shard, 4, first_step)
@@ -223,12 +229,15 @@ def read(files, num_batches, first_step=0, shard=WHOLE, shuffle=5):
 
 
 def test_masks_depend_on_the_epoch_and_not_on_the_order(files):
-    """Fifteen packs in batches of four: sixty packs are four epochs, across whose ends batches run."""
+    """Fifteen packs in batches of four: sixty packs are four epochs, across whose ends batches run.
 
-    def by_sequences(shuffle):
+    A pack that is dealt to a place of the next epoch would have that epoch's masks twice.
+    """
+
+    def by_sequences(shuffle, num_devices=0):
         """Map a pack's tokens to the masked tokens of each epoch, as they come."""
         seen = collections.defaultdict(list)
-        for batch in read(files, NUM_PACKS, shuffle=shuffle):
+        for batch in read(files, NUM_PACKS, shuffle=shuffle, num_devices=num_devices):
             for tokens, masked in zip(restored(batch)[0].tolist(), batch["token_ids"].tolist(), strict=True):
                 seen[tuple(tokens)].append(tuple(masked))
         return seen
@@ -236,7 +245,7 @@ def test_masks_depend_on_the_epoch_and_not_on_the_order(files):
     seen = by_sequences(shuffle=5)
     assert len(seen) == NUM_PACKS and {len(masked) for masked in seen.values()} == {4}
     assert np.mean([len(set(masked)) for masked in seen.values()]) > 3
-    assert by_sequences(shuffle=1) == by_sequences(shuffle=15) == seen
+    assert by_sequences(shuffle=1) == by_sequences(shuffle=15) == by_sequences(5, num_devices=2) == seen
 
 
 @pytest.mark.parametrize(("first_step", "num_processes"), [(1, 1), (2, 2), (10, 4)])

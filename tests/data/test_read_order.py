@@ -8,7 +8,14 @@ import pytest
 from packs import random_packs, write_packs
 
 from bert_packed.data import read_order as read_order_module
-from bert_packed.data.read_order import IN_ORDER_PACKS, find_spans, index_files, read_order
+from bert_packed.data.read_order import (
+    IN_ORDER_PACKS,
+    ProcessShard,
+    balance_steps,
+    find_spans,
+    index_files,
+    read_order,
+)
 from bert_packed.records import tfrecords
 from bert_packed.records.tfrecords import FRAME_BYTES, scan_file
 
@@ -78,6 +85,59 @@ def test_each_block_is_shuffled_by_a_key_of_its_own(monkeypatch):
     blocks = [key for key in keys if key[2] == read_order_module.PACKS]
     assert len(blocks) == len(set(blocks)) == 12
     assert {key[0] for key in keys} == {7}
+
+
+def count_pairs(packs):
+    """Numbers of pairs that look drawn, some many times as large as others."""
+    return (packs * 7919 % 101) ** 3
+
+
+def take_balanced(num_packs, buffer, sizes, num_devices, micro, first=0):
+    """The packs of steps of some sizes, dealt to devices: list of arrays."""
+    blocks = read_order(num_packs, 1, buffer, first)
+    steps = itertools.chain(sizes, itertools.repeat(micro))
+    packs = balance_steps(blocks, steps, count_pairs, num_devices, micro, num_packs, first)
+    found = np.fromiter(itertools.islice(itertools.chain.from_iterable(packs), sum(sizes)), np.int64)
+    return np.split(found, np.cumsum(sizes)[:-1])
+
+
+def test_packs_are_dealt_as_in_the_docstring():
+    pairs = np.array([2, 9, 1, 3, 4, 8, 3, 4])
+    (packs,) = balance_steps([np.arange(8)], itertools.repeat(8), lambda packs: pairs[packs], 2, 4, 8)
+    assert pairs[packs].tolist() == [9, 4, 8, 4, 3, 1, 3, 2]
+
+
+# Steps are smaller and larger than a block, and than an epoch; they grow; a device has one pack and many
+@pytest.mark.parametrize(("num_packs", "buffer"), SIZES[2:])
+@pytest.mark.parametrize(
+    ("sizes", "num_devices", "micro"),
+    [([8] * 40, 4, 4), ([12, 12, 24, 36, 48, 48] * 3, 3, 12), ([64] * 9, 2, 64)],
+)
+def test_a_step_keeps_its_packs_and_devices_attend_to_like_numbers(
+    num_packs, buffer, sizes, num_devices, micro
+):
+    """Else a step had other sequences than before, or a device more work than a pack can explain."""
+    ends = np.cumsum(sizes)
+    shuffled = np.split(take(num_packs, buffer, ends[-1]), ends[:-1])
+    found = take_balanced(num_packs, buffer, sizes, num_devices, micro)
+    busiest = []
+    for end, size, before, after in zip(ends, sizes, shuffled, found, strict=True):
+        assert sorted(after) == sorted(before)
+        if (end - size) // num_packs != (end - 1) // num_packs:
+            assert after.tolist() == before.tolist()
+            continue
+        owners = [ProcessShard(micro, number, num_devices) for number in range(num_devices)]
+        sums = [
+            [count_pairs(step[owner.holds(np.arange(size))]).sum() for owner in owners]
+            for step in (before, after)
+        ]
+        assert np.ptp(sums[1]) <= count_pairs(after).max()
+        busiest.append(np.max(sums, axis=1) / np.mean(sums, axis=1))
+    if len(busiest) > 5 and micro > num_devices:
+        assert np.mean(busiest, axis=0)[1] < 1 + 0.5 * (np.mean(busiest, axis=0)[0] - 1)
+    for number in (1, len(sizes) // 2, len(sizes) - 1):
+        rest = take_balanced(num_packs, buffer, sizes[number:], num_devices, micro, int(ends[number - 1]))
+        assert [step.tolist() for step in rest] == [step.tolist() for step in found[number:]]
 
 
 def count_meetings(order, batch_size, num_packs):

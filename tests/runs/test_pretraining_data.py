@@ -1,24 +1,32 @@
 """Manifests beside a run's records: checked on this machine and behind a URL alike."""
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import os
+from types import SimpleNamespace
 
 import next_tokens
 import numpy as np
 import pytest
 from packs import random_packs, write_packs
 from tiny import CONFIG, MAX_SEQ_LENGTH, write_data
+from unpacked_records import make_features, write_features
 
 from bert_packed.architectures.registry import OBJECTIVE_HEADS
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.data.batches import CheckedBatches
-from bert_packed.data.input_pipeline import train_batches
+from bert_packed.data.input_pipeline import chosen_packs, train_batches
 from bert_packed.objectives.pretraining import choose_objective
+from bert_packed.parallel.processes import ALONE
 from bert_packed.records.tfrecords import scan_file
+from bert_packed.runs import run_batches
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.runs.pretraining_data import check_fits, read_data, read_eval_data
+from data_gen.pack_config import PackConfig
+from data_gen.pack_job import pack
 
 COUNTS = (9, 6)
 
@@ -207,3 +215,70 @@ def test_an_objective_refuses_other_architectures(objective):
     assert model.head == OBJECTIVE_HEADS[objective]
     with pytest.raises(InputError, match=f"`bert_config_file` must be {theirs}"):
         choose_objective(objective, other, flags)
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    """Globs of packs with their plans: all of one folder, and some of another's."""
+    folder, patterns = tmp_path_factory.mktemp("planned"), []
+    for seed, files in ((1, "packed-*"), (2, "packed-*[12]-of*")):
+        lengths = np.random.default_rng(seed).integers(2, MAX_SEQ_LENGTH + 1, 60)
+        path = write_features(
+            folder / f"{seed}.tfrecord", make_features(lengths, MAX_SEQ_LENGTH, vocab_size=31)
+        )
+        given = {"input_file": path, "output_dir": str(folder / str(seed)), "random_seed": seed}
+        given |= {"max_sequences_per_pack": 4, "max_predictions_per_pack": 16}
+        pack(PackConfig(max_seq_length=MAX_SEQ_LENGTH, num_shards=3, num_workers=1, **given))
+        patterns.append(f"{folder / str(seed)}/{files}.tfrecord")
+    return ",".join(patterns)
+
+
+def planned_run(planned, **changes):
+    settings = config(
+        **{"input_file": planned, "train_batch_size": 16, "micro_batch_size": 8, "shuffle_buffer_size": 30}
+        | changes
+    )
+    data = read_data(settings)
+    objective = choose_objective(settings.objective, CONFIG, settings, 0)
+    return SimpleNamespace(
+        config=settings, data=data, objective=objective, model_config=CONFIG, processes=ALONE
+    )
+
+
+def read_steps(run, count, first_step=0, index=0, num=1):
+    """The tokens of some steps, as one of several processes has them: int array `[count, packs, S]`."""
+    run = SimpleNamespace(**vars(run) | {"processes": SimpleNamespace(index=index, num=num)})
+    with contextlib.closing(run_batches.train_batches(run, first_step)) as ahead:
+        return np.array([batch["token_ids"] for batch in itertools.islice(ahead, count)])
+
+
+def test_plans_say_how_many_pairs_of_tokens_are_in_each_pack(planned):
+    """A folder of which some files are left out, or whose seed is another's, would count other packs."""
+    train = read_data(config(input_file=planned)).train
+    (batch, _), *_ = chosen_packs(train.index, train.spec, np.arange(train.index.num_packs))
+    slots = np.arange(train.spec.max_sequences_per_pack + 1)  # 0 is padding
+    wanted = ((batch["sequence_ids"][:, :, None] == slots).sum(axis=1) ** 2).sum(axis=1)
+    assert len({*train.plans[1]}) == 2 and len({*wanted.tolist()}) > 9
+    packs = np.random.default_rng(0).permutation(len(wanted))
+    assert train.count_pairs(packs).tolist() == wanted[packs].tolist()
+
+
+@pytest.mark.parametrize("growth", [{}, {"initial_batch_size": 8, "batch_warmup_steps": 2}])
+def test_processes_share_dealt_steps_from_any_step_on(planned, growth):
+    """A step has the sequences of one that was not dealt, whatever processes and wherever the run goes on."""
+    plain, dealt = planned_run(planned, **growth), planned_run(planned, **growth, balanced_devices=4)
+    before, whole = read_steps(plain, 5), read_steps(dealt, 5)
+    assert [sorted(step.tolist()) for step in whole] == [sorted(step.tolist()) for step in before]
+    assert not np.array_equal(before, whole)
+    parts = [read_steps(dealt, 3, 2, index, 2) for index in range(2)]
+    joined = np.concatenate([part.reshape(3, 2, 4, -1) for part in parts], axis=2)
+    assert joined.reshape(whole[2:].shape).tolist() == whole[2:].tolist()
+
+
+def test_what_cannot_be_dealt_is_refused(place, planned):
+    for pattern, num_devices, rule in (
+        (planned, 3, "must divide a micro-batch, of 8 packs. Received: 3."),
+        (place("a"), 2, "must be 0 where no manifest.json .* Received: 2, for .*packed-0"),
+    ):
+        with pytest.raises(InputError, match=f"`balanced_devices` {rule}"):
+            planned_run(pattern, balanced_devices=num_devices)
