@@ -23,6 +23,7 @@ from bert_packed.objectives.pretraining import choose_objective
 from bert_packed.parallel.processes import ALONE
 from bert_packed.records.tfrecords import scan_file
 from bert_packed.runs import run_batches
+from bert_packed.runs.pretraining import Run
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.runs.pretraining_data import check_fits, read_data, read_eval_data
 from data_gen.pack_config import PackConfig
@@ -282,3 +283,17 @@ def test_what_cannot_be_dealt_is_refused(place, planned):
     ):
         with pytest.raises(InputError, match=f"`balanced_devices` {rule}"):
             planned_run(pattern, balanced_devices=num_devices)
+
+
+def test_processes_and_later_runs_must_have_the_same_plans(planned):
+    """By other plans a process would read packs that another one has, too."""
+    found = []
+    for change, num_devices in (({}, 2), ({}, 0), ({"notes": ["made again"]}, 2)):
+        settings = config(
+            input_file=planned, train_batch_size=8, balanced_devices=num_devices, overwrite=True
+        )
+        data = read_data(settings)
+        manifests = [one | {"plan": one["plan"] | change} for one in data.train.manifests]
+        data = dataclasses.replace(data, train=dataclasses.replace(data.train, manifests=manifests))
+        found.append(Run(settings, data=data, model_config=CONFIG)._facts()["data"].get("plans"))
+    assert found[1] is None and found[0] and found[2] not in (None, found[0])
