@@ -97,6 +97,17 @@ def masked_lm_trainer(folder, monkeypatch):
     return flags | {"hidden_size": 64, "layers": 1, "vocab_size": 100, "max_seq_length": 64, "sentences": 4}
 
 
+def load_balance(folder, monkeypatch):
+    pytest.importorskip("jax", reason="pip install -e '.[jax]'")
+    articles = ["\n".join(["the cat sat"] * count) for count in (9, 40, 200, 333)]
+    with gzip.open(folder / "sentences.txt.gz", "wt") as file:
+        file.write("\n\n".join(articles))
+    words = (*tokenization.SPECIAL_TOKENS, "the", "cat", "sat")
+    tokenization.save_vocab(tokenization.Vocabulary(words), folder / "vocab.txt")
+    flags = {"documents": folder / "sentences.txt.gz", "vocab_file": folder / "vocab.txt", "num_steps": 2}
+    return flags | {"max_seq_lengths": "64,1024", "num_devices": "2", "packs_per_device": "2"}
+
+
 def audited_models(folder, monkeypatch):
     import_reference()
     return {"models": "funnel,longformer,roberta,rwkv"}
@@ -190,6 +201,7 @@ CASES = [
     pytest.param("step_memory", step_memory, ["memory"], marks=[slow, pytest.mark.both_backends]),
     ("data_throughput", data_throughput, ["pack from file to file"]),
     pytest.param("data_throughput", plain_throughput, ["pack from file to file"], marks=slow),
+    ("load_balance", load_balance, ["attention of the busiest device"]),
     ("packing_tables", tables_of_packing, None),
     pytest.param("packing_speed", speed_of_packing, ["packing"], marks=slow),
     ("accelerator", accelerator_without_time, None),

@@ -289,9 +289,7 @@ def test_processes_and_later_runs_must_have_the_same_plans(planned):
     """By other plans a process would read packs that another one has, too."""
     found = []
     for change, num_devices in (({}, 2), ({}, 0), ({"notes": ["made again"]}, 2)):
-        settings = config(
-            input_file=planned, train_batch_size=8, balanced_devices=num_devices, overwrite=True
-        )
+        settings = config(input_file=planned, train_batch_size=8, balanced_devices=num_devices)
         data = read_data(settings)
         manifests = [one | {"plan": one["plan"] | change} for one in data.train.manifests]
         data = dataclasses.replace(data, train=dataclasses.replace(data.train, manifests=manifests))
