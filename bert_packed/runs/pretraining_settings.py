@@ -291,9 +291,8 @@ class DeviceSettings(run_config.DeviceSettings):
         0,
         "order the packs of each step so that attention is equal work for each of this many devices, as a "
         "kernel needs that skips other sequences (docs/guides/several_devices.md); it must divide a "
-        "micro-batch; 0 = as shuffled; a run may go on under another",
+        "micro-batch; 0 = as shuffled",
         minimum=0,
-        changeable=True,
         advanced=True,
     )
 
