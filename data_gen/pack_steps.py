@@ -36,7 +36,7 @@ from data_gen.jobs.steps import read_array, write_array
 # input, up to a limit, and are merged beyond `FAN_IN`
 RUN_BYTES, MAX_RUN_BYTES = 2**25, 2**27
 NUM_RUNS = 2**10  # approximately, within the limits of their size
-FAN_IN = 2**11  # runs whose pieces take as long to read as one more level
+FAN_IN = 2**12  # runs: pieces of more are below 32 KiB, which take longer to find than to read
 PACKS_AT_ONCE = 512  # assembled and encoded together: 512 packs of S=512 take about 10 MB
 ASSEMBLED_BYTES = 2**21  # likewise, of the columns that go into them; as int64 arrays four times that
 
