@@ -99,7 +99,7 @@ class CountedFile:
 
 
 @contextlib.contextmanager
-def counting(fan_in, run_bytes, batch=tfrecords.READ_BATCH):
+def counting(fan_in, run_bytes, batch):
     """Pack with other sizes in the block, which gets the `Counts`."""
     counts, open_file = Counts(), storage.open_file
 
@@ -156,9 +156,11 @@ def measure_rates(config, max_seq_length, folder):
     """Pack full runs with one process, merged once: a row of a table."""
     longest = LENGTHS[max_seq_length]
     name = os.path.join(folder, f"full-{max_seq_length}")
-    paths = write_sequences(name, config.num_sequences * 512 // longest, longest, num_files=1)
+    num_sequences = config.num_sequences * 512 // longest
+    paths = write_sequences(name, num_sequences, longest, num_files=1)
     run_bytes = min(512 * config.num_sequences, pack_steps.MAX_RUN_BYTES)  # three or more
-    with MemoryWatch() as watch, counting(2, run_bytes) as counts:
+    batch = min(tfrecords.READ_BATCH, num_sequences // 8)
+    with MemoryWatch() as watch, counting(2, run_bytes, batch) as counts:
         phases, manifest = _pack(",".join(paths), max_seq_length, f"{name}-out")
     num_tokens = manifest["num_packs"] * max_seq_length * manifest["efficiency"]
     num_levels = sum(phase.startswith("merge") for phase in phases) + 1
