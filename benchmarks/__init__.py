@@ -15,6 +15,7 @@
     masked_lm_trainer  masked language models by the same
     audited_models     which arguments of the collator are exact for models of transformers
     data_throughput    packing records from file to file: speed, memory, phases
+    packing_scale      reads of pack at many runs, and estimates for large corpora
     packing_tables     the papers' packing tables beside ours
     packing_speed      speed and quality of the packing algorithms
     packmamba          the figures of PackMamba: padding, speed, operators

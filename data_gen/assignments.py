@@ -39,6 +39,7 @@ SLOTS = {"slots": Column("<i8")}
 # Parts of sequences have these columns: the row of each, and its start in the row, in tokens
 PIECES = CAUSAL_LAYOUT | FIRST_POSITIONS | {"rows": Column("<i4"), "row_starts": Column("<i8")}
 PLACES_AT_ONCE = 2**16  # places of a row per read or write
+PLACES_APART = 2**9  # further ones are read alone: each run would otherwise read the starts of all sequences
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,9 +60,13 @@ class PlannedPacks:
         return {*SLOTS, *self.kind.measured_columns}
 
     def place(self, sequences, slots):
-        """`Sequences` to pack, from some with slots of `choose_slots`, and the packs that they belong to."""
-        packs = PackOrder(self.strategies, self.seed).find_packs(self.kind.lengths(sequences), slots)
-        return Sequences(self.layout, {**sequences.columns, "slots": slots}), packs
+        """`Sequences` to pack, from some with slots of `choose_slots`."""
+        return Sequences(self.layout, {**sequences.columns, "slots": slots})
+
+    def number_packs(self, sequences):
+        """The packs that sequences of `place` belong to: int64 `[n]`."""
+        order = PackOrder(self.strategies, self.seed)
+        return order.find_packs(self.kind.lengths(sequences), sequences["slots"])
 
     def find_packs(self, sequences, first, last):
         """`Packs` number `first` to `last`, the latter excluded, of the sequences that belong to them."""
@@ -99,7 +104,7 @@ class CutRows:
         starts = self._read_starts(rows, places)
         owners, firsts, sizes = cut_sequences(starts, sequences["lengths"], length)
         # the pieces of a sequence are consecutive, so that columns of tokens need not change
-        pieces = make_sequences(
+        return make_sequences(
             PIECES,
             "",
             lengths=sizes,
@@ -110,14 +115,13 @@ class CutRows:
             **{name: sequences[name][owners] for name in ("file_indices", "record_numbers")},
             **{name: sequences[name] for name in ("tokens", "labels", "label_mask")},
         )
-        return pieces, self._number_packs(pieces)
 
     def find_packs(self, pieces, first, last):
-        packs = self._number_packs(pieces) - first
+        packs = self.number_packs(pieces) - first
         order = np.lexsort((pieces["row_starts"], packs))
         return Packs(order, to_offsets(np.bincount(packs, minlength=last - first)))
 
-    def _number_packs(self, pieces):
+    def number_packs(self, pieces):
         return pieces["row_starts"] // self.kind.max_seq_length * self.num_rows + pieces["rows"]
 
     def _read_starts(self, rows, places):
@@ -126,14 +130,16 @@ class CutRows:
         for row in np.unique(rows):
             order = np.flatnonzero(rows == row)
             order = order[np.argsort(places[order])]
-            chunks = places[order] // PLACES_AT_ONCE
-            limits = np.append(np.flatnonzero(np.diff(chunks, prepend=-1)), len(order))
+            ascending = places[order]
+            is_first = np.diff(ascending // PLACES_AT_ONCE, prepend=-1) > 0
+            is_first |= np.diff(ascending, prepend=0) > PLACES_APART
+            limits = np.append(np.flatnonzero(is_first), len(order))
             with storage.open_file(self.starts_path(row)) as file:
                 for first, last in itertools.pairwise(limits):
-                    some, chunk = order[first:last], int(chunks[first]) * PLACES_AT_ONCE
-                    file.seek(8 * chunk)
-                    held = np.frombuffer(file.read(8 * PLACES_AT_ONCE), "<i8")
-                    starts[some] = held[places[some] - chunk]
+                    wanted = ascending[first:last]
+                    file.seek(8 * int(wanted[0]))
+                    held = np.frombuffer(file.read(8 * int(wanted[-1] + 1 - wanted[0])), "<i8")
+                    starts[order[first:last]] = held[wanted - wanted[0]]
         return starts
 
     def _path(self, name):

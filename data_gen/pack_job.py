@@ -28,9 +28,11 @@ from data_gen.pack_steps import (
     Part,
     ReadWork,
     ShardWork,
+    choose_num_levels,
     choose_run_bytes,
     histogram_path,
     measure_part,
+    merge_runs,
     pack_bytes,
     read_file,
     sort_run,
@@ -139,8 +141,9 @@ def _pack_inputs(config, objective, stamps, promises, output, job):
         config.num_rows or 1,
     )
     parts = [part for shard in shards for part in shard]
-    work = PackWork(assignment, folder, len(runs))
+    work = PackWork(assignment, folder, len(runs), len(parts), choose_num_levels(len(runs)))
     _sort_runs(work, runs, totals, parts, job)
+    _merge_runs(work, job)
     steps = [Step(f"measure-{p.index:06d}", measure_part, (work, p), p.last - p.first) for p in parts]
     depths, num_pieces, measured = zip(*job.run(steps, "measure packs", "packs"), strict=True)
     planned["depth"] = max(depths)
@@ -251,9 +254,34 @@ def _sort_runs(work, runs, totals, parts, job):
 
 
 def _remove_run(step):
-    run = step.argument[-1]
-    if storage.exists(run):
-        storage.remove(run)
+    _remove_files(step.argument[-1:])
+
+
+def _merge_runs(work, job):
+    """Merge sorted runs, level by level; files leave the disk once all of their groups are merged."""
+    for level in range(1, work.num_levels):
+        steps = [
+            Step(f"merge-{level}-{number:06d}-{span:06d}", merge_runs, (work, level, number, span))
+            for number, span in itertools.product(*work.places(level))
+        ]
+
+        def source(step):
+            _, level, number, span = step.argument
+            return level - 1, number, span // work.fan_out
+
+        left = collections.Counter(map(source, steps))
+
+        def release(step, left=left):
+            left[source(step)] -= 1
+            if not left[source(step)]:
+                _remove_files(work.sorted_paths(*source(step)))
+
+        job.run(steps, f"merge runs, level {level}", release=release)
+
+
+def _remove_files(paths):
+    for path in filter(storage.exists, paths):
+        storage.remove(path)
 
 
 def _write_shards(config, work, shards, spec, output, job):

@@ -1,14 +1,21 @@
-"""Steps of packing, each in bounded memory and in any process: read, sort, measure, write.
+"""Steps of packing, each in bounded memory and in any process: read, sort, merge, measure, write.
 
     input files ──► runs ──► sorted runs ──► parts ──► shards
-               read     sort             measure, write
+               read     sort    merge    measure, write
 
-`data_gen/jobs/__init__.py` defines these terms. Sorting groups each run by part, so that
-writing a part reads one group of each run.
+`data_gen/jobs/__init__.py` defines these terms. Sorting groups each run by part, so that writing a part reads
+one group of each run. Of more than `FAN_IN` runs these reads would cost more than anything else, since they
+grow with the square of the data. So sorting has levels then, as many as L: with 9 runs (0..8), 9 parts (a..i)
+and L = 2, both are taken three at once.
+
+    level 0    run 0: abc def ghi    run 1: abc def ghi    ...    a file a run, grouped by ranges of parts
+    level 1    runs 0-2: a b c    d e f    g h i    ...           a file for three runs and a range of parts
+    parts      a reads three groups, of runs 0-2, 3-5 and 6-8, instead of nine
 """
 
 import collections
 import dataclasses
+import itertools
 import math
 import os
 
@@ -26,9 +33,10 @@ from data_gen.jobs.steps import read_array, write_array
 
 # A run, and a part, has this size as columns; it takes two or three times that while it is joined and cut.
 # Each part reads a piece of each run, so reads grow with the square of their number: runs grow with the
-# input, up to a limit
+# input, up to a limit, and are merged beyond `FAN_IN`
 RUN_BYTES, MAX_RUN_BYTES = 2**25, 2**27
 NUM_RUNS = 2**10  # approximately, within the limits of their size
+FAN_IN = 2**12  # runs: pieces of more are below 32 KiB, which take longer to find than to read
 PACKS_AT_ONCE = 512  # assembled and encoded together: 512 packs of S=512 take about 10 MB
 ASSEMBLED_BYTES = 2**21  # likewise, of the columns that go into them; as int64 arrays four times that
 
@@ -53,9 +61,47 @@ class PackWork:
     assignment: PlannedPacks | CutRows
     folder: str
     num_runs: int
+    num_parts: int
+    num_levels: int  # from `choose_num_levels`
 
-    def sorted_run_path(self, number):
-        return os.path.join(self.folder, f"sorted-{number:06d}.run")
+    @property
+    def fan_in(self):
+        """Number of files whose groups are read together."""
+        return math.ceil(self.num_runs ** (1 / self.num_levels))
+
+    @property
+    def fan_out(self):
+        """Number of groups of a file."""
+        return math.ceil(self.num_parts ** (1 / self.num_levels))
+
+    def places(self, level):
+        """Numbers of the files of a level, and for each the numbers of its ranges of parts."""
+        num_files = -(-self.num_runs // self.fan_in**level)
+        return range(num_files), range(-(-self.num_parts // self.fan_out ** (self.num_levels - level)))
+
+    def sorted_path(self, level, number, span):
+        return os.path.join(self.folder, f"sorted-{level}-{number:06d}-{span:06d}.run")
+
+    def sorted_paths(self, level, number, span):
+        """Paths of the files of a level, in the order of the input, that are merged into file `number`."""
+        numbers = self.places(level)[0][number * self.fan_in : (number + 1) * self.fan_in]
+        return [self.sorted_path(level, one, span) for one in numbers]
+
+    def read_group(self, level, number, index, names=None):
+        """`Sequences` of a group, counted over all ranges, from files that are merged into `number`."""
+        span, group = divmod(index, self.fan_out)
+        paths = self.sorted_paths(level, number, span)
+        return concatenate([read_run(path, self.assignment.layout, group, names) for path in paths])
+
+    def write_groups(self, level, number, span, sequences):
+        """Write `Sequences` of a range of parts in groups, a range of the next level or a part each."""
+        packs, ends = self.assignment.number_packs(sequences), read_array(self.part_ends_path)
+        parts = np.searchsorted(ends, packs, side="right")
+        groups = parts // self.fan_out ** (self.num_levels - 1 - level) - span * self.fan_out
+        # stable, so that the order of the input remains
+        in_order = take(sequences, np.argsort(groups, kind="stable"))
+        group_sizes = np.bincount(groups, minlength=self.fan_out)
+        write_run(self.sorted_path(level, number, span), in_order, group_sizes)
 
     def ranks_path(self, number):
         """File of an int array `[3, m]`: lengths in a run; sequences of each before the run, and in total."""
@@ -68,8 +114,7 @@ class PackWork:
 
     def read_part(self, part, names=None):
         """`Sequences` of a part from all runs, with all columns or those in `names`, and its `Packs`."""
-        layout, paths = self.assignment.layout, map(self.sorted_run_path, range(self.num_runs))
-        sequences = concatenate([read_run(path, layout, part.index, names) for path in paths])
+        sequences = self.read_group(self.num_levels - 1, 0, part.index, names)
         return sequences, self.assignment.find_packs(sequences, part.first, part.last)
 
 
@@ -96,6 +141,10 @@ class ShardWork:
 def choose_run_bytes(num_bytes):
     # The size depends on nothing else, so that a resumed run chooses the same
     return min(max(num_bytes // NUM_RUNS, RUN_BYTES), MAX_RUN_BYTES)
+
+
+def choose_num_levels(num_runs):
+    return next(levels for levels in itertools.count(1) if FAN_IN**levels >= num_runs)
 
 
 def pack_bytes(kind, depth):
@@ -150,7 +199,7 @@ def _read_runs(work, path):
 
 
 def sort_run(work_number_and_run):
-    """Assign slots to the sequences of a run, and write them, or their pieces, in the order of parts."""
+    """Assign slots to the sequences of a run, and write them, or their pieces, in groups."""
     work, number, run = work_number_and_run
     assignment = work.assignment
     sequences = read_run(run, assignment.kind.layout)
@@ -159,11 +208,13 @@ def sort_run(work_number_and_run):
     first_ranks, totals = np.zeros((2, int(known.max()) + 1), np.int64)
     first_ranks[known], totals[known] = numbers
     slots = choose_slots(lengths, first_ranks, totals, assignment.seed)
-    pieces, packs = assignment.place(sequences, slots)
-    part_ends = read_array(work.part_ends_path)
-    parts = np.searchsorted(part_ends, packs, side="right")
-    pieces = take(pieces, np.argsort(parts, kind="stable"))
-    write_run(work.sorted_run_path(number), pieces, np.bincount(parts, minlength=len(part_ends)))
+    work.write_groups(0, number, 0, assignment.place(sequences, slots))
+
+
+def merge_runs(work_and_place):
+    """Join a group of several files of the level below, and write it in groups."""
+    work, level, number, span = work_and_place
+    work.write_groups(level, number, span, work.read_group(level - 1, number, span))
 
 
 def measure_part(work_and_part):

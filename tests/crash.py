@@ -8,8 +8,11 @@ import multiprocessing
 import os
 import signal
 from pathlib import Path
+from unittest import mock
 
 from bert_packed.core import storage
+from bert_packed.records import tfrecords
+from data_gen import pack_job, pack_steps
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["data_gen.pack_job", "data_gen.text.create_job", "crash"])
@@ -27,6 +30,13 @@ def start(function, config, fatal_change=None):
     process = _CONTEXT.Process(target=_run, args=(function, config, fatal_change))
     process.start()
     return process
+
+
+def pack_on_levels(config):
+    """Pack in runs of a few kilobytes, of which two are merged at a time."""
+    sizes = mock.patch.multiple(pack_steps, RUN_BYTES=2**14, FAN_IN=2)
+    with sizes, mock.patch.object(tfrecords, "READ_BATCH", 200):
+        return pack_job.pack(config)
 
 
 def finish(process):

@@ -235,6 +235,7 @@ def join_rows(packs, num_rows):
 @pytest.mark.parametrize(("num_rows", "size"), [(1, 8), (3, 16), (4, 7), (12, 16), (43, 16)])
 def test_rows_hold_every_sequence_once_without_padding_between(tmp_path, monkeypatch, num_rows, size):
     monkeypatch.setattr(assignments, "PLACES_AT_ONCE", 3)
+    monkeypatch.setattr(assignments, "PLACES_APART", 1)
     # there are several runs, none of which has all places
     monkeypatch.setattr(tfrecords, "READ_BATCH", 8)
     monkeypatch.setattr(pack_steps, "RUN_BYTES", 1)

@@ -152,6 +152,10 @@ def data_throughput(folder, monkeypatch):
     return {"input_file": ",".join(paths), "max_seq_length": 32, "repeats": 1}
 
 
+def packing_scale(folder, monkeypatch):
+    return {"runs": "10", "num_sequences": 400}
+
+
 def plain_throughput(folder, monkeypatch):
     return {"num_sequences": 64, "max_seq_length": 32, "repeats": 1}
 
@@ -202,6 +206,7 @@ CASES = [
     ("data_throughput", data_throughput, ["pack from file to file"]),
     pytest.param("data_throughput", plain_throughput, ["pack from file to file"], marks=slow),
     ("load_balance", load_balance, ["attention of the busiest device"]),
+    ("packing_scale", packing_scale, ["reads", "rates", "estimates"]),
     ("packing_tables", tables_of_packing, None),
     pytest.param("packing_speed", speed_of_packing, ["packing"], marks=slow),
     ("accelerator", accelerator_without_time, None),

@@ -24,7 +24,7 @@ S = 16
 @pytest.fixture
 def groups(monkeypatch):
     """Runs and parts of some packs; dict that is filled with how many of them there were."""
-    found = {"runs of a file": [], "parts": [], "runs of a part": []}
+    found = {"runs of a file": [], "parts": [], "files of a part": [], "levels": set()}
     read, sort, measure = pack_job.read_file, pack_job.sort_run, pack_job.measure_part
 
     def count_runs(work):
@@ -38,14 +38,17 @@ def groups(monkeypatch):
 
     def count_owners(work_and_part):
         work, part = work_and_part
-        paths = map(work.sorted_run_path, range(work.num_runs))
-        pieces = [read_run(path, work.assignment.layout, part.index) for path in paths]
-        found["runs of a part"].append(sum(len(piece) > 0 for piece in pieces))
+        span, group = divmod(part.index, work.fan_out)
+        paths = work.sorted_paths(work.num_levels - 1, 0, span)
+        pieces = [read_run(path, work.assignment.layout, group) for path in paths]
+        found["files of a part"].append(sum(len(piece) > 0 for piece in pieces))
+        found["levels"].update(int(path.name.split("-")[1]) for path in Path(work.folder).glob("*.run"))
         return measure(work_and_part)
 
     monkeypatch.setattr(pack_steps, "RUN_BYTES", 80 * S)
     monkeypatch.setattr(tfrecords, "READ_BATCH", 16)  # a run is of whole batches
     monkeypatch.setattr(pack_steps, "PACKS_AT_ONCE", 7)
+    monkeypatch.setattr(storage, "flush_to_disk", lambda path: None)  # hundreds of files
     monkeypatch.setattr(pack_job, "read_file", count_runs)
     monkeypatch.setattr(pack_job, "sort_run", count_parts)
     monkeypatch.setattr(pack_job, "measure_part", count_owners)
@@ -56,6 +59,7 @@ def write_bert(path, lengths, seed):
     write_features(path, make_features(lengths, S, seed))
 
 
+@pytest.mark.parametrize("fan_in", [2, 4, 10**6])
 @pytest.mark.parametrize(
     ("write", "changes"),
     [
@@ -65,8 +69,12 @@ def write_bert(path, lengths, seed):
         (write_causal, {"max_seq_length": S, "split_sequences": True, "num_rows": 3}),
     ],
 )
-def test_small_runs_and_parts_give_the_same_bytes(tmp_path, groups, write, changes, monkeypatch):
-    """Several runs of each file and several parts of each shard: in production, 32 to 128 MiB each."""
+def test_small_runs_and_parts_give_the_same_bytes(tmp_path, groups, write, changes, fan_in, monkeypatch):
+    """Several runs of each file and several parts of each shard: in production, 32 to 128 MiB each.
+
+    Merged runs lose no group, and leave the disk with the last of their groups.
+    """
+    monkeypatch.setattr(pack_steps, "FAN_IN", fan_in)
     rng = np.random.default_rng(0)
     for seed, name in enumerate("ab"):
         write(tmp_path / f"{name}.tfrecord", rng.integers(2, S + 1, 100), seed)
@@ -75,7 +83,12 @@ def test_small_runs_and_parts_give_the_same_bytes(tmp_path, groups, write, chang
     pack(PackConfig(output_dir=str(tmp_path / "small"), **settings))
     assert min(groups["runs of a file"]) >= 3
     assert min(groups["parts"]) >= 6  # three of each shard
-    assert max(groups["runs of a part"]) >= 4  # which are of both files
+    num_levels = pack_steps.choose_num_levels(sum(groups["runs of a file"]))
+    assert groups["levels"] == {num_levels - 1}
+    if num_levels == 1:
+        assert max(groups["files of a part"]) >= 4  # which are of both files
+    else:
+        assert 2 <= max(groups["files of a part"]) <= fan_in
     monkeypatch.undo()
     pack(PackConfig(output_dir=str(tmp_path / "whole"), **settings))
     assert all_bytes(tmp_path / "small") == all_bytes(tmp_path / "whole")
@@ -110,4 +123,4 @@ def test_runs_leave_the_disk_once_they_are_sorted(packing, monkeypatch):
 
     monkeypatch.setattr(pack_job, "measure_part", look)
     pack(packing)
-    assert seen and all(names == ["sorted-000000.run"] for names in seen)
+    assert seen and all(names == ["sorted-0-000000-000000.run"] for names in seen)

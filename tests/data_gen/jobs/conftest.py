@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from causal_files import write_causal
-from crash import all_bytes
+from crash import all_bytes, pack_on_levels
 from unpacked_records import make_features, write_features
 
 from bert_packed.text.tokenization import SPECIAL_TOKENS
@@ -16,7 +16,7 @@ from data_gen.text import create_job, create_steps
 from data_gen.text.create_config import CreateConfig
 
 S = 32
-PACK_STEPS = ("read_file", "sort_run", "measure_part", "write_shard")
+PACK_STEPS = ("read_file", "sort_run", "merge_runs", "measure_part", "write_shard")
 CREATE_STEPS = ("train_vocabulary", "tokenize", "join", "write_shard")
 OF_PACKING = (pack_job.pack, PackConfig, "pack_tfrecords.py", pack_job, pack_steps, PACK_STEPS)
 OF_CREATING = (
@@ -96,6 +96,7 @@ def make_jobs(folder):
     rows = {"input_file": f"{folder}/?.causal", "split_sequences": True, "num_rows": 4}
     return {
         "pack": JobCase(*OF_PACKING, pack, folder / "pack"),
+        "pack on levels": JobCase(pack_on_levels, *OF_PACKING[1:], pack, folder / "pack on levels"),
         "create": JobCase(*OF_CREATING, create, folder / "create"),
         "create causal": JobCase(*OF_CREATING, {**create, **causal}, folder / "create causal"),
         "pack rows": JobCase(*OF_PACKING, {**pack, **rows}, folder / "pack rows"),

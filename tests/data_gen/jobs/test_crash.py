@@ -20,6 +20,7 @@ from bert_packed.core import command_line, storage
 from bert_packed.core import runtime as versions
 from bert_packed.core.settings import InputError
 from bert_packed.records.provenance import read_manifest
+from data_gen import pack_job, pack_steps
 from data_gen.jobs.output import INCOMPLETE_NAME
 from data_gen.text.corpus import TextDocuments
 
@@ -124,6 +125,24 @@ def test_no_finished_step_is_done_again(tmp_path, jobs, name, event, monkeypatch
     assert job.num_steps - len(calls) == num_done > 0
 
 
+def test_no_finished_merge_is_done_again(tmp_path, jobs, monkeypatch):
+    """A file that is merged into several leaves the disk with the last of them, not with the first."""
+    job, calls, fine = jobs["pack on levels"], [], pack_steps.merge_runs
+
+    def fail(work):
+        calls.append(fine(work))
+        if len(calls) == 3:
+            raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pack_job, "merge_runs", fail)
+        with pytest.raises(MemoryError):
+            job.run(tmp_path / "out")
+    num_done, calls = len(notes(tmp_path / "out")), job.count_steps(monkeypatch)
+    assert job.run(tmp_path / "out") == job.bytes == jobs["pack"].bytes
+    assert job.num_steps - len(calls) == num_done and calls.count("merge_runs") > 10
+
+
 def test_room_that_killed_steps_take_is_given_back(tmp_path, jobs, monkeypatch, capsys):
     out, stop = tmp_path / "out", EVENTS["no memory"]
     stop(jobs["pack"], out, monkeypatch, capsys)
@@ -164,8 +183,12 @@ def continue_and_compare(job, folder, expected, **changes):
         ("create", False, 25),
         ("create causal", False, 45),
         ("pack rows", False, 45),
+        ("pack on levels", False, 60),
         # These are killed at every state that a kill can leave
-        *(pytest.param(name, True, 1, marks=pytest.mark.slow) for name in ("pack", "create")),
+        *(
+            pytest.param(name, True, 1, marks=pytest.mark.slow)
+            for name in ("pack", "pack on levels", "create")
+        ),
     ],
 )
 def test_killed_at_changes_of_names(tmp_path, jobs, name, overwrite, stride):
