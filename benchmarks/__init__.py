@@ -2,7 +2,7 @@
 
     training_speed     packed against unpacked, a BERT without packs, and the programs of others
     accelerator        one GPU or TPU: exactness, steps, speed-ups, and peers
-    forecast           memory and time of a step on TPUs and GPUs that are not here, by their compilers
+    roofline           launches, bytes, products and memory of a step on TPUs and GPUs that are not here
     inference_speed    vectors of texts per second, packed, padded, and by transformers
     embedding          contrastive training and vectors of texts, and by sentence-transformers
     classification     training of classifiers, and by transformers

@@ -34,7 +34,7 @@ COLLECTIVES = (
     "collective-permute",
     "collective-broadcast",
 )
-_SHAPE = re.compile(r"\b([a-z]+[0-9]*[a-z0-9]*)\[([^\]]*)\]")
+_SHAPE = re.compile(r"\b([a-z]+[0-9]*[a-z0-9]*)\[([^\]]*)\](\{[^{}]*S\(1\)[^{}]*\})?")
 _OPCODE = re.compile(r" ([a-z][\w\-]*)\(")  # no space precedes those of layouts, such as T(8,128)
 _NAME = re.compile(r"[\w.\-]+")
 _CALLED = re.compile(r"\b(?:calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
@@ -50,6 +50,7 @@ class Shape:
 
     dtype: str
     dims: tuple[str, ...]
+    is_on_chip: bool = False  # in a TPU's vector memory: S(1) in its layout
 
     @property
     def is_dynamic(self):
@@ -166,8 +167,8 @@ def _read_instruction(line, computation, named):
     name, _, rest = _COMMENT.sub("", line).strip().removeprefix("ROOT ").partition(" = ")
     opcode = _OPCODE.search(rest)
     shapes = tuple(
-        Shape(dtype, tuple(dim.strip() for dim in dims.split(",") if dim.strip()))
-        for dtype, dims in _SHAPE.findall(rest[: opcode.start()])
+        Shape(dtype, tuple(dim.strip() for dim in dims.split(",") if dim.strip()), bool(space))
+        for dtype, dims, space in _SHAPE.findall(rest[: opcode.start()])
     )
     closing = _closing(rest, opcode.end() - 1)
     argument = rest[opcode.end() : closing]

@@ -1,7 +1,7 @@
 """Each benchmark runs as its user runs it, at the smallest sizes, and writes its tables: the wiring alone.
 
 The accelerator's steps run in `tests/training/test_without_tensorflow.py`, the layouts in
-`test_parallelism_programs.py`, and a step for a TPU in `test_forecast.py`.
+`test_parallelism_programs.py`, and a step for a TPU in `test_roofline.py`.
 """
 
 import dataclasses
