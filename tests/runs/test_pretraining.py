@@ -1,6 +1,7 @@
 """Processes of a run: the first writes, all read their own packs, all wait."""
 
 import dataclasses
+import contextlib
 import itertools
 import json
 from pathlib import Path
@@ -187,9 +188,10 @@ def test_each_process_notes_its_packs_of_a_skipped_step(make_process, tmp_path, 
     noted = []
     for index in (0, 1):
         process = make_process(OneOfTwo(index), tmp_path / f"{index}")
-        next(iter(process.hooks.batches(0)))
-        process.hooks.tell_skipped(1, "nsp_loss inf")
-        process.hooks.tell_skipped(2, "nsp_loss nan")
+        with contextlib.closing(process.hooks.batches(0)) as batches:
+            next(batches)
+            process.hooks.tell_skipped(1, "nsp_loss inf", batches.sources)
+            process.hooks.tell_skipped(2, "nsp_loss nan", batches.sources)
         line, later = (process.folder / f"skipped_steps.{index}.jsonl").read_text().splitlines()
         assert [json.loads(one)["step"] for one in (line, later)] == [1, 2]
         noted.append({(file, n) for file, numbers in json.loads(line)["packs"].items() for n in numbers})
