@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import contextlib
 import itertools
 import json
 from pathlib import Path
