@@ -56,7 +56,8 @@ class RooflineConfig(Settings):
 
     The bound adds, over all launches, the longer of the times by bytes and by products, and for GPUs a
     time for each launch. Bytes are those of operands and results in the device's memory; caches are not
-    counted. A Pallas kernel has the products that it declares.
+    counted. A Pallas kernel has the products that it declares. A TPU copies while it computes, so that its
+    bound may be longer than the estimate.
     """
 
     programs: str = setting("", "folders of --compile_only, with commas, to read; empty = compile")
@@ -278,6 +279,8 @@ def flops_of(module, one):
 
 def moved_bytes(module, one):
     """Bytes that one execution reads from the device's memory and writes to it."""
+    if one.opcode == "slice-start":  # to a TPU's vector memory: operand, result, flags
+        return one.shapes[1].num_bytes
     written = one.shapes
     if LIBRARY_PRODUCTS.search(one.attribute("custom_call_target")):
         written = written[:1]  # the next is a workspace

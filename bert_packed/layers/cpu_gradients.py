@@ -72,10 +72,10 @@ def multiply(inputs, kernel_XY):
         width, result_width = kernel_XY.shape
         inputs_TX, gradient_TY = ops.reshape(inputs, (-1, width)), ops.reshape(gradient, (-1, result_width))
         if width <= result_width:
-            kernel_gradient_XY = ops.matmul(_barrier(_transposed(inputs_TX)), gradient_TY)
+            kernel_gradient_XY = ops.matmul(barrier(_transposed(inputs_TX)), gradient_TY)
         else:
-            products_YX = ops.matmul(_barrier(_transposed(gradient_TY)), inputs_TX)
-            kernel_gradient_XY = _transposed(_barrier(products_YX))
+            products_YX = ops.matmul(barrier(_transposed(gradient_TY)), inputs_TX)
+            kernel_gradient_XY = _transposed(barrier(products_YX))
         return ops.matmul(gradient, _transposed(kernel_XY)), kernel_gradient_XY
 
     return with_gradient(forward, backward)(inputs, kernel_XY)[0]
@@ -126,7 +126,7 @@ def _is_fast_on(*backends):
 
 def _sum_over_rows(weights_BNSS, rows_BNSH):
     """Sum of the rows by the weights of each column: float `[B, N, S, H]`."""
-    return _transposed(_barrier(ops.matmul(_barrier(_transposed(rows_BNSH)), weights_BNSS)))
+    return _transposed(barrier(ops.matmul(barrier(_transposed(rows_BNSH)), weights_BNSS)))
 
 
 def _transposed(values):
@@ -137,7 +137,7 @@ def _heads_first(values):
     return ops.transpose(values, (0, 2, 1, 3))
 
 
-def _barrier(values):
+def barrier(values):
     # XLA writes the values out: it would take a transposition into the next product again
     if keras.backend.backend() == "jax":
         import jax

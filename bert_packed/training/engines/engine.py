@@ -1,12 +1,16 @@
 """Base class of both backends' engines, gradient clipping, and names of variables in checkpoints."""
 
+import math
+
 from keras import ops
 
+from bert_packed.layers.cpu_gradients import barrier
 from bert_packed.parallel.targets import devices_here
 from bert_packed.training.backend import out_of_memory_names
 
 FIGURES = ("gradient_norm", "is_skipped")
 TRAINING = "a training step", "micro_batch_size"  # for `out_of_memory_names`
+NUM_PARTS, FEW_VALUES = 1024, 4096  # of `_partial_squares`
 
 
 class Engine:
@@ -132,19 +136,34 @@ def _path_below(model, variable):
     return variable.path.removeprefix(model.name + "/")
 
 
-def clip(gradients, sums, max_grad_norm):
+def clip(gradients, sums, max_grad_norm, joins=False):
     """Clip the gradient of a whole step to a global norm (None for never), or make it NaN to skip the step.
+
+    With `joins` one sum ends the norm, not one for each gradient; only in a program of XLA's, and for
+    gradients that are whole on each device.
 
     Returns:
         (gradients, dict of float32 scalars `FIGURES`): the norm before clipping, and 1 where it or one of the
         `sums` is not finite. A `MomentOptimizer` keeps variables whose gradient is NaN.
     """
-    norm = ops.sqrt(sum(ops.sum(ops.square(gradient)) for gradient in gradients))
+    if joins:
+        # XLA would turn the sum of joined sums into sums of each again, a launch on a GPU for each
+        squares = ops.sum(barrier(ops.concatenate([_partial_squares(gradient) for gradient in gradients])))
+    else:
+        squares = sum(ops.sum(ops.square(gradient)) for gradient in gradients)
+    norm = ops.sqrt(squares)
     is_finite = ops.isfinite(norm + sum(sums.values()))
     scale = 1.0 if max_grad_norm is None else max_grad_norm / ops.maximum(norm, max_grad_norm)
     scale = ops.where(is_finite, scale, float("nan"))
     figures = {"gradient_norm": norm, "is_skipped": 1.0 - ops.cast(is_finite, "float32")}
     return [gradient * scale for gradient in gradients], figures
+
+
+def _partial_squares(gradient):
+    """Sums of squares of parts of a gradient, of a small one of each value: `[N]`."""
+    size = math.prod(gradient.shape)
+    number = size if size <= FEW_VALUES else math.gcd(size, NUM_PARTS)
+    return ops.sum(ops.square(ops.reshape(gradient, (number, size // number))), axis=1)
 
 
 def num_used_micro_batches(sequence_ids_AMS):
