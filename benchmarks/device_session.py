@@ -3,9 +3,11 @@
 python -m benchmarks.device_session --text=my_text.txt --labels=topics --pairs=STS-B --output_dir=session
 """
 
+import contextlib
 import dataclasses
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +22,7 @@ from bert_packed.core.settings import InputError, setting
 FULL = {"bert": "bert-base", "modernbert": "modernbert-base", "mamba": "mamba-110m", "mamba2": "mamba2-130m"}
 TOY = {"bert": "bert-tiny", "modernbert": "modernbert-tiny", "mamba": "mamba-tiny", "mamba2": "mamba2-tiny"}
 TOY_STEPS = ["--max_seq_length=64", "--batch_size=2", "--repeats=1"]
+GRACE_SECONDS = 10
 PARTS = ("steps", "killed", "bert", "modernbert", "classify", "embed", "others")
 
 
@@ -102,10 +105,19 @@ def run_part(words, said, seconds):
     command, environment = [sys.executable, "-m", *words], {**os.environ, "KERAS_BACKEND": "jax"}
     with said.open("w") as file:
         try:
-            ended = subprocess.run(command, stdout=file, stderr=file, timeout=seconds, env=environment)
+            process = subprocess.Popen(
+                command, stdout=file, stderr=file, env=environment, start_new_session=True
+            )
+            return str(process.wait(seconds))
         except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)  # so that soak ends what it runs, which is not of this group
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_SECONDS)
             return "out of time"
-    return str(ended.returncode)
+        finally:  # or workers would go on, and hold the device
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 if __name__ == "__main__":

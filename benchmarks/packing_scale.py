@@ -44,7 +44,7 @@ class ScaleConfig(Settings):
     128 MiB, merged once, and estimates from these rates what larger corpora would take.
     """
 
-    runs: str = setting("100,400,1000", "numbers of tiny runs, with commas")
+    runs: str = setting("100,300,1000", "numbers of tiny runs, with commas")
     num_sequences: int = setting(200_000, "of up to 512 tokens that rates are measured with", minimum=64)
 
 

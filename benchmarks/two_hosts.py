@@ -52,16 +52,16 @@ def main(config):
         raise InputError(f"two hosts cannot be made on this machine: {reason}")
     rows = []
     for backend in config.backends.split(","):
-        seconds = {}
-        for delay in map(float, config.delay_ms.split(",")):
-            seconds[delay] = seconds_of_step(config, backend, delay)
-            added = seconds[delay] - seconds[min(seconds)]
+        delays = sorted(map(float, config.delay_ms.split(",")))
+        seconds = {delay: seconds_of_step(config, backend, delay) for delay in delays}
+        for delay in delays:
+            added, longer = seconds[delay] - seconds[delays[0]], delay - delays[0]
             rows.append(
                 {
                     "backend": backend,
                     "round trip, ms": delay,
                     "seconds of a step": seconds[delay],
-                    "added round trips": 1000 * added / delay if delay else None,
+                    "added round trips": 1000 * added / longer if longer else None,
                 }
             )
     show("two_hosts", config, {"two_hosts": rows})
@@ -89,7 +89,11 @@ def seconds_of_step(config, backend, delay):
             command = host.command([sys.executable, "-m", "bert_packed", "pretrain", *arguments])
             variables = {**os.environ, "KERAS_BACKEND": backend, "TF_CONFIG": cluster}
             processes.append(subprocess.Popen(command, env=variables, stdout=sys.stderr))
-        statuses = [process.wait() for process in processes]
+        try:
+            statuses = [process.wait() for process in processes]
+        finally:  # an interrupt would leave them on hosts that are gone
+            for process in processes:
+                process.kill()
     if any(statuses):
         raise InputError(f"both processes must end with status 0. Received: {statuses}")
     with (output_dir / "metrics.csv").open(newline="") as file:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from tqdm import tqdm
 
 from bert_packed.core.progress import describe_duration
+from bert_packed.core.settings import InputError
 from bert_packed.objectives.objective import add_sums
 from bert_packed.training.backend import Profile
 from bert_packed.training.metrics_log import LogInterval, Scale, describe, is_due
@@ -101,7 +102,12 @@ def _take_steps(engine, config, hooks, first_step, batches, figures, stop):
             ahead.wait(engine)  # or its time would count as spent waiting for data
         start = time.perf_counter()
         with hooks.profile.step(step):
-            batch = next(batches)
+            try:
+                batch = next(batches)
+            except InputError:
+                if ahead:  # its row is written, and if it is the last NaN allowed, that ends the run
+                    figures.note(ahead, engine)
+                raise
             waiting = time.perf_counter() - start
             taken = _Step(step, engine.start_step(batch, stop.signal is not None), waiting, batches.sources)
             if hooks.profile.ends_with(step):

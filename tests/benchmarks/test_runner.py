@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()]
 PAGE = "".join((ROOT / "docs" / name).read_text() for name in ("evidence/results.md", "guides/leaks.md"))
 TABLE = re.compile(
-    r"((?:^\|.*\n)+)\n(.*; (\S+), commit (\w+) \(\[JSON\]\((?:\.\./evidence/)?data/(\w+\.json)\)\)\.)",
+    r"((?:^\|.*\n)+)\n(.*; (\S+), commit ([\w+]+) \(\[JSON\]\((?:\.\./evidence/)?data/(\w+\.json)\)\)\.)",
     re.MULTILINE,
 )
 

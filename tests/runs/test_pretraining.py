@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import contextlib
 import itertools
 import json
 from pathlib import Path

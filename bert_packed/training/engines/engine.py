@@ -74,9 +74,10 @@ class Engine:
 
     def train_step(self, batch, wants_stop=False):
         """Take one step, variables included, and wait for it: the dict of floats of `read`."""
-        sums = self.read(self.start_step(batch, wants_stop))
+        sums = self.start_step(batch, wants_stop)
+        # Before the wait: an interrupt there would leave variables whose arrays the step has consumed
         self.write_back()
-        return sums
+        return self.read(sums)
 
     def eval_step(self, batch):
         """Sums over a batch, without dropout or update; raises `MemoryError`. Not for `Objective.vectors`."""
