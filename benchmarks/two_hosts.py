@@ -30,6 +30,7 @@ from bert_packed.records.record_rules import read_pack_spec
 FOLDER = Path("/etc/netns")  # what `ip netns exec` mounts over /etc
 PORT = 4711
 WARM_UP = 5  # steps that compile or find connections
+JOIN_SECONDS = 5  # for packets on their way
 MAKE_TUNNEL = 0x400454CA, 0x1001  # the request TUNSETIFF, and IFF_TUN with IFF_NO_PI: bare packets
 
 
@@ -144,7 +145,7 @@ def two_hosts(round_trip=0.0):
     """
     key = uuid.uuid4().hex[:6]
     hosts = [Host(f"host-{key}-{number}", f"10.77.0.{number + 1}") for number in range(2)]
-    tunnels = []
+    tunnels, carriers = [], []
     try:
         for host in hosts:
             _ip("netns", "add", host.name)
@@ -154,7 +155,8 @@ def two_hosts(round_trip=0.0):
         if round_trip:  # without netem, which few kernels of containers have
             tunnels = [_open_tunnel(host.name) for host in hosts]
             for ends in (tunnels, tunnels[::-1]):
-                threading.Thread(target=_carry, args=(*ends, round_trip / 2), daemon=True).start()
+                carriers.append(threading.Thread(target=_carry, args=(*ends, round_trip / 2), daemon=True))
+                carriers[-1].start()
         else:
             ends = [arguments for host in hosts for arguments in ("name", "cable", "netns", host.name)]
             _ip("link", "add", *ends[:4], "type", "veth", "peer", *ends[4:])
@@ -167,8 +169,11 @@ def two_hosts(round_trip=0.0):
         for host in hosts:
             subprocess.run(["ip", "netns", "del", host.name], capture_output=True)
             shutil.rmtree(FOLDER / host.name, ignore_errors=True)
-        for tunnel in tunnels:
-            os.close(tunnel)
+        for carrier in carriers:
+            carrier.join(JOIN_SECONDS)
+        if not any(carrier.is_alive() for carrier in carriers):  # or one would write to what gets its number
+            for tunnel in tunnels:
+                os.close(tunnel)
 
 
 def _ip(*arguments):
@@ -186,20 +191,22 @@ def _open_tunnel(host):
 
 
 def _carry(source, target, seconds):
-    """Hand each packet of one end to the other, late, until an end is closed."""
+    """Hand each packet of one end to the other, late, until an end is gone."""
     packets = queue.SimpleQueue()
 
     def deliver():
-        while True:
-            due, packet = packets.get()
+        for due, packet in iter(packets.get, None):
             time.sleep(max(0.0, due - time.monotonic()))
-            with contextlib.suppress(OSError):  # the end is down, or closed
+            with contextlib.suppress(OSError):  # the end is down, or gone
                 os.write(target, packet)
 
-    threading.Thread(target=deliver, daemon=True).start()
+    delivering = threading.Thread(target=deliver, daemon=True)
+    delivering.start()
     with contextlib.suppress(OSError):
         while packet := os.read(source, 2**16):
             packets.put((time.monotonic() + seconds, packet))
+    packets.put(None)
+    delivering.join()
 
 
 if __name__ == "__main__":

@@ -361,7 +361,8 @@ class Run:
         """Facts that the result depends on besides flags, as `run.json` keeps them."""
         facts = {"model": dataclasses.asdict(self.model_config), **self.data.facts}
         if self.config.balanced_devices > 1:  # by other plans processes would divide steps in another way
-            plans = json.dumps([manifest.get("plan") for manifest in self.data.train.manifests])
+            train = self.data.train.manifests
+            plans = json.dumps([(one["plan"], one["settings"]["random_seed"]) for one in train])
             facts["data"]["plans"] = hashlib.sha256(plans.encode()).hexdigest()
         return facts
 

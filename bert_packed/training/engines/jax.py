@@ -94,6 +94,7 @@ class JaxEngine(JaxGradients):
             )
 
     def gradients(self, batch, training=True):
+        self.write_back()  # or it would undo the seeds that are assigned below
         state = self.state()
         values = state["trainable"], state["other"], self._place(batch)
         # Compiled: eagerly, JAX would compile each operation separately. Not inside another program, such as
@@ -113,9 +114,11 @@ class JaxEngine(JaxGradients):
         }
 
     def weights(self):
+        self.write_back()
         return self._whole(super().weights())
 
     def training_state(self):
+        self.write_back()
         return self._whole(super().training_state())
 
     def to_save(self, keeps=True):
