@@ -256,6 +256,22 @@ def test_a_request_that_comes_with_the_last_step_stops_nobody(whole, process):
     assert process.names() == whole.names()
 
 
+@pytest.mark.parametrize("fails_at, message, last", [([], "record 4", "log 3"), ([3], "at step 3", "skip 3")])
+def test_an_unreadable_batch_hides_nothing_of_the_step_before(fails_at, message, last):
+    class Damaged(Numbers):
+        def __next__(self):
+            if self.sources == 3:
+                raise InputError("record 4 is damaged")
+            return super().__next__()
+
+    recorder = Recorder(fails_at)
+    with pytest.raises(InputError, match=message):
+        loop.train(
+            recorder, Steps(max_skipped_steps=1), dataclasses.replace(recorder.hooks(), batches=Damaged)
+        )
+    assert recorder.names()[-1].startswith(last)
+
+
 @pytest.mark.parametrize("step", [2, 3, 4])
 def test_a_step_that_is_no_number_ends_a_strict_run_unsaved(step):
     recorder = Recorder(fails_at=[step])
