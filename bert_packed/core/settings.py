@@ -12,6 +12,7 @@ command-line flag (`command_line.py`), the help text, and the check of the value
 """
 
 import dataclasses
+import functools
 import math
 import typing
 
@@ -27,7 +28,7 @@ def setting(
     default,
     help,
     *,
-    minimum=None,
+    minimum=0,
     maximum=None,
     choices=None,
     parse=None,
@@ -44,7 +45,7 @@ def setting(
     Args:
         default: Value when the flag is not given.
         help: Text of `--help`; units and special values included.
-        minimum, maximum: Inclusive limits of a number.
+        minimum, maximum: Inclusive limits of a number; None for no limit.
         choices: Sequence of the values allowed.
         parse: Function from the flag's text to the value, for types that absl does not know. Raises
             `ValueError` with the rule. Without it, text on a command line must not begin with "--".
@@ -66,7 +67,7 @@ def setting(
     """
     metadata = {
         "help": help,
-        "minimum": minimum,
+        "minimum": minimum if type(default) in (int, float) else None,
         "maximum": maximum,
         "choices": choices,
         "parse": parse,
@@ -79,6 +80,10 @@ def setting(
         "positional": positional,
     }
     return dataclasses.field(default=default, metadata=metadata)
+
+
+# `--help` leaves such a setting out
+advanced = functools.partial(setting, advanced=True)
 
 
 def variant(config_class, name, default, **changes):

@@ -61,7 +61,7 @@ class AuditConfig:
         "as in run_pretraining.py, without dropout of attention; dense is the loop of a Mamba",
         choices=ATTENTIONS,
     )
-    tolerance: float = setting(1e-5, "largest relative difference from unpacked sequences", minimum=0)
+    tolerance: float = setting(1e-5, "largest relative difference from unpacked sequences")
     json: str = setting("", "also write the table to this file")
 
     def __post_init__(self):
