@@ -13,7 +13,7 @@ command-line flag (`command_line.py`), the help text, and the check of the value
 
 import dataclasses
 import functools
-import math
+import sys
 import typing
 
 
@@ -171,7 +171,7 @@ def _broken_rule(field, value):
     if kind is int and (not isinstance(value, int) or isinstance(value, bool)):
         return "a whole number"
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if kind is float and not (is_number and _is_finite(value)):
+    if kind is float and not (is_number and abs(value) <= sys.float_info.max):
         return "a finite number"
     if kind is bool and not isinstance(value, bool):
         return "true or false"
@@ -184,13 +184,6 @@ def _broken_rule(field, value):
     if limits["maximum"] is not None and value > limits["maximum"]:
         return f"at most {limits['maximum']}"
     return None
-
-
-def _is_finite(number):
-    try:
-        return math.isfinite(number)
-    except OverflowError:  # an integer beyond the largest float
-        return False
 
 
 def is_utf8(text):
