@@ -13,15 +13,7 @@ import os
 
 import numpy as np
 
-from bert_packed.assembly.assignment import (
-    PackOrder,
-    Packs,
-    RowPlan,
-    cut_sequences,
-    fill_packs,
-    find_rows,
-    lengths_in_row,
-)
+from bert_packed.assembly import assignment
 from bert_packed.assembly.record_kinds import CausalKind, RecordKind
 from bert_packed.core import progress, storage
 from bert_packed.records.sequences import (
@@ -65,13 +57,13 @@ class PlannedPacks:
 
     def number_packs(self, sequences):
         """The packs that sequences of `place` belong to: int64 `[n]`."""
-        order = PackOrder(self.strategies, self.seed)
+        order = assignment.PackOrder(self.strategies, self.seed)
         return order.find_packs(self.kind.lengths(sequences), sequences["slots"])
 
     def find_packs(self, sequences, first, last):
         """`Packs` number `first` to `last`, the latter excluded, of the sequences that belong to them."""
-        wanted = PackOrder(self.strategies, self.seed).slots(first, last)
-        return fill_packs(*wanted, self.kind.lengths(sequences), sequences["slots"])
+        wanted = assignment.PackOrder(self.strategies, self.seed).slots(first, last)
+        return assignment.fill_packs(*wanted, self.kind.lengths(sequences), sequences["slots"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +84,7 @@ class CutRows:
         write_array(self._path("extras.npy"), plan.has_extra)
 
     def load_plan(self):
-        return RowPlan(*read_array(self._path("rows.npy")), read_array(self._path("extras.npy")))
+        return assignment.RowPlan(*read_array(self._path("rows.npy")), read_array(self._path("extras.npy")))
 
     def starts_path(self, row):
         """File of the starts, in tokens, of a row's sequences: int64, without a header."""
@@ -100,9 +92,9 @@ class CutRows:
 
     def place(self, sequences, slots):
         length, plan = self.kind.max_seq_length, self.load_plan()
-        rows, places = find_rows(plan, sequences["lengths"], slots, self.seed)
+        rows, places = assignment.find_rows(plan, sequences["lengths"], slots, self.seed)
         starts = self._read_starts(rows, places)
-        owners, firsts, sizes = cut_sequences(starts, sequences["lengths"], length)
+        owners, firsts, sizes = assignment.cut_sequences(starts, sequences["lengths"], length)
         # the pieces of a sequence are consecutive, so that columns of tokens need not change
         return make_sequences(
             PIECES,
@@ -119,7 +111,7 @@ class CutRows:
     def find_packs(self, pieces, first, last):
         packs = self.number_packs(pieces) - first
         order = np.lexsort((pieces["row_starts"], packs))
-        return Packs(order, to_offsets(np.bincount(packs, minlength=last - first)))
+        return assignment.Packs(order, to_offsets(np.bincount(packs, minlength=last - first)))
 
     def number_packs(self, pieces):
         return pieces["row_starts"] // self.kind.max_seq_length * self.num_rows + pieces["rows"]
@@ -154,7 +146,7 @@ def lay_row(work):
     with storage.write_whole(rows.starts_path(row)) as partial, storage.open_file(partial, "wb") as file:
         for first in range(0, num_sequences, PLACES_AT_ONCE):
             last = min(first + PLACES_AT_ONCE, num_sequences)
-            offsets = end + to_offsets(lengths_in_row(plan, row, first, last, rows.seed))
+            offsets = end + to_offsets(assignment.lengths_in_row(plan, row, first, last, rows.seed))
             file.write(offsets[:-1].astype("<i8").tobytes())
             end = int(offsets[-1])
             progress.advance(last - first)

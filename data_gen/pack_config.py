@@ -5,6 +5,7 @@ import dataclasses
 from bert_packed.assembly.feature_packs import parse_features
 from bert_packed.core.settings import (
     InputError,
+    advanced,
     check_depth_fits,
     check_settings,
     parse_depth,
@@ -59,13 +60,12 @@ class PackConfig:
         "where the packs and manifest.json go; empty = sample_data/packed_LENGTH, for the sample corpus",
         changeable=True,
     )
-    features: str = setting(
+    features: str = advanced(
         "",
         "features of records that are not BERT's, such as inputs:int:512,targets:int:114, which say how long "
         "packs are; see docs/guides/other_features.md; empty = BERT's",
         parse=_parse_features,
         only_with=NOT_SPLIT | NOT_DRY_RUN,
-        advanced=True,
     )
     max_seq_length: int = setting(
         512,
@@ -75,11 +75,7 @@ class PackConfig:
         only_with=NOT_FEATURES,
     )
     algorithm: str = setting(
-        DEFAULT_ALGORITHM,
-        "packing algorithm",
-        choices=ALGORITHM_NAMES,
-        only_with=NOT_SPLIT,
-        group=PACKING,
+        DEFAULT_ALGORITHM, "packing algorithm", choices=ALGORITHM_NAMES, only_with=NOT_SPLIT, group=PACKING
     )
     max_sequences_per_pack: int | str = setting(
         "max",
@@ -90,7 +86,6 @@ class PackConfig:
     max_predictions_per_pack: int = setting(
         0,
         "masked-LM predictions a pack has room for; 0 = as many as the fullest pack needs",
-        minimum=0,
         maximum=MAX_LENGTH,
         only_with=NOT_FEATURES | NOT_DRY_RUN,
     )
@@ -106,31 +101,23 @@ class PackConfig:
         "padding, and state is carried from pack to pack; see docs/guides/mamba.md",
     )
     num_rows: int = setting(
-        0,
-        "with --split_sequences: rows, which is packs in a step of training",
-        minimum=0,
-        only_with="split_sequences",
+        0, "with --split_sequences: rows, which is packs in a step of training", only_with="split_sequences"
     )
     num_shards: int = setting(
         8, "number of output files; fewer where there are fewer packs", minimum=1, group=RECORDS
     )
-    random_seed: int = setting(
-        12345, "seed of the assignment of sequences to packs", minimum=0, maximum=2**32 - 1
-    )
-    masked_lm_weights: str = setting(
+    random_seed: int = setting(12345, "seed of the assignment of sequences to packs", maximum=2**32 - 1)
+    masked_lm_weights: str = advanced(
         SEQUENCE,
         "what masked_lm_weights hold: sequence, the prediction's sequence in the pack; binary, 1, for "
         "programs that weigh the loss by them (docs/guides/other_programs.md)",
         choices=MASKED_LM_WEIGHTS_KINDS,
-        advanced=True,
     )
     provenance: bool = setting(
         False, "also write which input record each sequence of a pack comes from, one index a file"
     )
-    num_workers: int = setting(
-        0, NUM_WORKERS_HELP, minimum=0, maximum=MAX_WORKERS, changeable=True, group=CALL
-    )
-    runner: str = setting(LOCAL, RUNNER_HELP, choices=RUNNERS, changeable=True, advanced=True)
+    num_workers: int = setting(0, NUM_WORKERS_HELP, maximum=MAX_WORKERS, changeable=True, group=CALL)
+    runner: str = advanced(LOCAL, RUNNER_HELP, choices=RUNNERS, changeable=True)
     overwrite: bool = setting(
         False, "replace the data files of an output directory that is in use", transient=True
     )

@@ -19,25 +19,12 @@ from bert_packed.records.inputs import find_files, read_input_manifests, stamp_f
 from bert_packed.records.provenance import describe_path, provenance_path
 from bert_packed.records.record_rules import find_common_objective
 from bert_packed.schema import CAUSAL_LM, MLM_NSP
+from data_gen import pack_steps
 from data_gen.assignments import CutRows, PlannedPacks, lay_row
 from data_gen.jobs.output import open_output_dir, refuse_own_input
 from data_gen.jobs.runners import check_runner, choose_num_workers
 from data_gen.jobs.steps import Job, Step, read_array, write_array
-from data_gen.pack_steps import (
-    PackWork,
-    Part,
-    ReadWork,
-    ShardWork,
-    choose_num_levels,
-    choose_run_bytes,
-    histogram_path,
-    measure_part,
-    merge_runs,
-    pack_bytes,
-    read_file,
-    sort_run,
-    write_shard,
-)
+from data_gen.pack_steps import PackWork, Part, ReadWork, ShardWork
 
 logger = logging.getLogger(__name__)
 
@@ -122,12 +109,12 @@ def make_kind(config, objective, vocab_size):
 def _pack_inputs(config, objective, stamps, promises, output, job):
     vocabulary, promised = promises
     kind, folder = make_kind(config, objective, vocabulary.get("vocab_size")), output.work_folder
-    run_bytes = choose_run_bytes(sum(size for _, size, _ in stamps))
+    run_bytes = pack_steps.choose_run_bytes(sum(size for _, size, _ in stamps))
     steps = []
     for index, stamp in enumerate(stamps):
         path, size, _ = stamp
         work = ReadWork(kind, stamp, index, promised.get(path, {}), folder, run_bytes)
-        steps.append(Step(f"read-{index:06d}", read_file, work, size))
+        steps.append(Step(f"read-{index:06d}", pack_steps.read_file, work, size))
     read = job.run(steps, "read sequences", "B")
     runs = [run for result in read for run in result["runs"]]
     totals = _count_lengths(runs, kind.num_lengths)
@@ -137,14 +124,16 @@ def _pack_inputs(config, objective, stamps, promises, output, job):
     shards = cut_shards(
         planned["num_packs"],
         config.num_shards,
-        run_bytes // pack_bytes(kind, planned["packing_factor"]),
+        run_bytes // pack_steps.pack_bytes(kind, planned["packing_factor"]),
         config.num_rows or 1,
     )
     parts = [part for shard in shards for part in shard]
-    work = PackWork(assignment, folder, len(runs), len(parts), choose_num_levels(len(runs)))
+    work = PackWork(assignment, folder, len(runs), len(parts), pack_steps.choose_num_levels(len(runs)))
     _sort_runs(work, runs, totals, parts, job)
     _merge_runs(work, job)
-    steps = [Step(f"measure-{p.index:06d}", measure_part, (work, p), p.last - p.first) for p in parts]
+    steps = [
+        Step(f"measure-{p.index:06d}", pack_steps.measure_part, (work, p), p.last - p.first) for p in parts
+    ]
     depths, num_pieces, measured = zip(*job.run(steps, "measure packs", "packs"), strict=True)
     planned["depth"] = max(depths)
     if config.split_sequences:
@@ -176,7 +165,7 @@ def _count_lengths(runs, num_lengths):
     """Histogram of lengths in all runs: int64 `[num_lengths]`, or to the largest length where that is 0."""
     totals = np.zeros(num_lengths, np.int64)
     for path, _ in runs:
-        lengths, counts = read_array(histogram_path(path))
+        lengths, counts = read_array(pack_steps.histogram_path(path))
         totals = np.pad(totals, (0, max(0, int(lengths.max()) + 1 - len(totals))))
         totals[lengths] += counts
     return totals
@@ -246,22 +235,18 @@ def _sort_runs(work, runs, totals, parts, job):
     # Tables are on disk: one array per run in memory would grow with lengths times sequences
     steps, before = [], np.zeros_like(totals)
     for number, (path, num_sequences) in enumerate(runs):
-        lengths, counts = read_array(histogram_path(path))
+        lengths, counts = read_array(pack_steps.histogram_path(path))
         write_array(work.ranks_path(number), np.stack([lengths, before[lengths], totals[lengths]]))
         before[lengths] += counts
-        steps.append(Step(f"sort-{number:06d}", sort_run, (work, number, path), num_sequences))
-    job.run(steps, "sort sequences", "sequences", _remove_run)
-
-
-def _remove_run(step):
-    _remove_files(step.argument[-1:])
+        steps.append(Step(f"sort-{number:06d}", pack_steps.sort_run, (work, number, path), num_sequences))
+    job.run(steps, "sort sequences", "sequences", lambda step: _remove_files(step.argument[-1:]))
 
 
 def _merge_runs(work, job):
     """Merge sorted runs, level by level; files leave the disk once all of their groups are merged."""
     for level in range(1, work.num_levels):
         steps = [
-            Step(f"merge-{level}-{number:06d}-{span:06d}", merge_runs, (work, level, number, span))
+            Step(f"merge-{level}-{number:06d}-{span:06d}", pack_steps.merge_runs, (work, level, number, span))
             for number, span in itertools.product(*work.places(level))
         ]
 
@@ -291,5 +276,5 @@ def _write_shards(config, work, shards, spec, output, job):
         index_path = provenance_path(path) if config.provenance else ""
         num_packs = parts[-1].last - parts[0].first
         step = ShardWork(work, parts, path, spec, index_path)
-        steps.append(Step(f"write-{shard:06d}", write_shard, step, num_packs))
+        steps.append(Step(f"write-{shard:06d}", pack_steps.write_shard, step, num_packs))
     return job.run(steps, "write packs", "packs")

@@ -26,14 +26,8 @@ WEIGHTINGS = ("per_sequence", "per_token")  # of predictions in a loss
 CONTEXT_FIELDS = ("max_position_embeddings", "global_rope_theta")
 # Heads of models: masked tokens and next sentences, masked tokens alone, answer spans, a label for each
 # sequence, a label for each token, none; and `CAUSAL_LM`, that of every next token
-PRETRAINING, MASKED_LM, QUESTION_ANSWERING, CLASSIFICATION, TOKEN_CLASSIFICATION, EMBEDDING = (
-    "pretraining",
-    "masked_lm",
-    "question_answering",
-    "classification",
-    "token_classification",
-    "embedding",
-)
+PRETRAINING, MASKED_LM, QUESTION_ANSWERING = "pretraining", "masked_lm", "question_answering"
+CLASSIFICATION, TOKEN_CLASSIFICATION, EMBEDDING = "classification", "token_classification", "embedding"
 FINETUNING_HEADS = (QUESTION_ANSWERING, TOKEN_CLASSIFICATION, CLASSIFICATION, EMBEDDING)
 OBJECTIVE_HEADS = {MLM_NSP: PRETRAINING, MLM: MASKED_LM, CAUSAL_LM: CAUSAL_LM}  # by `--objective`
 

@@ -28,15 +28,7 @@ from bert_packed.assembly.given_columns import (
 )
 from bert_packed.assembly.online_assembly import packs_of_stream
 from bert_packed.packing.algorithms import ALGORITHMS, DEFAULT_ALGORITHM
-from bert_packed.packing.arguments import (
-    MAX_SEED,
-    WHOLE,
-    as_array,
-    check_choice,
-    check_whole,
-    iterate,
-    shown,
-)
+from bert_packed.packing.arguments import MAX_SEED, WHOLE, as_array, check_choice, check_whole, iterate, shown
 from bert_packed.packing.histogram import check_lengths, check_limits, count_lengths
 from bert_packed.packing.online import OnlinePacker
 from bert_packed.packing.plan import make_plan, validate_plan
@@ -108,14 +100,7 @@ def pack(
     return _assemble(columns, packs, max_seq_length, made.depth, padding)
 
 
-def pack_stream(
-    sequences,
-    max_seq_length,
-    max_sequences_per_pack="max",
-    *,
-    buffer=10_000,
-    padding=None,
-):
+def pack_stream(sequences, max_seq_length, max_sequences_per_pack="max", *, buffer=10_000, padding=None):
     """Pack sequences as they come, with few of them in memory.
 
     Args:

@@ -153,12 +153,10 @@ def by_slot(values, packs, num_slots, num_packs):
 
 def _endless_packs(plan, lengths, seed):
     """List of arrays of sequences, each a pack, epoch after epoch: every sequence once an epoch."""
-    epoch = 0
-    while True:
+    for epoch in itertools.count():
         # Sequences and slots of a length are shuffled; so are the packs
         packs = assign_sequences(plan, lengths, seed + epoch * 2**32)
         yield np.split(packs.members, packs.offsets[1:-1])
-        epoch += 1
 
 
 def _draw(epochs, num_updates, batch_size):

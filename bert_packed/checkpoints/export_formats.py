@@ -13,14 +13,8 @@ from tokenizers import decoders
 from tokenizers.processors import TemplateProcessing
 
 from bert_packed import schema
-from bert_packed.architectures.registry import (
-    CLASSIFICATION,
-    FINETUNING_HEADS,
-    MASKED_LM,
-    PRETRAINING,
-    check_at_most,
-    family_of,
-)
+from bert_packed.architectures import registry
+from bert_packed.architectures.registry import check_at_most, family_of
 from bert_packed.checkpoints.checkpoint import write_tensors
 from bert_packed.core.settings import InputError
 from bert_packed.text import byte_bpe, tokenization
@@ -31,9 +25,9 @@ KERAS_FILE = "model.keras"
 # Heads have these inputs besides the encoder's, by the length of their rows. Each has only what it reads:
 # TensorFlow drops other inputs, and then refuses them
 _HEAD_INPUTS = {
-    PRETRAINING: {"prediction_positions": "P", "cls_positions": "K"},
-    MASKED_LM: {"prediction_positions": "P"},
-    CLASSIFICATION: {"cls_positions": "K"},
+    registry.PRETRAINING: {"prediction_positions": "P", "cls_positions": "K"},
+    registry.MASKED_LM: {"prediction_positions": "P"},
+    registry.CLASSIFICATION: {"cls_positions": "K"},
 }
 # google-research/bert's names, of the rows of one sequence
 _UNPACKED_NAMES = {
@@ -118,7 +112,7 @@ def write_saved_model(folder, model, spec, batch_size):
     import tensorflow as tf
 
     def packed(batch):
-        if model.head in FINETUNING_HEADS:
+        if model.head in registry.FINETUNING_HEADS:
             return model(batch, training=False)
         hidden_BSD = model.encode(batch)
         heads = model.apply_heads(hidden_BSD, batch, training=False)

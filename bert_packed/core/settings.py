@@ -12,7 +12,8 @@ command-line flag (`command_line.py`), the help text, and the check of the value
 """
 
 import dataclasses
-import math
+import functools
+import sys
 import typing
 
 
@@ -27,7 +28,7 @@ def setting(
     default,
     help,
     *,
-    minimum=None,
+    minimum=0,
     maximum=None,
     choices=None,
     parse=None,
@@ -44,7 +45,7 @@ def setting(
     Args:
         default: Value when the flag is not given.
         help: Text of `--help`; units and special values included.
-        minimum, maximum: Inclusive limits of a number.
+        minimum, maximum: Inclusive limits of a number; None for no limit.
         choices: Sequence of the values allowed.
         parse: Function from the flag's text to the value, for types that absl does not know. Raises
             `ValueError` with the rule. Without it, text on a command line must not begin with "--".
@@ -66,7 +67,7 @@ def setting(
     """
     metadata = {
         "help": help,
-        "minimum": minimum,
+        "minimum": minimum if type(default) in (int, float) else None,
         "maximum": maximum,
         "choices": choices,
         "parse": parse,
@@ -79,6 +80,10 @@ def setting(
         "positional": positional,
     }
     return dataclasses.field(default=default, metadata=metadata)
+
+
+# `--help` leaves such a setting out
+advanced = functools.partial(setting, advanced=True)
 
 
 def variant(config_class, name, default, **changes):
@@ -166,7 +171,7 @@ def _broken_rule(field, value):
     if kind is int and (not isinstance(value, int) or isinstance(value, bool)):
         return "a whole number"
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if kind is float and not (is_number and _is_finite(value)):
+    if kind is float and not (is_number and abs(value) <= sys.float_info.max):
         return "a finite number"
     if kind is bool and not isinstance(value, bool):
         return "true or false"
@@ -179,13 +184,6 @@ def _broken_rule(field, value):
     if limits["maximum"] is not None and value > limits["maximum"]:
         return f"at most {limits['maximum']}"
     return None
-
-
-def _is_finite(number):
-    try:
-        return math.isfinite(number)
-    except OverflowError:  # an integer beyond the largest float
-        return False
 
 
 def is_utf8(text):

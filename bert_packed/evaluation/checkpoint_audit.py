@@ -11,14 +11,7 @@ import dataclasses
 import numpy as np
 from tqdm import tqdm
 
-from bert_packed.architectures.registry import (
-    ATTENTIONS,
-    MASKED_LM,
-    WEIGHTINGS,
-    ablate,
-    ablations,
-    without_dropout,
-)
+from bert_packed.architectures import registry
 from bert_packed.core.hub import find_model
 from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError, check_settings, setting
@@ -54,14 +47,16 @@ class AuditConfig:
         "packs to audit, chosen from all of the files: of every depth, with boundaries in all tiles",
         minimum=1,
     )
-    mlm_loss: str = setting("per_sequence", "weight of a prediction, as in training", choices=WEIGHTINGS)
-    lm_loss: str = setting("per_token", "as mlm_loss, of a Mamba", choices=WEIGHTINGS)
+    mlm_loss: str = setting(
+        "per_sequence", "weight of a prediction, as in training", choices=registry.WEIGHTINGS
+    )
+    lm_loss: str = setting("per_token", "as mlm_loss, of a Mamba", choices=registry.WEIGHTINGS)
     attention: str = setting(
         "dense",
         "as in run_pretraining.py, without dropout of attention; dense is the loop of a Mamba",
-        choices=ATTENTIONS,
+        choices=registry.ATTENTIONS,
     )
-    tolerance: float = setting(1e-5, "largest relative difference from unpacked sequences", minimum=0)
+    tolerance: float = setting(1e-5, "largest relative difference from unpacked sequences")
     json: str = setting("", "also write the table to this file")
 
     def __post_init__(self):
@@ -90,7 +85,7 @@ def audit_checkpoint(config):
     check_losses(config, spec.objective)
     # A model of masked tokens alone has no head for the next-sentence labels of such records
     learnt = spec.objective
-    if learnt == MLM_NSP and starting_weights.stored_head(config.init_checkpoint)[0] == MASKED_LM:
+    if learnt == MLM_NSP and starting_weights.stored_head(config.init_checkpoint)[0] == registry.MASKED_LM:
         learnt = MLM
     num_rows = find_num_rows(files)
     objective = choose_objective(learnt, model_config, config, num_rows)
@@ -98,7 +93,7 @@ def audit_checkpoint(config):
     # Read for how it pools; the records have no case
     vectors = find_vector_settings(config.init_checkpoint, lowers_case=True)
     if vectors:
-        if config.mlm_loss != WEIGHTINGS[0]:
+        if config.mlm_loss != registry.WEIGHTINGS[0]:
             rule = "not be given for a model of vectors"
             raise InputError(f"`mlm_loss` must {rule}. Received: {config.mlm_loss}.")
         features = SEQUENCES
@@ -117,7 +112,7 @@ def audit_checkpoint(config):
     packs = contamination.take_rows(batch, num_rows) if num_rows else None
     check_memory(model_config)
     kernels = choose_kernels(
-        config.attention, without_dropout(model_config), spec.max_seq_length, devices_here().platform
+        config.attention, registry.without_dropout(model_config), spec.max_seq_length, devices_here().platform
     )
     engine = make_engine(
         objective.build_model(model_config, seed=0, num_rows=num_rows or None, **kernels.options),
@@ -150,7 +145,7 @@ def audit_checkpoint(config):
             checks += contamination.audit_rows(engine.model, packs, config.tolerance)
     # The only trace of a model that was trained without next-sentence loss
     checks.append(
-        contamination.Check("settings: ablations of the checkpoint", len(ablations(model_config)), 0)
+        contamination.Check("settings: ablations of the checkpoint", len(registry.ablations(model_config)), 0)
     )
     return [{**dataclasses.asdict(check), "result": "pass" if check.passed else "FAIL"} for check in checks]
 
@@ -175,7 +170,7 @@ def read_trained_config(config):
 
     model_config = starting_weights.read_model_config(config.init_checkpoint, config.bert_config_file)
     # A plain config must not hide what the model was trained under
-    return ablate(model_config, ",".join(starting_weights.stored_ablations(config.init_checkpoint)))
+    return registry.ablate(model_config, ",".join(starting_weights.stored_ablations(config.init_checkpoint)))
 
 
 def choose_packs(files, spec, num_packs):

@@ -75,13 +75,8 @@ def make_layout_replicas(layout, mesh_shape, transport="gather", distribution="n
     num = count_replicas(layout, mesh_shape)
     check_processes(num_processes(mesh), num)
     chosen = Optimus2D(mesh, transport) if layout == "optimus2d" else Megatron1D(mesh)
-    return Replicas(
-        num,
-        max(num // num_processes(mesh), 1),
-        devices[0].platform == "cpu",
-        mesh=mesh,
-        layout=chosen,
-    )
+    num_local, on_cpus = max(num // num_processes(mesh), 1), devices[0].platform == "cpu"
+    return Replicas(num, num_local, on_cpus, mesh=mesh, layout=chosen)
 
 
 class Optimus2D(MeshLayout):

@@ -146,10 +146,10 @@ class ExportConfig:
     batch_size: int = setting(8, "saved_model: packs per call", minimum=1, group="SavedModel")
     max_seq_length: int = setting(512, "saved_model: tokens per pack", minimum=1)
     max_sequences_per_pack: int = setting(
-        0, "saved_model of a BERT that pre-trains or classifies: sequences per pack; 0 = 3", minimum=0
+        0, "saved_model of a BERT that pre-trains or classifies: sequences per pack; 0 = 3"
     )
     max_predictions_per_pack: int = setting(
-        0, "saved_model of a BERT that pre-trains: masked-LM positions per pack; 0 = 76", minimum=0
+        0, "saved_model of a BERT that pre-trains: masked-LM positions per pack; 0 = 76"
     )
 
     def __post_init__(self):

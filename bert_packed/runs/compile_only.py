@@ -21,12 +21,7 @@ from bert_packed.runs.pretraining import Run
 from bert_packed.runs.pretraining_data import read_shapes
 from bert_packed.runs.run_directory import RUN_FILE
 from bert_packed.training.backend import make_virtual_devices, out_of_memory_names
-from bert_packed.training.step_report import (
-    describe_step,
-    is_static,
-    search_largest,
-    size_that_fills,
-)
+from bert_packed.training.step_report import describe_step, is_static, search_largest, size_that_fills
 
 PROGRAM_FILE, REPORT_FILE = "step.hlo.txt", "step.json"
 # The step breaks the static-graph contract; it is reported all the same

@@ -7,15 +7,7 @@ import dataclasses
 import re
 from pathlib import Path
 
-from bert_packed.architectures.registry import (
-    CLASSIFICATION,
-    MASKED_LM,
-    PRETRAINING,
-    QUESTION_ANSWERING,
-    TOKEN_CLASSIFICATION,
-    ablations,
-    family_of,
-)
+from bert_packed.architectures import registry
 from bert_packed.checkpoints import checkpoint
 from bert_packed.checkpoints.export_formats import check_vocabulary, write_hugging_face
 from bert_packed.core.hub import DATA_SET
@@ -32,11 +24,11 @@ from bert_packed.training.metrics_log import EVAL_FILE, read_rows
 CARD_FILE = "README.md"
 # The hub's name of the task of each head
 TASKS = {
-    PRETRAINING: "fill-mask",
-    MASKED_LM: "fill-mask",
-    QUESTION_ANSWERING: "question-answering",
-    CLASSIFICATION: "text-classification",
-    TOKEN_CLASSIFICATION: "token-classification",
+    registry.PRETRAINING: "fill-mask",
+    registry.MASKED_LM: "fill-mask",
+    registry.QUESTION_ANSWERING: "question-answering",
+    registry.CLASSIFICATION: "text-classification",
+    registry.TOKEN_CLASSIFICATION: "token-classification",
     CAUSAL_LM: "text-generation",
 }
 FIELDS = {field.name: field for field in dataclasses.fields(PretrainingConfig)}
@@ -123,7 +115,7 @@ def write_model_card(folder, model, run=None, step=None, audit=None, languages="
     are not known. `languages` are codes, separated by commas. All other files of the folder must be there.
     """
     run = run or {}
-    family = family_of(model.config)
+    family = registry.family_of(model.config)
     name = family.load_names().classes[model.head]
     front = [
         "---",
@@ -145,8 +137,8 @@ def write_model_card(folder, model, run=None, step=None, audit=None, languages="
         "Not known": ["License, intended use and limits, and languages unless the head has them: add them."],
     }
     lines = [*front, "", f"# A packed {family.name}", "", *_code(folder, name), ""]
-    if ablations(model.config):
-        lines += [f"**Packing was broken on purpose: {', '.join(ablations(model.config))}.**", ""]
+    if registry.ablations(model.config):
+        lines += [f"**Packing was broken on purpose: {', '.join(registry.ablations(model.config))}.**", ""]
     for title, content in sections.items():
         lines += [f"## {title}", "", *content, ""]
     (Path(folder) / CARD_FILE).write_text("\n".join(lines), encoding="utf-8")

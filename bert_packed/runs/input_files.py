@@ -3,16 +3,7 @@
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.parallel.processes import ALONE
-from bert_packed.records import tfrecords
-from bert_packed.records.inputs import (
-    check_promises,
-    folder_of,
-    read_checksums,
-    read_promises,
-    read_scans,
-    scan_unchanged,
-    write_scans,
-)
+from bert_packed.records import inputs, tfrecords
 
 
 def describe_inputs(paths, scans=None, are_checked=False):
@@ -25,13 +16,13 @@ def describe_inputs(paths, scans=None, are_checked=False):
     Raises `InputError` where a file is damaged (file and record), or is not what its manifest says.
     """
     described = []
-    promised = read_promises(paths)
+    promised = inputs.read_promises(paths)
     for path, scan in zip(paths, scans or map(tfrecords.scan_file, paths), strict=True):
         # Records with the checksum of a manifest need not be decoded to be trusted
         if promised.get(path) != {"sha256": scan.sha256, "num_records": scan.num_records}:
             # names the record if the file is damaged
             num_records = scan.num_records if are_checked else tfrecords.count_records(path)
-            check_promises(promised.get(path, {}), path, num_records, scan.sha256)
+            inputs.check_promises(promised.get(path, {}), path, num_records, scan.sha256)
         described.append({"path": str(path), "sha256": scan.sha256, "num_records": scan.num_records})
     return described
 
@@ -48,19 +39,19 @@ def scan_inputs(paths, store, processes=ALONE):
     found = {}
 
     def read_what_is_new():
-        found.update(read_scans(store, paths))
+        found.update(inputs.read_scans(store, paths))
         new = _scan([path for path in paths if path not in found])
         if new:
             found.update(new)
-            storage.make_folder(folder_of(store))
-            write_scans(store, found)
+            storage.make_folder(inputs.folder_of(store))
+            inputs.write_scans(store, found)
 
     processes.first_decides(read_what_is_new)
     if not processes.is_first:
-        found = read_scans(store, paths)
+        found = inputs.read_scans(store, paths)
         # A copy on this machine's disk has another stamp, and may have other content
         own = _scan([path for path in paths if path not in found])
-        checksums = read_checksums(store) if own else {}
+        checksums = inputs.read_checksums(store) if own else {}
         for path, (scan, _) in own.items():
             if scan.sha256 != checksums.get(path, scan.sha256):
                 raise InputError(
@@ -73,6 +64,6 @@ def scan_inputs(paths, store, processes=ALONE):
 
 def _scan(paths):
     """Scan files and check them, by their manifests or record by record: dict from path to scan and stamp."""
-    found = {path: scan_unchanged(path) for path in paths}
+    found = {path: inputs.scan_unchanged(path) for path in paths}
     describe_inputs(paths, [scan for scan, _ in found.values()])
     return found

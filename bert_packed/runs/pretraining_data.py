@@ -6,13 +6,7 @@ import os
 
 import numpy as np
 
-from bert_packed.architectures.registry import (
-    ablate,
-    check_at_most,
-    load_model_config,
-    override_context,
-    override_dropout,
-)
+from bert_packed.architectures import registry
 from bert_packed.assembly.assignment import PackOrder
 from bert_packed.checkpoints.export_formats import check_form
 from bert_packed.core.settings import InputError
@@ -258,8 +252,9 @@ def _predictions_in(manifest):
 
 def model_config_of(config, data):
     """The model's config of a run, by its flags and the vocabulary of its records."""
-    model_config = load_model_config(config.bert_config_file, data.train.vocab_size)
-    return ablate(override_context(override_dropout(model_config, config), config), config.ablation)
+    model_config = registry.load_model_config(config.bert_config_file, data.train.vocab_size)
+    model_config = registry.override_context(registry.override_dropout(model_config, config), config)
+    return registry.ablate(model_config, config.ablation)
 
 
 def check_fits(data, model_config, config):
@@ -272,16 +267,16 @@ def check_fits(data, model_config, config):
     if model_config.ablation_no_position_reset:
         # The batches' checked positions restart; the ablation's do not, and a look-up would clip them
         what = "the length of packs of `input_file`, with ablation=no_position_reset,"
-        check_at_most(model_config, "max_position_embeddings", what, length, model)
+        registry.check_at_most(model_config, "max_position_embeddings", what, length, model)
     if data.vocabulary:
         check_form(data.vocabulary.path, model_config)  # what it learns of others has no export
         what = "the vocabulary of `vocab_file`"
-        check_at_most(model_config, "vocab_size", what, data.vocabulary.size, model)
+        registry.check_at_most(model_config, "vocab_size", what, data.vocabulary.size, model)
     for name, found in (("input_file", data.train), ("eval_input_file", data.eval)):
         what = f"the vocabulary of `{name}`"
-        check_at_most(model_config, "vocab_size", what, found.vocab_size or 0, model)
+        registry.check_at_most(model_config, "vocab_size", what, found.vocab_size or 0, model)
         what = f"the longest sequence of `{name}`"
-        check_at_most(model_config, "max_position_embeddings", what, found.longest, model)
+        registry.check_at_most(model_config, "max_position_embeddings", what, found.longest, model)
 
 
 def _find_packs(config, name):

@@ -6,7 +6,7 @@ Names are google-research/bert's wherever it has one.
 import dataclasses
 
 from bert_packed.architectures.registry import MODEL_SIZES, WEIGHTINGS, parse_ablation
-from bert_packed.core.settings import setting, variant
+from bert_packed.core.settings import advanced, setting, variant
 from bert_packed.parallel.targets import parse_target
 from bert_packed.runs import run_config
 from bert_packed.runs.run_config import DATA, LOGS, MASKING, MEMORY, MODEL, OBJECTIVE, OPTIMIZER, RUN, STEPS
@@ -71,24 +71,16 @@ class DataSettings(run_config.DataSettings):
         "build the embedded sample corpus and its packed records where they are missing",
         changeable=True,
     )
-    max_seq_length: int = setting(
-        0,
-        "tokens of a pack, which the records must have; 0 = as they are",
-        minimum=0,
-        changeable=True,
-        advanced=True,
+    max_seq_length: int = advanced(
+        0, "tokens of a pack, which the records must have; 0 = as they are", changeable=True
     )
-    max_predictions_per_seq: int = setting(
+    max_predictions_per_seq: int = advanced(
         0,
         "most predictions of a sequence, which the records must be made with; 0 = as they are",
-        minimum=0,
         only_with={MASKED: "be 0 for objective={objective}"},
         changeable=True,
-        advanced=True,
     )
-    shuffle_buffer_size: int = setting(
-        1000, "packs held to shuffle; 1 = the order on disk", minimum=1, advanced=True
-    )
+    shuffle_buffer_size: int = advanced(1000, "packs held to shuffle; 1 = the order on disk", minimum=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,20 +102,16 @@ class ModelSettings(run_config.ModelSettings):
         "NAME@REVISION on the hub, or a TensorFlow checkpoint or SavedModel of google-research/bert; "
         "empty = random",
     )
-    max_position_embeddings: int = setting(
+    max_position_embeddings: int = advanced(
         0,
         "longest sequence of a ModernBERT, which may differ from that of init_checkpoint; 0 = as the model "
         "says",
-        minimum=0,
         group=MODEL,
-        advanced=True,
     )
-    global_rope_theta: float = setting(
+    global_rope_theta: float = advanced(
         0.0,
         "base of the rotary angles of a ModernBERT's global blocks, which may differ likewise; 0 = as the "
         "model says",
-        minimum=0,
-        advanced=True,
     )
     keep_optimizer_state: bool = setting(
         False,
@@ -131,12 +119,11 @@ class ModelSettings(run_config.ModelSettings):
         "dropout and order of the data start from the beginning",
         only_with={"init_checkpoint": "be false without init_checkpoint"},
     )
-    ablation: str = setting(
+    ablation: str = advanced(
         "",
         "BREAKS PACKING, for experiments only: comma-separated no_attention_mask, no_position_reset, "
         "no_next_sentence, separator_only (all three); empty = sound packing",
         parse=parse_ablation,
-        advanced=True,
     )
 
 
@@ -156,9 +143,7 @@ class ObjectiveSettings:
         "weight of a prediction: every sequence alike, or every token alike (google-research/bert)",
         choices=WEIGHTINGS,
     )
-    lm_loss: str = setting(
-        "per_token", "as mlm_loss, for objective=causal_lm", choices=WEIGHTINGS, advanced=True
-    )
+    lm_loss: str = advanced("per_token", "as mlm_loss, for objective=causal_lm", choices=WEIGHTINGS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,21 +163,17 @@ class MaskingSettings:
         "with masking=dynamic: mask all pieces of a word or none, of a sequence as many as fit",
         only_with=IF_DYNAMIC,
     )
-    mask_replace_prob: float = setting(
+    mask_replace_prob: float = advanced(
         MASK_REPLACE_PROB,
         "with masking=dynamic: share of the predicted tokens that become [MASK]",
-        minimum=0,
         maximum=1,
         only_with=IF_DYNAMIC,
-        advanced=True,
     )
-    random_replace_prob: float = setting(
+    random_replace_prob: float = advanced(
         RANDOM_REPLACE_PROB,
         "with masking=dynamic: share of them that become a random token; the rest stay as they are",
-        minimum=0,
         maximum=1,
         only_with=IF_DYNAMIC,
-        advanced=True,
     )
 
 
@@ -200,19 +181,14 @@ class MaskingSettings:
 class StepSettings(run_config.StepSettings):
     """Batches, and the steps of the schedule."""
 
-    initial_batch_size: int = setting(
+    initial_batch_size: int = advanced(
         0,
         "packs of the first step, whole micro-batches; more follow with every step until batch_warmup_steps; "
         "0 = train_batch_size from the start",
-        minimum=0,
         group=STEPS,
-        advanced=True,
     )
-    batch_warmup_steps: int = setting(
-        0,
-        "with initial_batch_size: steps until the batch has grown to train_batch_size",
-        minimum=0,
-        advanced=True,
+    batch_warmup_steps: int = advanced(
+        0, "with initial_batch_size: steps until the batch has grown to train_batch_size"
     )
     eval_batch_size: int = setting(8, "packs per evaluation batch", minimum=1)
     num_train_steps: int = setting(100_000, "optimizer steps", minimum=1, only_with=WITHOUT_EPOCHS)
@@ -220,15 +196,12 @@ class StepSettings(run_config.StepSettings):
         0.0,
         "passes over the packs of input_file, in place of num_train_steps; the last step is a full one; 0 = "
         "num_train_steps",
-        minimum=0,
     )
-    num_warmup_steps: int = setting(10_000, "steps over which the learning rate rises linearly", minimum=0)
-    num_decay_steps: int = setting(
+    num_warmup_steps: int = setting(10_000, "steps over which the learning rate rises linearly")
+    num_decay_steps: int = advanced(
         0,
         "last steps, over which the learning rate falls; 0 = all after the warm-up, fewer: warm-up, stable, "
         "decay",
-        minimum=0,
-        advanced=True,
     )
 
 
@@ -243,20 +216,17 @@ class OptimizerSettings(run_config.OptimizerSettings):
         choices=("none", "betas"),
         group=OPTIMIZER,
     )
-    decay_type: str = setting(
+    decay_type: str = advanced(
         "polynomial",
         "form of the decay: 1-sqrt falls by the square root of the share of its steps that are done, "
         "fast at first (ModernBERT)",
         choices=DECAY_TYPES,
-        advanced=True,
     )
-    end_learning_rate: float = setting(0.0, "learning rate after the last step", minimum=0, advanced=True)
-    decay_power: float = setting(
+    end_learning_rate: float = advanced(0.0, "learning rate after the last step")
+    decay_power: float = advanced(
         1.0,
         "power of the polynomial decay; 1 = linear",
-        minimum=0,
         only_with={"decay_type=polynomial": "be 1 with decay_type={decay_type}"},
-        advanced=True,
     )
 
 
@@ -287,13 +257,11 @@ class DeviceSettings(run_config.DeviceSettings):
         parse=parse_mesh,
         changeable=True,
     )
-    balanced_devices: int = setting(
+    balanced_devices: int = advanced(
         0,
         "order the packs of each step so that attention is equal work for each of this many devices, as a "
         "kernel needs that skips other sequences (docs/guides/several_devices.md); it must divide a "
         "micro-batch; 0 = as shuffled",
-        minimum=0,
-        advanced=True,
     )
 
 
@@ -302,37 +270,30 @@ class LogSettings(run_config.LogSettings):
     """Evaluations, exports and traces during the run."""
 
     eval_steps: int = setting(
-        0, "steps between evaluations; 0 = only at the end", minimum=0, only_with=IF_EVALUATED, group=LOGS
+        0, "steps between evaluations; 0 = only at the end", only_with=IF_EVALUATED, group=LOGS
     )
-    max_eval_steps: int = setting(
-        0,
-        "evaluation batches; 0 = all of the held-out data",
-        minimum=0,
-        only_with=IF_EVALUATED,
-        advanced=True,
+    max_eval_steps: int = advanced(
+        0, "evaluation batches; 0 = all of the held-out data", only_with=IF_EVALUATED
     )
     export_every: int = setting(
         0,
         "steps between exports in the form of Hugging Face, OUTPUT_DIR/export-STEP, and one after the last "
         "step; all are kept; 0 = none",
-        minimum=0,
         changeable=True,
     )
-    export_vocab_file: str = setting(
+    export_vocab_file: str = advanced(
         "",
         "with export_every: WordPieces or, of a Mamba, a tokenizer.json, to export a tokenizer too; empty = "
         "the copy in output_dir",
         only_with={"export_every": "be left out without export_every"},
         changeable=True,
-        advanced=True,
     )
-    profile_steps: str = setting(
+    profile_steps: str = advanced(
         "",
         "FIRST,LAST as 10,20: trace these steps, first and last with them, for the profile plug-in of "
         "TensorBoard; empty = none",
         parse=parse_profile_steps,
         changeable=True,
-        advanced=True,
     )
 
 
@@ -369,20 +330,17 @@ class CallSettings(run_config.CallSettings):
         only_with="compile_only",
         transient=True,
     )
-    largest_micro_batch: bool = setting(
+    largest_micro_batch: bool = advanced(
         False,
         "with compile_for: find the largest micro_batch_size that fits the memory of these devices, to about "
         "a sixteenth; train_batch_size is rounded up to whole micro-batches",
         only_with="compile_for",
         transient=True,
-        advanced=True,
     )
-    num_virtual_devices: int = setting(
+    num_virtual_devices: int = advanced(
         0,
         "with compile_only: compile for this many CPU devices; this machine need not have them; 0 = those it "
         "has",
-        minimum=0,
         only_with={"compile_only": "be 0 without compile_only", "compile_for=": "be 0 with compile_for"},
         transient=True,
-        advanced=True,
     )

@@ -4,7 +4,7 @@ import dataclasses
 
 from bert_packed.architectures.base_config import DROPOUT_FIELDS
 from bert_packed.architectures.registry import ATTENTIONS, AUTO, DTYPES, LEAST_EPSILON, MODEL_SIZES
-from bert_packed.core.settings import InputError, check_settings, setting
+from bert_packed.core.settings import InputError, advanced, check_settings, setting
 from bert_packed.parallel.cluster import DISTRIBUTIONS
 
 # Headings in `--help`
@@ -43,11 +43,11 @@ class ModelSettings:
         "checkpoint to start from: a folder of ours or Hugging Face's, NAME or NAME@REVISION on the hub, or "
         "a TensorFlow checkpoint of google-research/bert; empty = random",
     )
-    hidden_dropout_prob: float = setting(
-        -1.0, "overrides the model's; -1 = as the model says", maximum=0.99, advanced=True
+    hidden_dropout_prob: float = advanced(
+        -1.0, "overrides the model's; -1 = as the model says", minimum=None, maximum=0.99
     )
-    attention_probs_dropout_prob: float = setting(
-        -1.0, "overrides the model's; -1 = as the model says", maximum=0.99, advanced=True
+    attention_probs_dropout_prob: float = advanced(
+        -1.0, "overrides the model's; -1 = as the model says", minimum=None, maximum=0.99
     )
 
 
@@ -62,9 +62,8 @@ class StepSettings:
         0,
         "packs computed at once, in training; gradients of a step's micro-batches add up; 0 = all of a step, "
         "or as the run that continues began",
-        minimum=0,
     )
-    random_seed: int = setting(12345, "seed of weights, dropout and data order", minimum=0, maximum=2**31 - 1)
+    random_seed: int = setting(12345, "seed of weights, dropout and data order", maximum=2**31 - 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,25 +77,20 @@ class OptimizerSettings:
         choices=("lamb", "adam", "stable_adamw"),
         group=OPTIMIZER,
     )
-    learning_rate: float = setting(1e-3, "peak learning rate", minimum=0)
+    learning_rate: float = setting(1e-3, "peak learning rate")
     weight_decay: float = setting(
-        0.01, "weight decay, with LAMB inside its trust ratio; none on biases and norms", minimum=0
+        0.01, "weight decay, with LAMB inside its trust ratio; none on biases and norms"
     )
-    beta_1: float = setting(
-        0.9, "the optimizer's decay of momentum", minimum=0, maximum=0.999999, advanced=True
-    )
-    beta_2: float = setting(
-        0.999, "the optimizer's decay of velocity", minimum=0, maximum=0.9999999, advanced=True
-    )
-    epsilon: float = setting(1e-6, "the optimizer's epsilon", minimum=LEAST_EPSILON, advanced=True)
-    max_grad_norm: float = setting(1.0, "clip gradients to this global norm; 0 = never", minimum=0)
-    max_skipped_steps: int = setting(
+    beta_1: float = advanced(0.9, "the optimizer's decay of momentum", maximum=0.999999)
+    beta_2: float = advanced(0.999, "the optimizer's decay of velocity", maximum=0.9999999)
+    epsilon: float = advanced(1e-6, "the optimizer's epsilon", minimum=LEAST_EPSILON)
+    max_grad_norm: float = setting(1.0, "clip gradients to this global norm; 0 = never")
+    max_skipped_steps: int = advanced(
         10,
         "the run ends after this many steps in a row whose loss or gradient is not finite; each of them "
         "leaves the weights as they were",
         minimum=1,
         changeable=True,
-        advanced=True,
     )
 
 
@@ -152,12 +146,11 @@ class CallSettings:
     overwrite: bool = setting(
         False, "start from the beginning, removing an earlier run in output_dir", transient=True, group=RUN
     )
-    accept_lost_rows: bool = setting(
+    accept_lost_rows: bool = advanced(
         False,
         "continue a run although rows of its logs are lost, for example where metrics.csv was cut; rows "
         "without figures take their place",
         transient=True,
-        advanced=True,
     )
     json: str = setting("", "also write the final figures to this file, as JSON", transient=True)
 

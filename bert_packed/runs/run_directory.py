@@ -10,26 +10,11 @@ import uuid
 from pathlib import Path
 
 from bert_packed.architectures.registry import AUTO
-from bert_packed.checkpoints.checkpoint import (
-    DAMAGED,
-    NAME,
-    check_checkpoint,
-    list_checkpoints,
-    set_aside,
-)
+from bert_packed.checkpoints.checkpoint import DAMAGED, NAME, check_checkpoint, list_checkpoints, set_aside
+from bert_packed.core import storage
 from bert_packed.core.command_line import to_flagfile
 from bert_packed.core.hub import recorded_flags
 from bert_packed.core.settings import InputError
-from bert_packed.core.storage import (
-    PARTIAL_SUFFIX,
-    check_local,
-    lock,
-    naming_file,
-    read_json,
-    remove_folder,
-    write_json,
-    write_text,
-)
 from bert_packed.parallel.processes import ALONE
 from bert_packed.parallel.targets import devices_here
 from bert_packed.records.provenance import SCANS_NAME
@@ -76,9 +61,9 @@ def _hold(folder):
     """Hold the lock: context manager of a random word, which its file holds meanwhile."""
     folder.mkdir(parents=True, exist_ok=True)
     path, in_use = folder / LOCK_FILE, f"`output_dir` must not be used by another run. Received: {folder}."
-    with lock(path, in_use) as descriptor:
+    with storage.lock(path, in_use) as descriptor:
         word = uuid.uuid4().hex
-        with naming_file(path):
+        with storage.naming_file(path):
             os.truncate(descriptor, 0)
             os.write(descriptor, word.encode())
             # Other machines read it through the shared disk, not through this one's memory
@@ -92,7 +77,7 @@ def read_run(folder):
     Raises `InputError`, naming the file and the entry, where it is not as `start_run` wrote it.
     """
     path = Path(folder) / RUN_FILE
-    run = read_json(path)
+    run = storage.read_json(path)
     for name, empty in (("model", {}), ("data", {}), ("inputs", {}), ("segments", []), ("result_files", [])):
         run.setdefault(name, empty)
 
@@ -289,14 +274,14 @@ def start_run(folder, config, facts):
     """Remove what an earlier run left, and write this run's `run.json` and flagfile."""
     for path in folder.iterdir():
         if path.is_dir():
-            remove_folder(path)
+            storage.remove_folder(path)
         # The lock is held on that very file, and the scans are this run's
         elif path.name not in (LOCK_FILE, SCANS_FILE):
             path.unlink()
     results = {"result_files": list(config.result_files)} if config.result_files else {}
-    write_json(folder / RUN_FILE, {"flags": recorded_flags(config), **facts, **results})
+    storage.write_json(folder / RUN_FILE, {"flags": recorded_flags(config), **facts, **results})
     # The flagfile is only for people: continuing compares with `run.json`
-    write_text(str(folder / FLAGFILE), to_flagfile(config))
+    storage.write_text(str(folder / FLAGFILE), to_flagfile(config))
 
 
 def describe_continuation(folder, checkpoint):
@@ -325,7 +310,7 @@ def record_segment(folder, first_step, backend, **facts):
         **facts,
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
     }
-    write_json(folder / RUN_FILE, {**run, "segments": [*run["segments"], segment]})
+    storage.write_json(folder / RUN_FILE, {**run, "segments": [*run["segments"], segment]})
 
 
 def record_skipped(folder, process, step, why, sources):
@@ -338,22 +323,22 @@ def record_skipped(folder, process, step, why, sources):
     """
     line = json.dumps({"step": step, "not_finite": why, "packs": sources})
     path = folder / f"skipped_steps.{process}.jsonl"
-    with naming_file(path), path.open("a") as file:
+    with storage.naming_file(path), path.open("a") as file:
         file.write(line + "\n")
 
 
 def remove_partial(folder):
     """Remove checkpoints that a kill left half-written or half-removed, and half-written scans."""
-    for path in folder.glob(f"*{PARTIAL_SUFFIX}"):
+    for path in folder.glob(f"*{storage.PARTIAL_SUFFIX}"):
         if path.is_dir():
-            remove_folder(path)
+            storage.remove_folder(path)
         else:
             path.unlink()
 
 
 def _is_ours(path):
     if path.is_dir():
-        whole = path.name.removesuffix(PARTIAL_SUFFIX)
+        whole = path.name.removesuffix(storage.PARTIAL_SUFFIX)
         return path.name == EVENTS_FOLDER or any(one.fullmatch(whole) for one in (DAMAGED, EXPORT, NAME))
     # A file that is being written has a random number and a suffix after its name
     name = re.sub(r"(\.[0-9a-f]{32})?\.partial$", "", path.name)
@@ -361,7 +346,7 @@ def _is_ours(path):
 
 
 def _check_folder(output_dir):
-    check_local(output_dir, "output_dir")  # a `Path` would make a local folder of a URL
+    storage.check_local(output_dir, "output_dir")  # a `Path` would make a local folder of a URL
     folder = Path(output_dir)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"`output_dir` must be a directory. Received: {output_dir}, which is a file.")

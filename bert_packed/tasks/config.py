@@ -8,7 +8,7 @@ import dataclasses
 from bert_packed.architectures.registry import ENCODER_SIZES
 from bert_packed.assembly.update_packs import check_depth
 from bert_packed.core import storage
-from bert_packed.core.settings import InputError, check_depth_fits, parse_depth, setting, variant
+from bert_packed.core.settings import InputError, advanced, check_depth_fits, parse_depth, setting, variant
 from bert_packed.packing.algorithms import ALGORITHM_NAMES, DEFAULT_ALGORITHM
 from bert_packed.runs.run_config import DATA, LOGS, MODEL, OPTIMIZER, PREDICTION, STEPS, RunConfig
 
@@ -34,8 +34,7 @@ class FinetuneConfig(RunConfig):
         group=DATA,
     )
     do_lower_case: bool = setting(
-        True,
-        "WordPieces: lower-case the text and strip accents; false for cased vocabularies",
+        True, "WordPieces: lower-case the text and strip accents; false for cased vocabularies"
     )
     do_train: bool = setting(
         True, "whether to train; false takes init_checkpoint as it is", changeable=True, group=MODEL
@@ -44,7 +43,7 @@ class FinetuneConfig(RunConfig):
     max_sequences_per_pack: int | str = setting(
         "max", "most sequences in a pack; 1 = unpacked, or the word max", parse=parse_depth
     )
-    packing_algorithm: str = setting(DEFAULT_ALGORITHM, "how to pack", choices=ALGORITHM_NAMES, advanced=True)
+    packing_algorithm: str = advanced(DEFAULT_ALGORITHM, "how to pack", choices=ALGORITHM_NAMES)
     train_batch_size: int = variant(
         RunConfig,
         "train_batch_size",
@@ -54,18 +53,17 @@ class FinetuneConfig(RunConfig):
     predict_batch_size: int = setting(
         8, "packs computed at once in prediction", minimum=1, changeable=True, group=PREDICTION
     )
-    num_train_epochs: float = setting(3.0, "passes over the training sequences", minimum=0, group=STEPS)
+    num_train_epochs: float = setting(3.0, "passes over the training sequences", group=STEPS)
     warmup_proportion: float = setting(
-        0.1, "share of the steps over which the learning rate rises linearly", minimum=0, maximum=1
+        0.1, "share of the steps over which the learning rate rises linearly", maximum=1
     )
     optimizer: str = variant(RunConfig, "optimizer", "adam")
     learning_rate: float = variant(RunConfig, "learning_rate", 5e-5)
-    adam_bias_correction: bool = setting(
+    adam_bias_correction: bool = advanced(
         True,
         "correct Adam's moments for their zero start; google-research/bert does not",
         only_with="optimizer=adam",
         group=OPTIMIZER,
-        advanced=True,
     )
     keep_checkpoint_max: int = variant(RunConfig, "keep_checkpoint_max", 1)
 
@@ -102,13 +100,13 @@ class ScoredConfig(FinetuneConfig):
         128,
         help="tokens of a pack, and most of a sequence; longer ones are cut",
     )
-    eval_steps: int = setting(0, "steps between evaluations; 0 = at the end alone", minimum=0, group=LOGS)
+    eval_steps: int = setting(0, "steps between evaluations; 0 = at the end alone", group=LOGS)
     keep_best: bool = setting(
         False,
         "whether model/ is that of the evaluation with the best score, the start's included, not the last",
     )
     early_stopping_patience: int = setting(
-        0, "evaluations without a better score after which the run ends; 0 = it never ends early", minimum=0
+        0, "evaluations without a better score after which the run ends; 0 = it never ends early"
     )
     best_score: str = setting("", "name of the score that decides which is better; empty = the first")
 

@@ -70,10 +70,7 @@ def choose_training(config, manifest, folder, platform, num_devices=1):
     why_rate = (
         "of Adam, from init_checkpoint" if config.init_checkpoint else f"of Adam, for a width of {width}"
     )
-    choices = [
-        model,
-        Choice("learning_rate", rate, GIVEN if config.learning_rate else why_rate),
-    ]
+    choices = [model, Choice("learning_rate", rate, GIVEN if config.learning_rate else why_rate)]
     training = PretrainingConfig(
         **places_of(config, folder, model.value),
         do_eval=bool(config.eval_fraction),

@@ -65,20 +65,20 @@ class TrainConfig:
     vocab_size: int = setting(
         0,
         "tokens of a vocabulary trained here; 0 = 8,192, or 30,522 for files of 100 MB and more",
-        minimum=0,
         maximum=2**20,
         only_with=NOT_GIVEN,
     )
     do_lower_case: bool = setting(
-        True,
-        "lower-case the text and strip accents; false for cased vocabularies; byte-level BPE keeps case",
+        True, "lower-case the text and strip accents; false for cased vocabularies; byte-level BPE keeps case"
     )
     max_seq_length: int = setting(
         512, "tokens of a pack, and most of a sequence", minimum=8, maximum=MAX_LENGTH
     )
-    masked_lm_prob: float = setting(0.15, "share of the tokens to predict, other ones in every epoch")
+    masked_lm_prob: float = setting(
+        0.15, "share of the tokens to predict, other ones in every epoch", minimum=None
+    )
     eval_fraction: float = setting(
-        0.02, "share of the documents held out, at least one; 0 = none", minimum=0, maximum=0.5
+        0.02, "share of the documents held out, at least one; 0 = none", maximum=0.5
     )
     bert_config_file: str = setting(
         "",
@@ -90,26 +90,23 @@ class TrainConfig:
     num_train_epochs: float = setting(
         0.0,
         f"passes over the text; 0 = {DEFAULT_EPOCHS:g}, or as many as train_hours allow",
-        minimum=0,
         maximum=MOST_EPOCHS,
         group=STEPS,
     )
     train_hours: float = setting(
         0.0,
         "hours that the training takes, by the time of a step, which is measured first; 0 = by the epochs",
-        minimum=0,
         maximum=LONGEST_HOURS,
     )
     train_batch_size: int = setting(
         0,
         "packs per optimizer step; 0 = of 32 to 256 sequences, by the length of the training",
-        minimum=0,
         maximum=MOST_PACKS,
     )
     learning_rate: float = setting(
-        0.0, "peak learning rate; 0 = 5e-5 from init_checkpoint, else by the model's width", minimum=0
+        0.0, "peak learning rate; 0 = 5e-5 from init_checkpoint, else by the model's width"
     )
-    random_seed: int = setting(12345, "seed of everything", minimum=0, maximum=2**31 - 1)
+    random_seed: int = setting(12345, "seed of everything", maximum=2**31 - 1)
     attention: str = variant(DeviceSettings, "attention", "auto", group=DEVICES)
     distribution: str = variant(
         DeviceSettings,
@@ -120,9 +117,7 @@ class TrainConfig:
         choices=("none", "mirrored", "tpu"),
         changeable=False,
     )
-    num_workers: int = setting(
-        0, TEXT_WORKERS_HELP, minimum=0, maximum=MAX_WORKERS, changeable=True, group=CALL
-    )
+    num_workers: int = setting(0, TEXT_WORKERS_HELP, maximum=MAX_WORKERS, changeable=True, group=CALL)
     overwrite: bool = setting(
         False, "start from the beginning, removing what an earlier call left in output_dir", transient=True
     )

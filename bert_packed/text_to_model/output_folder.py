@@ -5,18 +5,8 @@ import glob
 import os
 
 from bert_packed.checkpoints.checkpoint import list_checkpoints
+from bert_packed.core import storage
 from bert_packed.core.settings import InputError
-from bert_packed.core.storage import (
-    exists,
-    file_sha256,
-    is_folder,
-    is_remote,
-    make_folder,
-    read_json,
-    remove,
-    remove_folder,
-    write_json,
-)
 from bert_packed.records.inputs import read_own_manifest, stamp_files
 from bert_packed.records.provenance import resolve_path
 
@@ -53,7 +43,7 @@ class OutputFolder:
     def vocab_file(self):
         """Vocabulary of the instances, of either kind."""
         of_bytes = self.path("instances", "tokenizer.json")
-        return of_bytes if exists(of_bytes) else self.path("instances", "vocab.txt")
+        return of_bytes if storage.exists(of_bytes) else self.path("instances", "vocab.txt")
 
     def instance_files(self, split):
         """A glob, in which characters of the folder's own name mean themselves."""
@@ -66,10 +56,10 @@ class OutputFolder:
         """Remove files and folders that are there."""
         for name in names:
             path = self.path(name)
-            if is_folder(path):
-                remove_folder(path)
-            elif exists(path):
-                remove(path)
+            if storage.is_folder(path):
+                storage.remove_folder(path)
+            elif storage.exists(path):
+                storage.remove(path)
 
     def remove_after(self, name):
         """Remove what later steps than the one that leaves `name` have made of it.
@@ -89,13 +79,13 @@ class OutputFolder:
 
     def begun_start(self, overwrite):
         """The `init_checkpoint` of an earlier call, as it was recorded; "" for none."""
-        call = {} if overwrite else read_json(self.path(CALL_FILE), default={})
+        call = {} if overwrite else storage.read_json(self.path(CALL_FILE), default={})
         return call.get("data", {}).get("init_checkpoint", "")
 
     def is_kept(self):
         """True where steps have left what only `overwrite` may remove."""
         made = [name for name in RESULTS if name not in ("flags", "instances")]
-        return self.instances_manifest() is not None or any(exists(self.path(name)) for name in made)
+        return self.instances_manifest() is not None or any(storage.exists(self.path(name)) for name in made)
 
 
 def describe_text(sources):
@@ -116,24 +106,24 @@ def begin(config, folder, text):
     """
     path = folder.path(CALL_FILE)
     call = {"text": text, "data": config.data_settings, "training": config.training_settings}
-    if not exists(path):
+    if not storage.exists(path):
         if os.path.isdir(folder.top) and (others := sorted(os.listdir(folder.top))):
             raise InputError(
                 f"`output_dir` must be empty or an earlier call's. Received: {folder.top}, which holds "
                 f"{others[0]}."
             )
-        make_folder(folder.top)
-        write_json(path, call)
+        storage.make_folder(folder.top)
+        storage.write_json(path, call)
         return
-    before = read_json(path)
+    before = storage.read_json(path)
     if config.overwrite or before.get("is_emptied") == call:
         # This is written before anything goes: a call after a kill must not take the rest for whole
-        write_json(path, {"is_emptied": call})
+        storage.write_json(path, {"is_emptied": call})
         folder.remove(*RESULTS)
-        write_json(path, call)
+        storage.write_json(path, call)
     elif not folder.is_kept():
         folder.remove(TRAINING_FLAGS)
-        write_json(path, call)
+        storage.write_json(path, call)
     elif before.get("text") != text and not _has_same_content(folder, before.get("text"), text):
         raise InputError(
             f"`input_file` must be the text that {path} names, as it was, unless --overwrite. "
@@ -145,19 +135,19 @@ def begin(config, folder, text):
             "former."
         )
     elif changed := _changes(before.get("training"), call["training"]):
-        if list_checkpoints(folder.run) or exists(folder.model):
+        if list_checkpoints(folder.run) or storage.exists(folder.model):
             raise InputError(
                 f"a training must continue as it began, unless --overwrite, or without {folder.run} and "
                 f"{folder.model}. Received: {changed}; {path} has the former."
             )
         folder.remove(TRAINING_FLAGS, "audit.json")
-        write_json(path, call)
+        storage.write_json(path, call)
     elif before != call:  # the text has other stamps
-        write_json(path, call)
+        storage.write_json(path, call)
 
 
 def _place(path):
-    return path if is_remote(path) else os.path.abspath(path)
+    return path if storage.is_remote(path) else os.path.abspath(path)
 
 
 def _has_same_content(folder, before, now):
@@ -169,7 +159,7 @@ def _has_same_content(folder, before, now):
         made = manifest["inputs"]
         known = {_place(resolve_path(entry, instances)): entry["sha256"] for entry in made}
         return sorted((known[path], weight) for path, _, _, weight in before) == sorted(
-            (file_sha256(path), weight) for path, _, _, weight in now
+            (storage.file_sha256(path), weight) for path, _, _, weight in now
         )
     except (KeyError, TypeError, ValueError):  # written by hand
         return False

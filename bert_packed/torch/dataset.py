@@ -11,16 +11,8 @@ from bert_packed.assembly.block_attention_mask import attention_mask
 from bert_packed.core.settings import InputError
 from bert_packed.data.read_order import index_files, read_order, read_packs
 from bert_packed.packing.arguments import MAX_SEED, check_whole
+from bert_packed.records import inputs
 from bert_packed.records.examples import parse_example
-from bert_packed.records.inputs import (
-    check_promises,
-    find_files,
-    folder_of,
-    read_promises,
-    read_scans,
-    scan_unchanged,
-    write_scans,
-)
 from bert_packed.records.provenance import read_manifest
 from bert_packed.records.record_rules import read_pack_spec
 
@@ -100,7 +92,7 @@ class PackedDataset(torch.utils.data.IterableDataset):
         check_whole("rank", rank, 0, world_size - 1)
         check_whole("shuffle_buffer_size", shuffle_buffer_size, 1)
         check_whole("seed", seed, maximum=MAX_SEED)
-        paths = find_files(str(input_file), "input_file")
+        paths = inputs.find_files(str(input_file), "input_file")
         self.spec = read_pack_spec(paths, pattern=str(input_file))
         if self.spec.objective != schema.MLM_NSP:
             raise InputError(
@@ -110,7 +102,7 @@ class PackedDataset(torch.utils.data.IterableDataset):
         self._index = _index(paths, index_file)
         self._mlm_folders = {
             folder
-            for folder in {folder_of(path) for path in paths}
+            for folder in {inputs.folder_of(path) for path in paths}
             if (read_manifest(folder, any_json=True) or {}).get("objective") == schema.MLM
         }
         self.num_packs = self._index.num_packs
@@ -179,7 +171,7 @@ class PackedDataset(torch.utils.data.IterableDataset):
         for record, file, number in read_packs(self._index, packs):
             path = self._index.files[file]
             features = parse_example(record, path, number, lengths)
-            if folder_of(path) in self._mlm_folders:
+            if inputs.folder_of(path) in self._mlm_folders:
                 labels = features[schema.NEXT_SENTENCE_LABELS]
                 features[schema.NEXT_SENTENCE_LABELS] = np.full_like(labels, IGNORED_LABEL)
             yield features
@@ -226,12 +218,12 @@ def find_worker():
 
 def _index(paths, index_file):
     """`PackIndex` of files, checked against their manifests."""
-    kept = read_scans(index_file, paths) if index_file else {}
-    scans = {**kept, **{path: scan_unchanged(path) for path in paths if path not in kept}}
+    kept = inputs.read_scans(index_file, paths) if index_file else {}
+    scans = {**kept, **{path: inputs.scan_unchanged(path) for path in paths if path not in kept}}
     index = index_files(paths, [scans[path][0] for path in paths])
-    for path, promised in read_promises(paths).items():
+    for path, promised in inputs.read_promises(paths).items():
         scan, _ = scans[path]
-        check_promises(promised, path, scan.num_records, scan.sha256)
+        inputs.check_promises(promised, path, scan.num_records, scan.sha256)
     if index_file and len(kept) < len(scans):
-        write_scans(index_file, scans)
+        inputs.write_scans(index_file, scans)
     return index

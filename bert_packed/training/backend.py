@@ -49,14 +49,9 @@ def compiled(function, model=None):
         return _compiled_by_jax(traced, model)
     import tensorflow as tf
 
-    # Each function and shape is meant to have its own program
-    tf.get_logger().addFilter(_is_told)
+    # Each function and shape is meant to have its own program, so TensorFlow's warning of that is dropped
+    tf.get_logger().addFilter(lambda record: "triggered tf.function retracing" not in record.getMessage())
     return tf.function(traced, jit_compile=True, reduce_retracing=False, autograph=False)
-
-
-def _is_told(record):
-    """False for TensorFlow's warning that functions made one after another are each traced."""
-    return "triggered tf.function retracing" not in record.getMessage()
 
 
 def _compiled_by_jax(function, model):
@@ -206,10 +201,11 @@ class Profile:
         if number not in self._steps:
             yield
             return
+        start, _, mark = _profiler()
         if not self._is_tracing:
-            _start_trace(self._folder)
+            start(self._folder)
             self._is_tracing = True
-        with _marked_step(number):
+        with mark(step_num=number):
             yield
         if self.ends_with(number):
             self._stop()
@@ -221,38 +217,18 @@ class Profile:
     def _stop(self):
         if self._is_tracing:
             self._is_tracing = False
-            _end_trace()
+            _, stop, _ = _profiler()
+            stop()
 
 
-def _start_trace(folder):
+def _profiler():
+    """The backend's functions to start a trace in a folder, to stop it, and to mark the body of a step."""
     if keras.backend.backend() == "jax":
-        import jax
+        from jax import profiler
 
-        jax.profiler.start_trace(folder)
-    else:
-        import tensorflow as tf
-
-        tf.profiler.experimental.start(folder)
-
-
-def _end_trace():
-    if keras.backend.backend() == "jax":
-        import jax
-
-        jax.profiler.stop_trace()
-    else:
-        import tensorflow as tf
-
-        tf.profiler.experimental.stop()
-
-
-def _marked_step(number):
-    """Context manager whose body the trace shows as a training step."""
-    if keras.backend.backend() == "jax":
-        import jax
-
-        return jax.profiler.StepTraceAnnotation("train", step_num=number)
-    import tensorflow as tf
+        mark = functools.partial(profiler.StepTraceAnnotation, "train")
+        return profiler.start_trace, profiler.stop_trace, mark
+    from tensorflow.profiler import experimental as profiler
 
     # `_r=1`, as in TensorFlow's guide, makes the trace a step of TensorBoard's profile
-    return tf.profiler.experimental.Trace("train", step_num=number, _r=1)
+    return profiler.start, profiler.stop, functools.partial(profiler.Trace, "train", _r=1)

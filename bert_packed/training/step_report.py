@@ -15,13 +15,7 @@ import numpy as np
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from bert_packed.training.program_text import (
-    executions,
-    find_collectives,
-    loop_share,
-    read_module,
-    trip_count,
-)
+from bert_packed.training import program_text
 
 DYNAMIC_OPCODES = ("set-dimension-size", "get-dimension-size", "dynamic-reshape")
 # Targets of custom calls where an array's size is known only when the program runs
@@ -180,10 +174,10 @@ def describe_step(programs):
     estimate of a run. `dynamic_dimensions` and `host_callbacks` count instructions, whose lines are in
     `broken_by`; `collectives` are from `summarise`.
     """
-    modules = [read_module(program.text) for program in programs]
+    modules = [program_text.read_module(program.text) for program in programs]
     dynamic = [line for module in modules for line in find_dynamic(module)]
     callbacks = [line for module in modules for line in find_callbacks(module)]
-    collectives = [one for module in modules for one in find_collectives(module)]
+    collectives = [one for module in modules for one in program_text.find_collectives(module)]
     return {
         "programs": len(programs),
         "devices": max(
@@ -213,7 +207,7 @@ def describe_step(programs):
 
 def _estimate(program, module):
     """XLA's estimate of a run with its loops: seconds, or None."""
-    share = loop_share(module)
+    share = program_text.loop_share(module)
     if program.estimated_seconds is None or share is None:
         return None
     return program.estimated_seconds * share
@@ -277,8 +271,8 @@ def count_kernels(module):
 
 def count_unknown_loops(module):
     """Number of loops with an unknown number of iterations."""
-    loops = [one for one, _ in executions(module) if one.opcode == "while"]
-    return sum(trip_count(module, loop) is None for loop in loops)
+    loops = [one for one, _ in program_text.executions(module) if one.opcode == "while"]
+    return sum(program_text.trip_count(module, loop) is None for loop in loops)
 
 
 def _known(combine, values):
@@ -304,7 +298,7 @@ def matmul_flops(module):
     or a product is in a loop of unknown length.
     """
     total = 0
-    for instruction, times in executions(module):
+    for instruction, times in program_text.executions(module):
         flops = product_flops(instruction)
         if flops is None or (flops and times is None):
             return None

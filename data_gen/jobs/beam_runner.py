@@ -19,9 +19,8 @@ from bert_packed.core.runtime import repeating
 from bert_packed.core.settings import InputError
 
 OPTIONS_VARIABLE = "BEAM_OPTIONS"
-FULL_NAMES = {
-    "DaskRunner": "apache_beam.runners.dask.dask_runner.DaskRunner"
-}  # where Beam knows no short one
+# Beam knows no short name of these
+FULL_NAMES = {"DaskRunner": "apache_beam.runners.dask.dask_runner.DaskRunner"}
 PARTS = {  # of Beam, which it installs as extras: their names, and modules
     "DataflowRunner": ("gcp", ["apache_beam.runners.dataflow.internal.apiclient"]),
     "DaskRunner": ("dask", ["distributed", "apache_beam.runners.dask.dask_runner"]),

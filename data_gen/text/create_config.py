@@ -3,7 +3,14 @@
 import dataclasses
 import math
 
-from bert_packed.core.settings import InputError, check_settings, result_settings, setting, unmet_settings
+from bert_packed.core.settings import (
+    InputError,
+    advanced,
+    check_settings,
+    result_settings,
+    setting,
+    unmet_settings,
+)
 from bert_packed.packing.histogram import MAX_LENGTH
 from bert_packed.schema import CAUSAL_LM, MLM, MLM_NSP, OBJECTIVES
 from bert_packed.text.masking import MASK_REPLACE_PROB, RANDOM_REPLACE_PROB, masking_rules
@@ -77,9 +84,7 @@ class CreateConfig:
         group=VOCABULARY,
     )
     do_lower_case: bool = setting(
-        True,
-        "lower-case the text and strip accents; false for cased vocabularies",
-        only_with=OF_WORDPIECES,
+        True, "lower-case the text and strip accents; false for cased vocabularies", only_with=OF_WORDPIECES
     )
     do_whole_word_mask: bool = setting(
         False,
@@ -87,34 +92,27 @@ class CreateConfig:
         only_with=OF_BERT,
         group=SEQUENCES,
     )
-    mask_replace_prob: float = setting(
+    mask_replace_prob: float = advanced(
         MASK_REPLACE_PROB,
         "share of the predicted tokens that become [MASK]",
         minimum=0.0,
         maximum=1.0,
         only_with=OF_BERT,
-        advanced=True,
     )
-    random_replace_prob: float = setting(
+    random_replace_prob: float = advanced(
         RANDOM_REPLACE_PROB,
         "share of them that become a random token; the rest stay as they are",
         minimum=0.0,
         maximum=1.0,
         only_with=OF_BERT,
-        advanced=True,
     )
     max_seq_length: int = setting(
         512, "most tokens in a sequence, [CLS] and [SEP] included", minimum=8, maximum=MAX_LENGTH
     )
     max_predictions_per_seq: int = setting(
-        0,
-        "most masked tokens in a sequence; 0 = masked_lm_prob of the length, rounded up",
-        minimum=0,
-        only_with=OF_BERT,
+        0, "most masked tokens in a sequence; 0 = masked_lm_prob of the length, rounded up", only_with=OF_BERT
     )
-    random_seed: int = setting(
-        12345, "seed; equal seeds give equal bytes", minimum=0, maximum=2**32 - 1, group=TEXT
-    )
+    random_seed: int = setting(12345, "seed; equal seeds give equal bytes", maximum=2**32 - 1, group=TEXT)
     dupe_factor: int = setting(
         10,
         "passes over the training documents, each with other segments and masks",
@@ -125,16 +123,12 @@ class CreateConfig:
     masked_lm_prob: float = setting(
         0.15,
         "share of the tokens to predict, between 0 and 1",
+        minimum=None,
         only_with=OF_BERT,
         group=SEQUENCES,
     )
-    short_seq_prob: float = setting(
-        0.1,
-        "share of documents cut to a random shorter length",
-        minimum=0.0,
-        maximum=1.0,
-        only_with=OF_PAIRS,
-        advanced=True,
+    short_seq_prob: float = advanced(
+        0.1, "share of documents cut to a random shorter length", minimum=0.0, maximum=1.0, only_with=OF_PAIRS
     )
     eval_fraction: float = setting(
         0.0,
@@ -144,19 +138,14 @@ class CreateConfig:
         maximum=0.5,
         group=TEXT,
     )
-    num_workers: int = setting(
-        0, TEXT_WORKERS_HELP, minimum=0, maximum=MAX_WORKERS, changeable=True, group=CALL
-    )
-    runner: str = setting(LOCAL, RUNNER_HELP, choices=RUNNERS, changeable=True, advanced=True)
+    num_workers: int = setting(0, TEXT_WORKERS_HELP, maximum=MAX_WORKERS, changeable=True, group=CALL)
+    runner: str = advanced(LOCAL, RUNNER_HELP, choices=RUNNERS, changeable=True)
     num_shards: int = setting(
         8, "files of the train split; fewer where there are fewer documents", minimum=1, group=TEXT
     )
     provenance: bool = setting(False, "also write which document each record comes from, one index a file")
     overwrite: bool = setting(
-        False,
-        "replace the data files of an output directory that is in use",
-        transient=True,
-        group=CALL,
+        False, "replace the data files of an output directory that is in use", transient=True, group=CALL
     )
     json: str = setting("", "also write the printed table to this file, as JSON", transient=True)
 

@@ -22,17 +22,10 @@ from bert_packed.text.vocabularies import ByteBpe, WordPieces
 from data_gen.jobs.output import open_output_dir, refuse_own_input
 from data_gen.jobs.runners import TEXT_BYTES_THAT_PAY, check_runner, choose_num_workers
 from data_gen.jobs.steps import Job, Step
+from data_gen.text import create_steps
 from data_gen.text.corpus import NAME, TextDocuments, join_lines, read_sample_documents
 from data_gen.text.create_config import WORDPIECE
-from data_gen.text.create_steps import (
-    Shard,
-    Text,
-    TokenizeWork,
-    join,
-    tokenize,
-    train_vocabulary,
-    write_shard,
-)
+from data_gen.text.create_steps import Shard, Text, TokenizeWork
 from data_gen.text.instances import InstanceRules
 from data_gen.text.sources import Source, choose_readings, find_text_sources, save_readings, split_documents
 from data_gen.text.text_records import BertRecords, CausalRecords
@@ -172,7 +165,9 @@ def _create_from(config, records, sources, inputs, vocab_stamps, output, job):
     for split, found in chosen.items():
         save_readings(corpus_dir, split, *found)
     shards = cut_shards(config, records, chosen, output, corpus_dir)
-    steps = [Step(f"write-{i:06d}", write_shard, s, s.last - s.first) for i, s in enumerate(shards)]
+    steps = [
+        Step(f"write-{i:06d}", create_steps.write_shard, s, s.last - s.first) for i, s in enumerate(shards)
+    ]
     written = job.run(steps, "write", "documents")
     described = records.vocabulary.describe(vocab_path)
     objective = {"objective": config.objective, "tokenizer": config.tokenizer}
@@ -238,7 +233,7 @@ def _make_vocabulary(config, records, vocab_stamps, inputs, output, job):
         stamps = [stamp for text in inputs for stamp in text.stamps]
         text = _open_files(config, records, stamps) if stamps else inputs[0]
         work = (records.vocabulary, text, path)
-        step = Step("vocabulary", train_vocabulary, work, 2 * text.size)  # it is read twice
+        step = Step("vocabulary", create_steps.train_vocabulary, work, 2 * text.size)  # it is read twice
         job.run([step], "train vocabulary", "B")
     return path
 
@@ -249,7 +244,7 @@ def _make_corpus(config, records, inputs, vocab_path, output, job):
     for index, text in enumerate(inputs):
         parts.append(os.path.join(output.work_folder, f"corpus-{index:06d}"))
         work = TokenizeWork(records, text, index, vocab_path, parts[-1])
-        steps.append(Step(f"tokenize-{index:06d}", tokenize, work, text.size))
+        steps.append(Step(f"tokenize-{index:06d}", create_steps.tokenize, work, text.size))
     found = job.run(steps, "tokenize", "B")
     corpus_dir = os.path.join(output.work_folder, "corpus")
 
@@ -257,7 +252,7 @@ def _make_corpus(config, records, inputs, vocab_path, output, job):
         for part in parts:
             storage.remove_folder(part)
 
-    job.run([Step("join", join, (parts, records.layout, corpus_dir))], "join", release=release)
+    job.run([Step("join", create_steps.join, (parts, records.layout, corpus_dir))], "join", release=release)
     described = [
         (describe_path(text.name, config.output_dir) if text.stamps else {"path": text.name}) | tokenized
         for text, tokenized in zip(inputs, found, strict=True)

@@ -12,7 +12,7 @@ from unpacked_records import make_features, write_features
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.records import tfrecords
-from data_gen import pack_job, pack_steps
+from data_gen import pack_steps
 from data_gen.assignments import read_run
 from data_gen.jobs.steps import read_array
 from data_gen.pack_config import PackConfig
@@ -25,7 +25,7 @@ S = 16
 def groups(monkeypatch):
     """Runs and parts of some packs; dict that is filled with how many of them there were."""
     found = {"runs of a file": [], "parts": [], "files of a part": [], "levels": set()}
-    read, sort, measure = pack_job.read_file, pack_job.sort_run, pack_job.measure_part
+    read, sort, measure = pack_steps.read_file, pack_steps.sort_run, pack_steps.measure_part
 
     def count_runs(work):
         result = read(work)
@@ -49,9 +49,9 @@ def groups(monkeypatch):
     monkeypatch.setattr(tfrecords, "READ_BATCH", 16)  # a run is of whole batches
     monkeypatch.setattr(pack_steps, "PACKS_AT_ONCE", 7)
     monkeypatch.setattr(storage, "flush_to_disk", lambda path: None)  # hundreds of files
-    monkeypatch.setattr(pack_job, "read_file", count_runs)
-    monkeypatch.setattr(pack_job, "sort_run", count_parts)
-    monkeypatch.setattr(pack_job, "measure_part", count_owners)
+    monkeypatch.setattr(pack_steps, "read_file", count_runs)
+    monkeypatch.setattr(pack_steps, "sort_run", count_parts)
+    monkeypatch.setattr(pack_steps, "measure_part", count_owners)
     return found
 
 
@@ -115,12 +115,12 @@ def test_a_file_that_changes_before_its_checksum_is_refused(packing, monkeypatch
 
 
 def test_runs_leave_the_disk_once_they_are_sorted(packing, monkeypatch):
-    seen, measure = [], pack_job.measure_part
+    seen, measure = [], pack_steps.measure_part
 
     def look(work_and_part):
         seen.append(sorted(path.name for path in Path(work_and_part[0].folder).glob("*.run")))
         return measure(work_and_part)
 
-    monkeypatch.setattr(pack_job, "measure_part", look)
+    monkeypatch.setattr(pack_steps, "measure_part", look)
     pack(packing)
     assert seen and all(names == ["sorted-0-000000-000000.run"] for names in seen)

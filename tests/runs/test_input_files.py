@@ -11,9 +11,8 @@ from tiny import write_data
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import write_json
 from bert_packed.parallel.processes import Alone
-from bert_packed.records import tfrecords
+from bert_packed.records import inputs, tfrecords
 from bert_packed.records.tfrecords import scan_file
-from bert_packed.runs import input_files
 from bert_packed.runs.input_files import describe_inputs, scan_inputs
 from bert_packed.runs.run_directory import SCANS_FILE
 
@@ -33,11 +32,9 @@ def store(tmp_path):
 def read(monkeypatch):
     """The files that were read from end to end, by a scan or record by record."""
     found = []
-    scan, count = input_files.scan_unchanged, tfrecords.count_records
-    monkeypatch.setattr(input_files, "scan_unchanged", lambda path: found.append(path) or scan(path))
-    monkeypatch.setattr(
-        input_files.tfrecords, "count_records", lambda path: found.append(path) or count(path)
-    )
+    scan, count = inputs.scan_unchanged, tfrecords.count_records
+    monkeypatch.setattr(inputs, "scan_unchanged", lambda path: found.append(path) or scan(path))
+    monkeypatch.setattr(tfrecords, "count_records", lambda path: found.append(path) or count(path))
     return found
 
 
@@ -162,12 +159,12 @@ def test_only_the_first_process_reads(files, store, read):
 
 def test_a_machine_with_copies_of_its_own_reads_them(files, store, tmp_path, read, monkeypatch):
     """The same names on another disk: what the first process found is not of these files."""
-    stamps = {index: input_files.read_scans for index in range(2)}
+    stamps = {index: inputs.read_scans for index in range(2)}
 
     def on_the_other_disk(store, paths):
         return {} if threading.current_thread().name == "other" else stamps[0](store, paths)
 
-    monkeypatch.setattr(input_files, "read_scans", on_the_other_disk)
+    monkeypatch.setattr(inputs, "read_scans", on_the_other_disk)
 
     def work(processes):
         threading.current_thread().name = "other" if processes.index else "first"
@@ -177,7 +174,7 @@ def test_a_machine_with_copies_of_its_own_reads_them(files, store, tmp_path, rea
     assert [same(scans, files) for scans in found] == [True] * 2
     assert sorted(read) == sorted([*files, *files] * 2)
     # it also says if they are other files
-    scan = input_files.scan_unchanged
+    scan = inputs.scan_unchanged
 
     def scan_other(path):
         if threading.current_thread().name == "other":
@@ -185,7 +182,7 @@ def test_a_machine_with_copies_of_its_own_reads_them(files, store, tmp_path, rea
             return scan(str(tmp_path / "other"))
         return scan(path)
 
-    monkeypatch.setattr(input_files, "scan_unchanged", scan_other)
+    monkeypatch.setattr(inputs, "scan_unchanged", scan_other)
     first, other = run_together(2, work)
     assert same(first, files)
     assert "packed-0.tfrecord must be the same file for every process. Received: SHA-256" in str(other)

@@ -9,19 +9,11 @@
 
 import dataclasses
 
-from bert_packed.architectures.registry import (
-    CLASSIFICATION,
-    EMBEDDING,
-    MASKED_LM,
-    PRETRAINING,
-    QUESTION_ANSWERING,
-    TOKEN_CLASSIFICATION,
-    CheckpointNames,
-    TensorName,
-)
+from bert_packed.architectures import registry
+from bert_packed.architectures.registry import CheckpointNames, TensorName
 
 
-def tensor_names(num_hidden_layers, head=PRETRAINING):
+def tensor_names(num_hidden_layers, head=registry.PRETRAINING):
     """The table of a model; for a head that only an objective knows, of the encoder alone."""
     table = [
         TensorName(f"bert/embeddings/{name}", f"bert.embeddings.{name}.weight", f"bert/embeddings/{name}")
@@ -81,16 +73,16 @@ _MASKED_LM = [
 _TOKEN_CLASSIFICATION = _output("token_classification/classifier", "classifier", "")
 # The last row of each is its output, by which a head is known
 _HEADS = {
-    MASKED_LM: _MASKED_LM,
-    PRETRAINING: [
+    registry.MASKED_LM: _MASKED_LM,
+    registry.PRETRAINING: [
         *_dense("next_sentence/pooler", "bert.pooler.dense", "bert/pooler/dense"),
         *_MASKED_LM,
         *_output("next_sentence/classifier", "cls.seq_relationship", "cls/seq_relationship/"),
     ],
-    QUESTION_ANSWERING: _output("question_answering/output", "qa_outputs", "cls/squad/"),
+    registry.QUESTION_ANSWERING: _output("question_answering/output", "qa_outputs", "cls/squad/"),
     # google-research/bert has no such head
-    TOKEN_CLASSIFICATION: [dataclasses.replace(row, google="") for row in _TOKEN_CLASSIFICATION],
-    CLASSIFICATION: [
+    registry.TOKEN_CLASSIFICATION: [dataclasses.replace(row, google="") for row in _TOKEN_CLASSIFICATION],
+    registry.CLASSIFICATION: [
         *_dense("classification/pooler", "bert.pooler.dense", "bert/pooler/dense"),
         *_output("classification/classifier", "classifier", ""),
     ],
@@ -105,7 +97,7 @@ def _hugging_face_config(model):
         "tie_word_embeddings": True,
         **dataclasses.asdict(model.config),
     }
-    if model.head in (CLASSIFICATION, TOKEN_CLASSIFICATION):
+    if model.head in (registry.CLASSIFICATION, registry.TOKEN_CLASSIFICATION):
         # transformers takes one label for a number to predict
         config["num_labels"] = model.num_classes
     return config
@@ -124,12 +116,12 @@ NAMES = CheckpointNames(
     ),
     shapeless=("num_attention_heads", "hidden_act", "layer_norm_eps"),
     classes={
-        PRETRAINING: "BertForPreTraining",
-        MASKED_LM: "BertForMaskedLM",
-        QUESTION_ANSWERING: "BertForQuestionAnswering",
-        TOKEN_CLASSIFICATION: "BertForTokenClassification",
-        CLASSIFICATION: "BertForSequenceClassification",
-        EMBEDDING: "BertModel",
+        registry.PRETRAINING: "BertForPreTraining",
+        registry.MASKED_LM: "BertForMaskedLM",
+        registry.QUESTION_ANSWERING: "BertForQuestionAnswering",
+        registry.TOKEN_CLASSIFICATION: "BertForTokenClassification",
+        registry.CLASSIFICATION: "BertForSequenceClassification",
+        registry.EMBEDDING: "BertModel",
     },
     hugging_face_config=_hugging_face_config,
 )

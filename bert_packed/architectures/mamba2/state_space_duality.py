@@ -155,20 +155,9 @@ def restarting_decays(logs_CBNT, numbers_CBT):
     return multiples_CBNT, sums_CBNT, entering_CBNT, leaving_CBNT
 
 
-def _chunk(
-    numbers_BT,
-    multiples_BNT,
-    state_BZE,
-    skip_B1N,
-    sums_BNT,
-    entering_BNT,
-    leaving_BNT,
-    x_BTE,
-    delta_BTN,
-    b_BTZ,
-    c_BTZ,
-):
+def _chunk(numbers_BT, multiples_BNT, state_BZE, skip_B1N, *inputs):
     """The states after a chunk, and its outputs, float32 `[B, T, E]`."""
+    sums_BNT, entering_BNT, leaving_BNT, x_BTE, delta_BTN, b_BTZ, c_BTZ = inputs
     length, width = x_BTE.shape[1:]
     num_heads = delta_BTN.shape[-1]
 
@@ -230,9 +219,5 @@ def _backward(kept, gradients):
 
     nothing_BZE = ops.zeros_like(before_CBZE[0])
     _, (skips_CB1N, *found) = scan(step, (nothing_BZE,), (before_CBZE, dy_CBTE, *inputs), reverse=True)
-    return (
-        nothing_BZE,
-        ops.sum(skips_CB1N, axis=0),
-        *found,
-        *map(ops.zeros_like, inputs[-2:]),
-    )  # multiples and numbers are data
+    # Multiples and numbers are data
+    return nothing_BZE, ops.sum(skips_CB1N, axis=0), *found, *map(ops.zeros_like, inputs[-2:])

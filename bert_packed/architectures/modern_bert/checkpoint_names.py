@@ -8,28 +8,17 @@
 `^T`: stored as outputs × inputs there, as inputs × outputs here. The output matrix is the token embeddings.
 """
 
+from bert_packed.architectures import registry
 from bert_packed.architectures.modern_bert.config import FULL_ATTENTION, SLIDING_ATTENTION
-from bert_packed.architectures.registry import (
-    CLASSIFICATION,
-    EMBEDDING,
-    MASKED_LM,
-    QUESTION_ANSWERING,
-    TOKEN_CLASSIFICATION,
-    CheckpointNames,
-    TensorName,
-    config_json,
-)
+from bert_packed.architectures.registry import CheckpointNames, TensorName, config_json
 from bert_packed.text.vocabularies import encoder_ids
 
 _EMBEDDINGS = TensorName("modern_bert/token_embeddings", "model.embeddings.tok_embeddings.weight")
-_CLASSIFIERS = (
-    QUESTION_ANSWERING,
-    TOKEN_CLASSIFICATION,
-    CLASSIFICATION,
-)  # in the order of the family's heads
+# The order is that of the family's heads
+_CLASSIFIERS = registry.QUESTION_ANSWERING, registry.TOKEN_CLASSIFICATION, registry.CLASSIFICATION
 
 
-def tensor_names(config, head=MASKED_LM):
+def tensor_names(config, head=registry.MASKED_LM):
     """The table for a `ModernBertConfig` and a head: list of `TensorName`."""
     norm = config.norm_bias
     table = [_EMBEDDINGS]
@@ -44,12 +33,12 @@ def tensor_names(config, head=MASKED_LM):
         table += _dense(f"{ours}/feed_forward/intermediate", f"{theirs}.mlp.Wi", config.mlp_bias)
         table += _dense(f"{ours}/feed_forward/output", f"{theirs}.mlp.Wo", config.mlp_bias)
     table += _norm("modern_bert/final_LayerNorm", "model.final_norm", norm)
-    if head not in NAMES.classes or head == EMBEDDING:
+    if head not in NAMES.classes or head == registry.EMBEDDING:
         return table
-    ours = "predictions" if head == MASKED_LM else head
+    ours = "predictions" if head == registry.MASKED_LM else head
     table += _dense(f"{ours}/transform", "head.dense", config.classifier_bias)
     table += _norm(f"{ours}/LayerNorm", "head.norm", norm)
-    if head != MASKED_LM:
+    if head != registry.MASKED_LM:
         table += _dense(f"{ours}/classifier", "classifier", True)
     elif config.decoder_bias:
         table.append(TensorName("predictions/output_bias", "decoder.bias"))
@@ -84,7 +73,7 @@ NAMES = CheckpointNames(
     tensor_names=tensor_names,
     # Masked tokens' head is known by its first layer, since a decoder may have no bias
     outputs={
-        MASKED_LM: _dense("predictions/transform", "head.dense", False)[0],
+        registry.MASKED_LM: _dense("predictions/transform", "head.dense", False)[0],
         **{head: _dense(f"{head}/classifier", "classifier", True)[1] for head in _CLASSIFIERS},
     },
     encoder="modern_bert/",
@@ -97,11 +86,11 @@ NAMES = CheckpointNames(
         *("decoder_bias", "classifier_bias", "classifier_activation"),
     ),
     classes={
-        MASKED_LM: "ModernBertForMaskedLM",
-        QUESTION_ANSWERING: "ModernBertForQuestionAnswering",
-        TOKEN_CLASSIFICATION: "ModernBertForTokenClassification",
-        CLASSIFICATION: "ModernBertForSequenceClassification",
-        EMBEDDING: "ModernBertModel",
+        registry.MASKED_LM: "ModernBertForMaskedLM",
+        registry.QUESTION_ANSWERING: "ModernBertForQuestionAnswering",
+        registry.TOKEN_CLASSIFICATION: "ModernBertForTokenClassification",
+        registry.CLASSIFICATION: "ModernBertForSequenceClassification",
+        registry.EMBEDDING: "ModernBertModel",
     },
     hugging_face_config=_hugging_face_config,
     # transformers takes those of the published vocabulary where they are missing, and a table of 50,284 rows

@@ -38,9 +38,9 @@ class ModernBertConfig(BaseConfig):
     )
     global_rope_theta: float = real(160000.0, "base of the rotary angles of global blocks", minimum=1)
     local_rope_theta: float = real(10000.0, "base of the rotary angles of local blocks", minimum=1)
-    embedding_dropout: float = setting(0.0, "dropout of embeddings", minimum=0, maximum=0.99)
-    attention_dropout: float = setting(0.0, "dropout of attention and its result", minimum=0, maximum=0.99)
-    mlp_dropout: float = setting(0.0, "dropout inside the feed-forward layer", minimum=0, maximum=0.99)
+    embedding_dropout: float = setting(0.0, "dropout of embeddings", maximum=0.99)
+    attention_dropout: float = setting(0.0, "dropout of attention and its result", maximum=0.99)
+    mlp_dropout: float = setting(0.0, "dropout inside the feed-forward layer", maximum=0.99)
     attention_bias: bool = setting(False, "biases of attention")
     mlp_bias: bool = setting(False, "biases of the feed-forward layer")
     norm_bias: bool = setting(False, "biases of the norms")
@@ -51,7 +51,7 @@ class ModernBertConfig(BaseConfig):
     classifier_pooling: str = setting(
         "mean", "what is classified of a sequence: cls, its first state, or their mean", choices=POOLINGS
     )
-    classifier_dropout: float = setting(0.0, "dropout before the classifier", minimum=0, maximum=0.99)
+    classifier_dropout: float = setting(0.0, "dropout before the classifier", maximum=0.99)
     initializer_range: float = real(0.02, "standard deviation of initial weights")
     initializer_cutoff_factor: float = setting(
         2.0, "standard deviations at which initial weights are cut off", minimum=0.01, maximum=5

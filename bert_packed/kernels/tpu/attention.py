@@ -185,22 +185,11 @@ def _backward(sizes, kept, gradient_UD):
 _attend.defvjp(_forward, _backward)
 
 
-def _forward_kernel(
-    outer,
-    inner,
-    query_TX,
-    key_TX,
-    value_TX,
-    query_ids_1T,
-    key_ids_1T,
-    words_JT,
-    result_TX,
-    log_sums_JT,
-    totals_XT,
-    highest_JT,
-    sums_JT,
-    sizes,
-):
+def _forward_kernel(outer, inner, *refs, sizes):
+    # Inputs, outputs, and arrays that stay on the chip
+    query_TX, key_TX, value_TX, query_ids_1T, key_ids_1T, words_JT = refs[:6]
+    result_TX, log_sums_JT = refs[6:8]
+    totals_XT, highest_JT, sums_JT = refs[8:]
     step = pl.program_id(1)
     before, mine, after = (outer[step + place] for place in range(3))
 
@@ -234,26 +223,12 @@ def _forward_kernel(
         log_sums_JT[...] = highest_JT[...] + jnp.log(sums_JT[...])
 
 
-def _backward_kernel(
-    outer,
-    inner,
-    query_TX,
-    key_TX,
-    value_TX,
-    result_TX,
-    gradient_TX,
-    log_sums_JT,
-    query_ids_1T,
-    key_ids_1T,
-    words_JT,
-    query_gradient_SX,
-    key_gradient_TX,
-    value_gradient_TX,
-    query_totals_nXT,
-    key_totals_XT,
-    value_totals_XT,
-    sizes,
-):
+def _backward_kernel(outer, inner, *refs, sizes):
+    # Inputs, outputs, and arrays that stay on the chip
+    query_TX, key_TX, value_TX, result_TX, gradient_TX = refs[:5]
+    log_sums_JT, query_ids_1T, key_ids_1T, words_JT = refs[5:9]
+    query_gradient_SX, key_gradient_TX, value_gradient_TX = refs[9:12]
+    query_totals_nXT, key_totals_XT, value_totals_XT = refs[12:]
     step, num_tiles = pl.program_id(1), sizes.num_tiles
     before, mine, after = (outer[step + place] for place in range(3))
 

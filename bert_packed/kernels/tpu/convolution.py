@@ -175,10 +175,7 @@ def _whole(number, unit):
 
 
 class _Blocks:
-    """Blocks of each array for a step of the grid: a pack, a block of channels and a chunk.
-
-    `order` is from a step's number to its chunk.
-    """
+    """Blocks of arrays for a step: of a pack, some channels and, by `order` of its number, a chunk."""
 
     def __init__(self, x_BSE, positions_BCFI, order):
         (num_packs, length, width), num_chunks = x_BSE.shape, positions_BCFI.shape[1]

@@ -41,20 +41,10 @@ def ssd_pack(*tensors, chunk_length=CHUNK_LENGTH):
     return state_space_duality.ssd_pack(*tensors, chunk_length=chunk_length, over_chunks=over_chunks)
 
 
-def over_chunks(
-    state_BZE,
-    skip_B1N,
-    sums_CBNT,
-    entering_CBNT,
-    leaving_CBNT,
-    x_CBTE,
-    delta_CBTN,
-    b_CBTZ,
-    c_CBTZ,
-    multiples_CBNT,
-    numbers_CBT,
-):
+def over_chunks(state_BZE, skip_B1N, *inputs):
     """As `state_space_duality.chunk_by_chunk`."""
+    sums_CBNT, entering_CBNT, leaving_CBNT, x_CBTE, delta_CBTN, b_CBTZ, c_CBTZ = inputs[:7]
+    multiples_CBNT, numbers_CBT = inputs[7:]
     num_chunks, num_packs, chunk_length, width = x_CBTE.shape
     num_heads, num_states = skip_B1N.shape[2], b_CBTZ.shape[3]
     head_width = width // num_heads
@@ -209,24 +199,12 @@ def _forward_kernel(
         )
 
 
-def _backward_kernel(
-    x_TA,
-    b_TZ,
-    c_TZ,
-    skip_1A,
-    columns_TK,
-    rows_JT,
-    before_ZA,
-    dy_TA,
-    dx_TA,
-    db_TZ,
-    dc_TZ,
-    dskip_1A,
-    dcolumns_TK,
-    drows_JT,
-    later_ZA,
-    sizes,
-):
+def _backward_kernel(*refs, sizes):
+    # Inputs, outputs, and arrays that stay on the chip
+    x_TA, b_TZ, c_TZ, skip_1A, columns_TK, rows_JT, before_ZA, dy_TA = refs[:8]
+    dx_TA, db_TZ, dc_TZ, dskip_1A, dcolumns_TK, drows_JT = refs[8:14]
+    (later_ZA,) = refs[14:]
+
     @pl.when(pl.program_id(2) == 0)
     def _():
         dskip_1A[...] = jnp.zeros_like(dskip_1A)
@@ -346,10 +324,7 @@ def _lanes(sizes, group):
 
 
 class _Blocks:
-    """Blocks of each array for a step of the grid: a pack, a block of heads and a chunk.
-
-    `order` is from a step's number to its chunk.
-    """
+    """Blocks of arrays for a step: of a pack, some heads and, by `order` of its number, a chunk."""
 
     def __init__(self, sizes, order):
         length, states, width = sizes.chunk_length, sizes.num_states, sizes.width

@@ -164,22 +164,12 @@ def _backward(sizes, kept, gradients):
 _scan.defvjp(_forward, _backward)
 
 
-def _forward_kernel(
-    u_TA,
-    delta_TA,
-    a_ZQI,
-    b_1t,
-    c_1t,
-    positions,
-    state_ZQI,
-    y_TA,
-    after_ZQI,
-    before_ZQI,
-    u_RI,
-    delta_RI,
-    y_RI,
-    sizes,
-):
+def _forward_kernel(*refs, sizes):
+    # Inputs, outputs, and arrays that stay on the chip
+    u_TA, delta_TA, a_ZQI, b_1t, c_1t, positions, state_ZQI = refs[:7]
+    y_TA, after_ZQI, before_ZQI = refs[7:10]
+    u_RI, delta_RI, y_RI = refs[10:]
+
     @pl.when(pl.program_id(2) == 0)
     def _():
         after_ZQI[...] = state_ZQI[...]
@@ -199,30 +189,12 @@ def _forward_kernel(
     _rewrite_back(sizes, (y_RI, y_TA))
 
 
-def _backward_kernel(
-    u_TA,
-    delta_TA,
-    a_ZQI,
-    b_1t,
-    c_1t,
-    positions,
-    before_ZQI,
-    dy_TA,
-    du_TA,
-    ddelta_TA,
-    da_ZQI,
-    db_ZT,
-    dc_ZT,
-    u_RI,
-    delta_RI,
-    dy_RI,
-    du_RI,
-    ddelta_RI,
-    products_RI,
-    kept_TZQI,
-    later_ZQI,
-    sizes,
-):
+def _backward_kernel(*refs, sizes):
+    # Inputs, outputs, and arrays that stay on the chip
+    u_TA, delta_TA, a_ZQI, b_1t, c_1t, positions, before_ZQI, dy_TA = refs[:8]
+    du_TA, ddelta_TA, da_ZQI, db_ZT, dc_ZT = refs[8:13]
+    u_RI, delta_RI, dy_RI, du_RI, ddelta_RI, products_RI, kept_TZQI, later_ZQI = refs[13:]
+
     @pl.when(pl.program_id(2) == 0)
     def _():
         da_ZQI[...] = jnp.zeros_like(da_ZQI)
@@ -319,10 +291,7 @@ def _rows_and_lanes(sizes):
 
 
 class _Blocks:
-    """Blocks of each array for a step of the grid: a pack, a block of channels and a chunk.
-
-    `order` is from a step's number to its chunk.
-    """
+    """Blocks of arrays for a step: of a pack, some channels and, by `order` of its number, a chunk."""
 
     def __init__(self, sizes, order):
         width = sizes.rows * LANES

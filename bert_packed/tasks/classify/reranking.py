@@ -27,7 +27,8 @@ class Reranking:
     def examples(self):
         """A pair of query and document for each candidate: `Examples`."""
         of = self.retrieval
-        pairs = [(of.queries[query], of.documents[name]) for query, name in self._pairs()]
+        of_queries = self.candidates.items()
+        pairs = [(of.queries[query], of.documents[name]) for query, ids in of_queries for name in ids]
         columns = [list(column) for column in zip(*pairs, strict=True)]
         return Examples(of.path, columns, None, rows=range(1, len(pairs) + 1))
 
@@ -45,9 +46,6 @@ class Reranking:
             lines += [f"{query}\t{ids[place]}\t{part[place]:.6g}\n" for place in order]
         write_text(str(folder / RANKING_FILE), "".join(lines))
         print(f"ranked     {count_of(len(values), 'document')} for {len(self.candidates):,} queries")
-
-    def _pairs(self):
-        return [(query, name) for query, ids in self.candidates.items() for name in ids]
 
     def _by_query(self, values):
         ends = list(itertools.accumulate(map(len, self.candidates.values())))

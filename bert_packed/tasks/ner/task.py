@@ -26,16 +26,9 @@ from bert_packed.runs.run_summary import describe_counts
 from bert_packed.tasks import run
 from bert_packed.tasks.batches import LabelledSequences
 from bert_packed.tasks.evaluation import Evaluation
+from bert_packed.tasks.ner import conll
 from bert_packed.tasks.ner import scores as entity_scores
 from bert_packed.tasks.ner.config import NerConfig
-from bert_packed.tasks.ner.conll import (
-    Sentences,
-    TagSequences,
-    find_tags,
-    make_tag_sequences,
-    number_tags,
-    read_conll,
-)
 
 PREDICTIONS_FILE = "predictions.txt"
 
@@ -81,7 +74,7 @@ def finetune(config, processes):
     """Train, predict and score as a `NerConfig` says: `FinetuningResult`."""
     text = run.read_text_model(config, processes)
     run.check_export(config)
-    training = read_conll(config.train_file) if config.do_train else None
+    training = conll.read_conll(config.train_file) if config.do_train else None
     if training and training.tags is None:
         raise InputError(f"{config.train_file} must have a tag in its last column. Received: one column.")
     names = _label_names(config, training)
@@ -89,7 +82,7 @@ def finetune(config, processes):
 
     def sequences_of(path, sentences, tags):
         sizes = config.max_seq_length, config.doc_stride
-        found = make_tag_sequences(sentences.words, tags, text.tokenizer, *sizes, path)
+        found = conll.make_tag_sequences(sentences.words, tags, text.tokenizer, *sizes, path)
         counts = {
             "sentences cut into windows of max_seq_length": found.num_cut,
             f"words without a token read as {text.tokenizer.unknown_token}": found.num_empty,
@@ -102,10 +95,10 @@ def finetune(config, processes):
         return found
 
     # Files are read before training: a mistake in them would show after hours
-    numbers = number_tags(config.train_file, training, names) if training else None
+    numbers = conll.number_tags(config.train_file, training, names) if training else None
     predictor, evaluation = None, None
     if config.do_predict:
-        sentences = read_conll(config.predict_file)
+        sentences = conll.read_conll(config.predict_file)
         predictor = Predictor(config, names, sentences, sequences_of(config.predict_file, sentences, None))
         if sentences.tags:
             scored = entity_scores.names_of(sentences.tags)
@@ -154,7 +147,7 @@ def _label_names(config, training):
             f"`init_checkpoint` must be fine-tuned to tag words unless --do_train. Received: "
             f"{config.init_checkpoint}."
         )
-    return find_tags(training)
+    return conll.find_tags(training)
 
 
 def logits_of_words(found, logits, num_words):
@@ -174,8 +167,8 @@ class Predictor:
 
     config: NerConfig
     names: tuple[str, ...]
-    sentences: Sentences
-    found: TagSequences
+    sentences: conll.Sentences
+    found: conll.TagSequences
     _forward: Callable | None = None
 
     def _tags(self, model):

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from bert_packed.core.settings import InputError, setting, variant
+from bert_packed.core.settings import InputError, advanced, setting, variant
 from bert_packed.runs.run_config import DATA, PREDICTION
 from bert_packed.tasks.config import FinetuneConfig, check_files
 
@@ -46,28 +46,21 @@ class SquadConfig(FinetuneConfig):
     doc_stride: int = setting(
         128, "tokens between the starts of two windows of a context", minimum=1, group=DATA
     )
-    max_query_length: int = setting(
-        64, "most tokens of a question; its end is cut off", minimum=1, advanced=True
-    )
+    max_query_length: int = advanced(64, "most tokens of a question; its end is cut off", minimum=1)
     version_2_with_negative: bool = setting(False, "v2.0: questions may have no answer")
-    null_score_diff_threshold: float = setting(
+    null_score_diff_threshold: float = advanced(
         0.0,
         "v2.0: predict no answer where its score is higher by more than this",
+        minimum=None,
         changeable=True,
         group=PREDICTION,
-        advanced=True,
     )
-    n_best_size: int = setting(
-        20, "answers a question in nbest_predictions.json", minimum=1, changeable=True, advanced=True
+    n_best_size: int = advanced(
+        20, "answers a question in nbest_predictions.json", minimum=1, changeable=True
     )
-    max_answer_length: int = setting(
-        30, "most tokens of an answer", minimum=1, changeable=True, advanced=True
-    )
-    skip_bad_answers: bool = setting(
-        False,
-        "leave out questions whose answer is not where train_file says, and count them",
-        group=DATA,
-        advanced=True,
+    max_answer_length: int = advanced(30, "most tokens of an answer", minimum=1, changeable=True)
+    skip_bad_answers: bool = advanced(
+        False, "leave out questions whose answer is not where train_file says, and count them", group=DATA
     )
 
     def __post_init__(self):

@@ -59,7 +59,7 @@ def read_squad(path, for_training, version_2_with_negative=False, skip_bad_answe
     """
     contexts, questions, ids = [], [], {}
     bad = []
-    for article_number, article in enumerate(load_articles(path), 1):
+    for article_number, article in enumerate(_field(path, read_json(path), "data", list, ()), 1):
         for paragraph_number, paragraph in enumerate(
             _field(path, article, "paragraphs", list, (article_number,)), 1
         ):
@@ -84,11 +84,6 @@ def read_squad(path, for_training, version_2_with_negative=False, skip_bad_answe
     if not questions:
         raise InputError(f"{path} must hold a question. Received: none, and {len(bad)} with bad answers.")
     return QuestionSet(tuple(contexts), tuple(questions), {"answers not in their context": len(bad)})
-
-
-def load_articles(path):
-    """The list `data` of a SQuAD file: list of dicts, not yet checked."""
-    return _field(path, read_json(path), "data", list, ())
 
 
 def _question(path, entry, where, context_index, for_training):

@@ -184,7 +184,7 @@ class EvalConfig:
         "", "JSON object from question id to answer; an empty answer is none", required=True
     )
     na_prob_file: str = setting("", "v2.0: JSON object from question id to how likely it has no answer")
-    na_prob_thresh: float = setting(1.0, "v2.0: above it a question is taken to have no answer")
+    na_prob_thresh: float = setting(1.0, "v2.0: above it a question is taken to have no answer", minimum=None)
     json: str = setting("", "also write the scores, in full precision, to this file")
 
     def __post_init__(self):

@@ -31,7 +31,7 @@ OF_CREATING = (
 
 @dataclasses.dataclass
 class JobCase:
-    """A job: how it is called, the modules that call and have its steps, and its settings."""
+    """A job: how it is called, its module and that of its steps, and its settings."""
 
     function: object
     config_class: type
@@ -69,8 +69,7 @@ class JobCase:
             return count
 
         for name in self.steps:
-            if hasattr(self.module, name):
-                patch.setattr(self.module, name, counted(getattr(self.home, name)))
+            patch.setattr(self.home, name, counted(getattr(self.home, name)))
         return calls
 
 

@@ -20,7 +20,7 @@ from bert_packed.core import command_line, storage
 from bert_packed.core import runtime as versions
 from bert_packed.core.settings import InputError
 from bert_packed.records.provenance import read_manifest
-from data_gen import pack_job, pack_steps
+from data_gen import pack_steps
 from data_gen.jobs.output import INCOMPLETE_NAME
 from data_gen.text.corpus import TextDocuments
 
@@ -44,7 +44,7 @@ def fail_at(step, error, message=None):
             raise error
 
         with monkeypatch.context() as patch:
-            patch.setattr(job.module, step, fail)
+            patch.setattr(job.home, step, fail)
             if message is None:
                 with pytest.raises(type(error)):
                     job.run(folder)
@@ -135,7 +135,7 @@ def test_no_finished_merge_is_done_again(tmp_path, jobs, monkeypatch):
             raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(pack_job, "merge_runs", fail)
+        patch.setattr(pack_steps, "merge_runs", fail)
         with pytest.raises(MemoryError):
             job.run(tmp_path / "out")
     num_done, calls = len(notes(tmp_path / "out")), job.count_steps(monkeypatch)
@@ -313,6 +313,7 @@ def test_an_input_that_changes_until_it_is_read_is_named(tmp_path, own_jobs, nam
     job, path = own_jobs[name], tmp_path / INPUTS[name]
     reader, method = (BertKind, "read") if name == "pack" else (TextDocuments, "__iter__")
     read, step = getattr(reader, method), job.steps[0] if name == "pack" else "tokenize"
+    do = getattr(job.home, step)
 
     def reading(self, *arguments):
         yield from read(self, *arguments)
@@ -322,9 +323,9 @@ def test_an_input_that_changes_until_it_is_read_is_named(tmp_path, own_jobs, nam
     def working(work):
         if moment == "before":
             path.write_bytes(path.read_bytes()[:-9])
-        return getattr(job.home, step)(work)
+        return do(work)
 
-    monkeypatch.setattr(job.module, step, working)
+    monkeypatch.setattr(job.home, step, working)
     if moment == "while":
         monkeypatch.setattr(reader, method, reading)
     with pytest.raises(InputError, match=rf"/{path.name} must stay as it is while it is read"):
