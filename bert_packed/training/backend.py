@@ -49,9 +49,14 @@ def compiled(function, model=None):
         return _compiled_by_jax(traced, model)
     import tensorflow as tf
 
-    # Each function and shape is meant to have its own program, so TensorFlow's warning of that is dropped
-    tf.get_logger().addFilter(lambda record: "triggered tf.function retracing" not in record.getMessage())
+    # Each function and shape is meant to have its own program. Of equal filters the logger keeps one
+    tf.get_logger().addFilter(_is_told)
     return tf.function(traced, jit_compile=True, reduce_retracing=False, autograph=False)
+
+
+def _is_told(record):
+    """False for TensorFlow's warning that functions made one after another are each traced."""
+    return "triggered tf.function retracing" not in record.getMessage()
 
 
 def _compiled_by_jax(function, model):
