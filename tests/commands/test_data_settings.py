@@ -15,20 +15,20 @@ from bert_packed import schema
 from bert_packed.records import tfrecords
 from bert_packed.records.provenance import read_manifest
 from bert_packed.text.tokenization import SPECIAL_TOKENS
-from data_gen import create_pretraining_data, pack_job, pack_tfrecords
+from data_gen import create_pretraining_data, pack_job, pack_steps, pack_tfrecords
 from data_gen.jobs import runners
 from data_gen.jobs.steps import Job
 from data_gen.pack_config import PackConfig
-from data_gen.text import create_job
+from data_gen.text import create_job, create_steps
 from data_gen.text.create_config import CreateConfig
 
 OLD_FILE = "train-00007-of-00008.tfrecord"
 
 
-def run_job(command, config_class, steps, output_dir, **flags):
+def run_job(command, config_class, job, steps, output_dir, **flags):
     """A command under flags (None: not given), its shards recorded, all in this process."""
     flags = {name: value for name, value in flags.items() if value is not None}
-    stand_in = {(steps, "Job"): lambda folder, *_: Job(folder)}
+    stand_in = {(job, "Job"): lambda folder, *_: Job(folder)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runners.importlib.util, "find_spec", lambda name: importlib.util)  # all is installed
         shards = [(steps, "write_shard")]
@@ -61,7 +61,9 @@ def create(text, tmp_path_factory):
     def make(folder=None, **flags):
         usual = {"input_file": text[1], "vocab_file": text[2], "max_seq_length": 32, "dupe_factor": 1}
         folder = folder or tmp_path_factory.mktemp("records") / "out"
-        return run_job(create_pretraining_data, CreateConfig, create_job, folder, **usual | flags)
+        return run_job(
+            create_pretraining_data, CreateConfig, create_job, create_steps, folder, **usual | flags
+        )
 
     return make
 
@@ -148,7 +150,7 @@ def pack(inputs, tmp_path_factory):
     def make(folder=None, name="one", **flags):
         flags = {"input_file": inputs / f"{name}.tfrecord", "max_seq_length": 16, **flags}
         folder = folder or tmp_path_factory.mktemp("packs") / "out"
-        return run_job(pack_tfrecords, PackConfig, pack_job, folder, **flags)
+        return run_job(pack_tfrecords, PackConfig, pack_job, pack_steps, folder, **flags)
 
     return make
 

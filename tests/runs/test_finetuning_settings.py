@@ -23,7 +23,7 @@ from bert_packed.tasks.classify import task as classification
 from bert_packed.tasks.glue import files as glue
 from bert_packed.tasks.glue import task as glue_finetuning
 from bert_packed.tasks.glue.config import GlueConfig
-from bert_packed.tasks.ner import task as ner_finetuning
+from bert_packed.tasks.ner import conll
 from bert_packed.tasks.ner.config import NerConfig
 from bert_packed.tasks.squad import predictions as squad_predictions
 from bert_packed.tasks.squad import task as squad_finetuning
@@ -47,7 +47,7 @@ RECORDED = (
     (tokenization, "make_tokenizer"),
     (glue_finetuning, "read_glue"),
     (classification, "make_text_sequences"),
-    *((ner_finetuning, name) for name in ("read_conll", "make_tag_sequences")),
+    *((conll, name) for name in ("read_conll", "make_tag_sequences")),
 )
 CHANGED = recorded_calls.CHANGED | {"do_lower_case": False, "max_seq_length": 40, "train_batch_size": 5}
 CHANGED |= {"predict_batch_size": 3, "max_sequences_per_pack": 2, "packing_algorithm": "spfhp"}
