@@ -23,29 +23,39 @@ from keras import ops
 from bert_packed.layers.loops import with_gradient
 
 GRADIENTS = "attention_gradients"  # in a program's text: theirs would have no name of a layer
-_SWITCH = contextvars.ContextVar("gradients_for_cpus", default=False)
+_PLATFORM = contextvars.ContextVar("platform_of_gradients", default="")
 
 
 @contextlib.contextmanager
-def gradients_for_cpus(is_on=True):
-    """Context manager: programs traced inside have the fast gradients where `is_on`.
+def gradients_for(platform):
+    """Context manager: programs traced inside have the fast gradients of "cpu" or "gpu"; any other has none.
 
-    They are faster only in a program that XLA compiles whole, and have no second derivative.
+    They are faster only in a program that XLA compiles whole, and those for CPUs have no second derivative.
     """
-    token = _SWITCH.set(is_on)
+    token = _PLATFORM.set(platform)
     try:
         yield
     finally:
-        _SWITCH.reset(token)
+        _PLATFORM.reset(token)
+
+
+def gradients_for_cpus(is_on=True):
+    """`gradients_for("cpu")` where `is_on`."""
+    return gradients_for("cpu" if is_on else "")
+
+
+def gradients_are_for(platform):
+    """True inside `gradients_for(platform)`; never where TensorFlow runs operation by operation."""
+    if keras.backend.backend() == "jax":
+        return _PLATFORM.get() == platform
+    import tensorflow as tf
+
+    return _PLATFORM.get() == platform and not tf.executing_eagerly()
 
 
 def has_gradients_for_cpus():
-    """True inside `gradients_for_cpus`; never where TensorFlow runs operation by operation."""
-    if keras.backend.backend() == "jax":
-        return _SWITCH.get()
-    import tensorflow as tf
-
-    return _SWITCH.get() and not tf.executing_eagerly()
+    """`gradients_are_for("cpu")`."""
+    return gradients_are_for("cpu")
 
 
 @keras.saving.register_keras_serializable(package="bert_packed")
@@ -118,6 +128,15 @@ def weighted_values(weights_BNSS, value_BSNH):
     if not _is_fast_on("tensorflow"):
         return _heads_first(ops.matmul(weights_BNSS, value_BNSH))
     return _heads_first(with_gradient(forward, backward)(weights_BNSS, value_BNSH)[0])
+
+
+def by_argument(function, inputs):
+    """`function(inputs)`; on GPUs its gradient reads the inputs alone, and no other array of their size."""
+    if not gradients_are_for("gpu"):
+        return function(inputs)
+    import jax
+
+    return jax.checkpoint(function)(inputs)
 
 
 def _is_fast_on(*backends):
