@@ -16,6 +16,7 @@ Legend: B packs per batch, S pack length, N heads, H head width; T tokens, X and
 
 import contextlib
 import contextvars
+import functools
 
 import keras
 from keras import ops
@@ -62,10 +63,15 @@ def has_gradients_for_cpus():
 class Linear(keras.layers.Dense):
     """`keras.layers.Dense`, float `[..., X]` to `[..., Y]`, with the fast gradient of its weights."""
 
+    scale = None
+
     def call(self, inputs, training=None):
-        outputs = multiply(inputs, ops.convert_to_tensor(self.kernel))
-        if self.bias is not None:
-            outputs = ops.add(outputs, self.bias)
+        kernel, bias = ops.convert_to_tensor(self.kernel), self.bias
+        if self.scale is not None:
+            kernel, bias = kernel * self.scale, bias * self.scale
+        outputs = multiply(inputs, kernel)
+        if bias is not None:
+            outputs = ops.add(outputs, bias)
         return outputs if self.activation is None else self.activation(outputs)
 
 
@@ -128,6 +134,18 @@ def weighted_values(weights_BNSS, value_BSNH):
     if not _is_fast_on("tensorflow"):
         return _heads_first(ops.matmul(weights_BNSS, value_BNSH))
     return _heads_first(with_gradient(forward, backward)(weights_BNSS, value_BNSH)[0])
+
+
+def copies(inputs, number):
+    """The same tensor several times. On GPUs the gradient of each is added in the product that it comes from."""
+    if not gradients_are_for("gpu"):
+        return (inputs,) * number
+
+    def backward(_, gradients):
+        # The first operand of a sum is the product that XLA takes the sum into
+        return (functools.reduce(lambda total, gradient: gradient + total, gradients[::-1]),)
+
+    return with_gradient(lambda inputs: ((inputs,) * number, None), backward)(inputs)
 
 
 def by_argument(function, inputs):

@@ -4,10 +4,13 @@ Legend: B packs per batch, S pack length, D model width, N heads, H head width, 
 P predictions per pack, K sequences per pack, Q = P or K positions to gather, V vocabulary, C classes.
 """
 
+import math
+
 import keras
 from keras import ops
 
 from bert_packed.layers.context import activation, attend_in_sequences, gather_tokens
+from bert_packed.layers.cpu_gradients import copies, gradients_are_for
 from bert_packed.layers.dropout import Dropout
 from bert_packed.layers.layout import COLUMNS, ONE_DEVICE, ROWS
 
@@ -85,11 +88,16 @@ class SelfAttention(keras.layers.Layer):
 
     def call(self, hidden_BSD, context, training=None):
         """Attend inside the sequences of a `PackContext`; float `[B, S, D]` to the same."""
+        *inputs, hidden_BSD = copies(hidden_BSD, 4)
+        scale = self.head_width**-0.5
+        # XLA for GPUs scales in a pass of its own, unless the weights are scaled: exact for a power of 2
+        is_scaled = gradients_are_for("gpu") and math.frexp(scale)[0] == 0.5
+        self.query.scale = scale if is_scaled else None
         query_BSNH, key_BSNH, value_BSNH = map(
-            self._split_heads, self.layout.apply_together((self.query, self.key, self.value), hidden_BSD)
+            self._split_heads, self.layout.apply_together((self.query, self.key, self.value), inputs)
         )
         found_BSNH = attend_in_sequences(
-            (query_BSNH * self.head_width**-0.5, key_BSNH, value_BSNH),
+            (query_BSNH if is_scaled else query_BSNH * scale, key_BSNH, value_BSNH),
             context,
             self.attention_dropout,
             training,
