@@ -1,4 +1,4 @@
-"""Linear layers and attention products whose gradients XLA compiles fast for CPUs.
+"""Layers and products in the forms whose gradients XLA compiles fast, for CPUs and for GPUs.
 
 The gradients of a matrix of weights, of keys and of values sum over rows, tokens or queries:
 
@@ -10,6 +10,8 @@ The backends transpose the first factor inside the product, at a third of the ra
 (docs/notebook/2026-11.md, "A step by parts"). Here the narrower factor is transposed beforehand; where that
 is the second, the product gives the gradient transposed. JAX has the fast form for values by itself,
 TensorFlow for weights.
+
+On GPUs a step waits for memory. There the forms differ in what is written out between two products.
 
 Legend: B packs per batch, S pack length, N heads, H head width; T tokens, X and Y widths of input and result.
 """
@@ -63,11 +65,12 @@ def has_gradients_for_cpus():
 class Linear(keras.layers.Dense):
     """`keras.layers.Dense`, float `[..., X]` to `[..., Y]`, with the fast gradient of its weights."""
 
-    scale = None
+    scale = None  # a power of 2 that multiplies weights inside `gradients_for("gpu")`, and results elsewhere
 
     def call(self, inputs, training=None):
         kernel, bias = ops.convert_to_tensor(self.kernel), self.bias
-        if self.scale is not None:
+        if self.scale and gradients_are_for("gpu"):
+            # XLA would scale the result, and its gradient, in a pass over all tokens. A power of 2 rounds nothing
             kernel, bias = kernel * self.scale, bias * self.scale
         outputs = multiply(inputs, kernel)
         if bias is not None:
@@ -137,19 +140,19 @@ def weighted_values(weights_BNSS, value_BSNH):
 
 
 def copies(inputs, number):
-    """The same tensor several times. On GPUs the gradient of each is added in the product that it comes from."""
+    """The same tensor several times, for several products and last a sum: on GPUs each adds to the next gradient."""
     if not gradients_are_for("gpu"):
         return (inputs,) * number
 
     def backward(_, gradients):
-        # The first operand of a sum is the product that XLA takes the sum into
+        # Only a sum's first operand is the product that XLA adds the other inside of
         return (functools.reduce(lambda total, gradient: gradient + total, gradients[::-1]),)
 
     return with_gradient(lambda inputs: ((inputs,) * number, None), backward)(inputs)
 
 
 def by_argument(function, inputs):
-    """`function(inputs)`; on GPUs its gradient reads the inputs alone, and no other array of their size."""
+    """`function(inputs)`; on GPUs nothing but the inputs is kept for its gradient."""
     if not gradients_are_for("gpu"):
         return function(inputs)
     import jax

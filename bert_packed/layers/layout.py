@@ -36,7 +36,7 @@ class Layout:
         return dense(width, config, name, dtype, weights, use_bias)
 
     def apply_together(self, layers, inputs):
-        """Results of several linear layers of `dense` for the same input, of which `inputs` has `copies`."""
+        """Results of several linear layers of `dense` for the same input, of which `inputs` are `copies`."""
         return [layer(hidden_BSD) for layer, hidden_BSD in zip(layers, inputs, strict=True)]
 
     def apply_in_parts(self, layer, num_parts, hidden_BSD):
