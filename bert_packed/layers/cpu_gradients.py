@@ -56,11 +56,6 @@ def gradients_are_for(platform):
     return _PLATFORM.get() == platform and not tf.executing_eagerly()
 
 
-def has_gradients_for_cpus():
-    """`gradients_are_for("cpu")`."""
-    return gradients_are_for("cpu")
-
-
 @keras.saving.register_keras_serializable(package="bert_packed")
 class Linear(keras.layers.Dense):
     """`keras.layers.Dense`, float `[..., X]` to `[..., Y]`, with the fast gradient of its weights."""
@@ -70,7 +65,7 @@ class Linear(keras.layers.Dense):
     def call(self, inputs, training=None):
         kernel, bias = ops.convert_to_tensor(self.kernel), self.bias
         if self.scale and gradients_are_for("gpu"):
-            # XLA would scale the result, and its gradient, in a pass over all tokens. A power of 2 rounds nothing
+            # XLA would scale results and their gradients in passes over all tokens. This rounds nothing
             kernel, bias = kernel * self.scale, bias * self.scale
         outputs = multiply(inputs, kernel)
         if bias is not None:
@@ -140,7 +135,7 @@ def weighted_values(weights_BNSS, value_BSNH):
 
 
 def copies(inputs, number):
-    """The same tensor several times, for several products and last a sum: on GPUs each adds to the next gradient."""
+    """The same tensor for several products and last a sum; on GPUs their gradients add up in the products."""
     if not gradients_are_for("gpu"):
         return (inputs,) * number
 
@@ -161,7 +156,7 @@ def by_argument(function, inputs):
 
 
 def _is_fast_on(*backends):
-    return keras.backend.backend() in backends and has_gradients_for_cpus()
+    return keras.backend.backend() in backends and gradients_are_for("cpu")
 
 
 def _sum_over_rows(weights_BNSS, rows_BNSH):

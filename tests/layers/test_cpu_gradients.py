@@ -14,8 +14,8 @@ from bert_packed.layers import cpu_gradients
 from bert_packed.layers.cpu_gradients import (
     Linear,
     attention_scores,
+    gradients_are_for,
     gradients_for_cpus,
-    has_gradients_for_cpus,
     multiply,
     weighted_values,
 )
@@ -183,11 +183,11 @@ def test_the_switch_is_on_inside_and_in_programs_alone(is_on):
 
     def traced(values):
         with gradients_for_cpus(is_on):
-            answers.append(has_gradients_for_cpus())
-        answers.append(has_gradients_for_cpus())
+            answers.append(gradients_are_for("cpu"))
+        answers.append(gradients_are_for("cpu"))
         return values
 
     backend.compiled(traced)(keras.ops.ones(1))
     assert answers == [is_on, False]
     with gradients_for_cpus(is_on):  # TensorFlow, operation by operation
-        assert has_gradients_for_cpus() is (is_on and IS_JAX)
+        assert gradients_are_for("cpu") is (is_on and IS_JAX)
