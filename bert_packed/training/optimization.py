@@ -6,6 +6,10 @@ import types
 import keras
 from keras import ops
 
+from bert_packed.layers.cpu_gradients import barrier
+
+NUM_PARTS = 1024  # of the values whose sum of squares ends in another launch
+
 
 class MomentOptimizer(keras.optimizers.Optimizer):
     """Base of Adam, StableAdamW and LAMB, which differ in the `ratio` of the update.
@@ -81,9 +85,16 @@ class MomentOptimizer(keras.optimizers.Optimizer):
         update = new_momentum / (root + self.epsilon)
         if self.weight_decay_rate > 0 and self._are_decayed[index]:
             update = update + self.weight_decay_rate * ops.convert_to_tensor(variable)
-        ratio = self.ratio(index, variable, update, gradient, root)
-        update = ops.cast(learning_rate, dtype) * (update * ratio)
-        self.assign_sub(variable, ops.where(counts, update, ops.zeros_like(update)))
+
+        def finish(ratio):
+            change = ops.cast(learning_rate, dtype) * (update * ratio)
+            self.assign_sub(variable, ops.where(counts, change, ops.zeros_like(change)))
+
+        self.finish_with_ratio(finish, index, variable, update, gradient, root)
+
+    def finish_with_ratio(self, finish, *arguments):
+        """Call `finish` with `self.ratio(*arguments)`; an optimizer may wait for the last variable."""
+        finish(self.ratio(*arguments))
 
     def _all_reduce_sum_gradients(self, grads_and_vars):
         # Keras would add up, over the replicas of `tf.distribute`, what the engine has added up and clipped
@@ -102,20 +113,38 @@ class Lamb(MomentOptimizer):
     `keras.optimizers.Lamb` is another algorithm: its weight decay stays outside the trust ratio.
     """
 
+    joins = False  # an engine sets it for GPUs, where one sum then ends all norms
+
     def __init__(self, learning_rate=0.001, name="lamb", **kwargs):
         super().__init__(learning_rate, name=name, **kwargs)
         # A plain object hides the dict, which Keras and TensorFlow would track as the optimizer's attribute
-        self._last = types.SimpleNamespace(ratios={})
+        self._last = types.SimpleNamespace(ratios={}, waiting=[])
 
     def ratio(self, index, variable, update, gradient, root):
         if not self._are_decayed[index]:
             return 1.0
-        weight_norm, update_norm = _norm(variable), _norm(update)
-        is_usable = ops.logical_and(weight_norm > 0, update_norm > 0)
-        # The divisor inside is safe: `where` would still evaluate 0 / 0
-        ratio = ops.where(is_usable, weight_norm / ops.where(is_usable, update_norm, 1.0), 1.0)
-        self._last.ratios[index] = ratio
-        return ratio
+        self._last.ratios[index] = _quotient(_norm(variable), _norm(update))
+        return self._last.ratios[index]
+
+    def finish_with_ratio(self, finish, index, variable, update, gradient, root):
+        if not self.joins:
+            return super().finish_with_ratio(finish, index, variable, update, gradient, root)
+        last = self._last
+        if index == 0:
+            last.waiting = []
+        # Squares of 0 make a ratio of 1. As all updates read one array, XLA joins those of one shape
+        squares = [ops.zeros(NUM_PARTS)] * 2
+        if self._are_decayed[index]:
+            squares = [_padded_squares(variable), _padded_squares(update)]
+        last.waiting.append((finish, ops.stack(squares)))
+        if index < len(self._are_decayed) - 1:
+            return
+        norms = ops.sqrt(ops.sum(barrier(ops.stack([squares for _, squares in last.waiting])), axis=2))
+        for index, (finish, _) in enumerate(last.waiting):
+            ratio = _quotient(*norms[index])
+            if self._are_decayed[index]:
+                last.ratios[index] = ratio
+            finish(ratio)
 
     def trust_ratios(self):
         """Statistics of the last update's ratios over the variables that are adapted.
@@ -284,6 +313,24 @@ def optimizer_settings(config, packing_factor=1.0):
 def trust_ratios(optimizer):
     """`Lamb.trust_ratios`; {} for other optimizers."""
     return optimizer.trust_ratios() if isinstance(optimizer, Lamb) else {}
+
+
+def partial_squares(tensor, number):
+    """Sums of squares of `number` equal parts of a tensor, or of fewer where that does not divide its size."""
+    size = math.prod(tensor.shape)
+    number = math.gcd(size, number)
+    return ops.sum(ops.square(ops.reshape(tensor, (number, size // number))), axis=1)
+
+
+def _padded_squares(tensor):
+    squares = partial_squares(tensor, NUM_PARTS)
+    return ops.pad(squares, (0, NUM_PARTS - squares.shape[0]))
+
+
+def _quotient(weight_norm, update_norm):
+    is_usable = ops.logical_and(weight_norm > 0, update_norm > 0)
+    # The divisor inside is safe: `where` would still evaluate 0 / 0
+    return ops.where(is_usable, weight_norm / ops.where(is_usable, update_norm, 1.0), 1.0)
 
 
 def _norm(tensor):

@@ -1,16 +1,15 @@
 """Base class of both backends' engines, gradient clipping, and names of variables in checkpoints."""
 
-import math
-
 from keras import ops
 
 from bert_packed.layers.cpu_gradients import barrier
 from bert_packed.parallel.targets import devices_here
 from bert_packed.training.backend import out_of_memory_names
+from bert_packed.training.optimization import NUM_PARTS, partial_squares
 
 FIGURES = ("gradient_norm", "is_skipped")
 TRAINING = "a training step", "micro_batch_size"  # for `out_of_memory_names`
-NUM_PARTS, FEW_VALUES = 1024, 4096  # of `_partial_squares`
+FEW_VALUES = 4096  # of a gradient that `clip` joins as it is
 
 
 class Engine:
@@ -149,7 +148,8 @@ def clip(gradients, sums, max_grad_norm, joins=False):
     """
     if joins:
         # XLA would turn the sum of joined sums into sums of each again, a launch on a GPU for each
-        squares = ops.sum(barrier(ops.concatenate([_partial_squares(gradient) for gradient in gradients])))
+        numbers = [one.size if one.size <= FEW_VALUES else NUM_PARTS for one in gradients]
+        squares = ops.sum(barrier(ops.concatenate(list(map(partial_squares, gradients, numbers)))))
     else:
         squares = sum(ops.sum(ops.square(gradient)) for gradient in gradients)
     norm = ops.sqrt(squares)
@@ -158,13 +158,6 @@ def clip(gradients, sums, max_grad_norm, joins=False):
     scale = ops.where(is_finite, scale, float("nan"))
     figures = {"gradient_norm": norm, "is_skipped": 1.0 - ops.cast(is_finite, "float32")}
     return [gradient * scale for gradient in gradients], figures
-
-
-def _partial_squares(gradient):
-    """Sums of squares of parts of a gradient, of a small one of each value: `[N]`."""
-    size = math.prod(gradient.shape)
-    number = size if size <= FEW_VALUES else math.gcd(size, NUM_PARTS)
-    return ops.sum(ops.square(ops.reshape(gradient, (number, size // number))), axis=1)
 
 
 def num_used_micro_batches(sequence_ids_AMS):
