@@ -10,8 +10,7 @@ The backends transpose the first factor inside the product, at a third of the ra
 (docs/notebook/2026-11.md, "A step by parts"). Here the narrower factor is transposed beforehand; where that
 is the second, the product gives the gradient transposed. JAX has the fast form for values by itself,
 TensorFlow for weights.
-
-On GPUs a step waits for memory. There the forms differ in what is written out between two products.
+On GPUs the forms differ in what is written out between two products.
 
 Legend: B packs per batch, S pack length, N heads, H head width; T tokens, X and Y widths of input and result.
 """
@@ -31,9 +30,9 @@ _PLATFORM = contextvars.ContextVar("platform_of_gradients", default="")
 
 @contextlib.contextmanager
 def gradients_for(platform):
-    """Context manager: programs traced inside have the fast gradients of "cpu" or "gpu"; any other has none.
+    """Context manager: programs traced inside have the fast gradients of "cpu" or, under JAX, "gpu".
 
-    They are faster only in a program that XLA compiles whole, and those for CPUs have no second derivative.
+    They are faster only in a program that XLA compiles whole, and have no second derivative.
     """
     token = _PLATFORM.set(platform)
     try:
@@ -42,18 +41,13 @@ def gradients_for(platform):
         _PLATFORM.reset(token)
 
 
-def gradients_for_cpus(is_on=True):
-    """`gradients_for("cpu")` where `is_on`."""
-    return gradients_for("cpu" if is_on else "")
-
-
 def gradients_are_for(platform):
     """True inside `gradients_for(platform)`; never where TensorFlow runs operation by operation."""
     if keras.backend.backend() == "jax":
         return _PLATFORM.get() == platform
     import tensorflow as tf
 
-    return _PLATFORM.get() == platform and not tf.executing_eagerly()
+    return _PLATFORM.get() == platform == "cpu" and not tf.executing_eagerly()
 
 
 @keras.saving.register_keras_serializable(package="bert_packed")

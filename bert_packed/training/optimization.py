@@ -93,7 +93,6 @@ class MomentOptimizer(keras.optimizers.Optimizer):
         self.finish_with_ratio(finish, index, variable, update, gradient, root)
 
     def finish_with_ratio(self, finish, *arguments):
-        """Call `finish` with `self.ratio(*arguments)`; an optimizer may wait for the last variable."""
         finish(self.ratio(*arguments))
 
     def _all_reduce_sum_gradients(self, grads_and_vars):
@@ -129,22 +128,17 @@ class Lamb(MomentOptimizer):
     def finish_with_ratio(self, finish, index, variable, update, gradient, root):
         if not self.joins:
             return super().finish_with_ratio(finish, index, variable, update, gradient, root)
-        last = self._last
-        if index == 0:
-            last.waiting = []
+        is_decayed, waiting = self._are_decayed, self._last.waiting if index else []
         # Squares of 0 make a ratio of 1. As all updates read one array, XLA joins those of one shape
-        squares = [ops.zeros(NUM_PARTS)] * 2
-        if self._are_decayed[index]:
-            squares = [_padded_squares(variable), _padded_squares(update)]
-        last.waiting.append((finish, ops.stack(squares)))
-        if index < len(self._are_decayed) - 1:
-            return
-        norms = ops.sqrt(ops.sum(barrier(ops.stack([squares for _, squares in last.waiting])), axis=2))
-        for index, (finish, _) in enumerate(last.waiting):
-            ratio = _quotient(*norms[index])
-            if self._are_decayed[index]:
-                last.ratios[index] = ratio
-            finish(ratio)
+        squares = list(map(partial_squares, (variable, update))) if is_decayed[index] else [ops.zeros(1)] * 2
+        padded = [ops.pad(parts, (0, NUM_PARTS - parts.shape[0])) for parts in squares]
+        self._last.waiting = waiting = [*waiting, (finish, ops.stack(padded))]
+        if index == len(is_decayed) - 1:
+            norms = ops.sqrt(ops.sum(barrier(ops.stack([squares for _, squares in waiting])), axis=2))
+            ratios = [_quotient(*norms[place]) for place in range(len(waiting))]
+            self._last.ratios = {place: ratio for place, ratio in enumerate(ratios) if is_decayed[place]}
+            for (finish, _), ratio in zip(waiting, ratios, strict=True):
+                finish(ratio)
 
     def trust_ratios(self):
         """Statistics of the last update's ratios over the variables that are adapted.
@@ -315,16 +309,11 @@ def trust_ratios(optimizer):
     return optimizer.trust_ratios() if isinstance(optimizer, Lamb) else {}
 
 
-def partial_squares(tensor, number):
-    """Sums of squares of `number` equal parts of a tensor, or of fewer where that does not divide its size."""
+def partial_squares(tensor, few_values=0):
+    """Sums of squares of up to `NUM_PARTS` equal parts of a tensor, or of all `few_values` of one: `[N]`."""
     size = math.prod(tensor.shape)
-    number = math.gcd(size, number)
+    number = size if size <= few_values else math.gcd(size, NUM_PARTS)
     return ops.sum(ops.square(ops.reshape(tensor, (number, size // number))), axis=1)
-
-
-def _padded_squares(tensor):
-    squares = partial_squares(tensor, NUM_PARTS)
-    return ops.pad(squares, (0, NUM_PARTS - squares.shape[0]))
 
 
 def _quotient(weight_norm, update_norm):

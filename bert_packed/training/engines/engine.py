@@ -5,11 +5,11 @@ from keras import ops
 from bert_packed.layers.cpu_gradients import barrier
 from bert_packed.parallel.targets import devices_here
 from bert_packed.training.backend import out_of_memory_names
-from bert_packed.training.optimization import NUM_PARTS, partial_squares
+from bert_packed.training.optimization import partial_squares
 
 FIGURES = ("gradient_norm", "is_skipped")
 TRAINING = "a training step", "micro_batch_size"  # for `out_of_memory_names`
-FEW_VALUES = 4096  # of a gradient that `clip` joins as it is
+FEW_VALUES = 4096  # of a gradient, which `clip` then joins as it is
 
 
 class Engine:
@@ -148,8 +148,7 @@ def clip(gradients, sums, max_grad_norm, joins=False):
     """
     if joins:
         # XLA would turn the sum of joined sums into sums of each again, a launch on a GPU for each
-        numbers = [one.size if one.size <= FEW_VALUES else NUM_PARTS for one in gradients]
-        squares = ops.sum(barrier(ops.concatenate(list(map(partial_squares, gradients, numbers)))))
+        squares = ops.sum(barrier(ops.concatenate([partial_squares(one, FEW_VALUES) for one in gradients])))
     else:
         squares = sum(ops.sum(ops.square(gradient)) for gradient in gradients)
     norm = ops.sqrt(squares)
