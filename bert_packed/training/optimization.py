@@ -6,10 +6,6 @@ import types
 import keras
 from keras import ops
 
-from bert_packed.layers.cpu_gradients import barrier
-
-NUM_PARTS = 1024  # of the values whose sum of squares ends in another launch
-
 
 class MomentOptimizer(keras.optimizers.Optimizer):
     """Base of Adam, StableAdamW and LAMB, which differ in the `ratio` of the update.
@@ -85,15 +81,9 @@ class MomentOptimizer(keras.optimizers.Optimizer):
         update = new_momentum / (root + self.epsilon)
         if self.weight_decay_rate > 0 and self._are_decayed[index]:
             update = update + self.weight_decay_rate * ops.convert_to_tensor(variable)
-
-        def finish(ratio):
-            change = ops.cast(learning_rate, dtype) * (update * ratio)
-            self.assign_sub(variable, ops.where(counts, change, ops.zeros_like(change)))
-
-        self.finish_with_ratio(finish, index, variable, update, gradient, root)
-
-    def finish_with_ratio(self, finish, *arguments):
-        finish(self.ratio(*arguments))
+        ratio = self.ratio(index, variable, update, gradient, root)
+        update = ops.cast(learning_rate, dtype) * (update * ratio)
+        self.assign_sub(variable, ops.where(counts, update, ops.zeros_like(update)))
 
     def _all_reduce_sum_gradients(self, grads_and_vars):
         # Keras would add up, over the replicas of `tf.distribute`, what the engine has added up and clipped
@@ -112,33 +102,20 @@ class Lamb(MomentOptimizer):
     `keras.optimizers.Lamb` is another algorithm: its weight decay stays outside the trust ratio.
     """
 
-    joins = False  # an engine sets it for GPUs, where one sum then ends all norms
-
     def __init__(self, learning_rate=0.001, name="lamb", **kwargs):
         super().__init__(learning_rate, name=name, **kwargs)
         # A plain object hides the dict, which Keras and TensorFlow would track as the optimizer's attribute
-        self._last = types.SimpleNamespace(ratios={}, waiting=[])
+        self._last = types.SimpleNamespace(ratios={})
 
     def ratio(self, index, variable, update, gradient, root):
         if not self._are_decayed[index]:
             return 1.0
-        self._last.ratios[index] = _quotient(_norm(variable), _norm(update))
-        return self._last.ratios[index]
-
-    def finish_with_ratio(self, finish, index, variable, update, gradient, root):
-        if not self.joins:
-            return super().finish_with_ratio(finish, index, variable, update, gradient, root)
-        is_decayed, waiting = self._are_decayed, self._last.waiting if index else []
-        # Squares of 0 make a ratio of 1. As all updates read one array, XLA joins those of one shape
-        squares = list(map(partial_squares, (variable, update))) if is_decayed[index] else [ops.zeros(1)] * 2
-        padded = [ops.pad(parts, (0, NUM_PARTS - parts.shape[0])) for parts in squares]
-        self._last.waiting = waiting = [*waiting, (finish, ops.stack(padded))]
-        if index == len(is_decayed) - 1:
-            norms = ops.sqrt(ops.sum(barrier(ops.stack([squares for _, squares in waiting])), axis=2))
-            ratios = [_quotient(*norms[place]) for place in range(len(waiting))]
-            self._last.ratios = {place: ratio for place, ratio in enumerate(ratios) if is_decayed[place]}
-            for (finish, _), ratio in zip(waiting, ratios, strict=True):
-                finish(ratio)
+        weight_norm, update_norm = _norm(variable), _norm(update)
+        is_usable = ops.logical_and(weight_norm > 0, update_norm > 0)
+        # The divisor inside is safe: `where` would still evaluate 0 / 0
+        ratio = ops.where(is_usable, weight_norm / ops.where(is_usable, update_norm, 1.0), 1.0)
+        self._last.ratios[index] = ratio
+        return ratio
 
     def trust_ratios(self):
         """Statistics of the last update's ratios over the variables that are adapted.
@@ -307,19 +284,6 @@ def optimizer_settings(config, packing_factor=1.0):
 def trust_ratios(optimizer):
     """`Lamb.trust_ratios`; {} for other optimizers."""
     return optimizer.trust_ratios() if isinstance(optimizer, Lamb) else {}
-
-
-def partial_squares(tensor, few_values=0):
-    """Sums of squares of up to `NUM_PARTS` equal parts of a tensor, or of all `few_values` of one: `[N]`."""
-    size = math.prod(tensor.shape)
-    number = size if size <= few_values else math.gcd(size, NUM_PARTS)
-    return ops.sum(ops.square(ops.reshape(tensor, (number, size // number))), axis=1)
-
-
-def _quotient(weight_norm, update_norm):
-    is_usable = ops.logical_and(weight_norm > 0, update_norm > 0)
-    # The divisor inside is safe: `where` would still evaluate 0 / 0
-    return ops.where(is_usable, weight_norm / ops.where(is_usable, update_norm, 1.0), 1.0)
 
 
 def _norm(tensor):

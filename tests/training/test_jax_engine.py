@@ -16,7 +16,7 @@ from bert_packed.architectures.registry import PRETRAINING
 from bert_packed.objectives.pretraining import pretraining_sums
 from bert_packed.parallel.targets import Target
 from bert_packed.training.backend import compiled
-from bert_packed.training.optimization import NUM_PARTS, Lamb
+from bert_packed.training.optimization import Lamb
 
 jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 pytestmark = [
@@ -79,8 +79,8 @@ def test_gradients_inside_another_program_are_the_same():
 
 @pytest.mark.parametrize("num_heads", [2, 4])  # of 16 and of 8: only the first can be scaled by the weights
 def test_a_step_in_the_forms_for_gpus_is_that_for_cpus(num_heads):
-    """What a step for GPUs does otherwise: no other test takes one. Here a row that `gather_tokens` confuses
-    between packs, a head that is scaled twice or not, and a trust ratio of another variable show."""
+    """What a step for GPUs does otherwise: no other test takes one. A row that `gather_tokens` takes from
+    another pack, heads that are scaled twice or not, and a gradient that `copies` leaves out show."""
     config = dataclasses.replace(
         CONFIG, hidden_size=32, num_attention_heads=num_heads, hidden_dropout_prob=0.1
     )
@@ -92,11 +92,12 @@ def test_a_step_in_the_forms_for_gpus_is_that_for_cpus(num_heads):
         )
         sums = [{name: float(value) for name, value in engine.train_step(batch).items()} for _ in range(3)]
         program = engine.compiled_train_step.lower(*engine.step_arguments(batch)).as_text()
-        found[platform] = sums, engine.weights(), f"x2x{NUM_PARTS}xf32>" in program
-    assert found["gpu"][2] and not found["cpu"][2]
+        found[platform] = sums, engine.weights(), program.count("erf")
+    assert found["gpu"][2] > found["cpu"][2]  # GELU is computed again
     for mine, others in zip(found["gpu"][0], found["cpu"][0], strict=True):
         assert mine == pytest.approx(others, rel=1e-4)
     for name, weight in found["gpu"][1].items():
-        np.testing.assert_allclose(
-            np.asarray(weight), np.asarray(found["cpu"][1][name]), atol=1e-5, err_msg=name
-        )
+        if not name.endswith("key/bias"):  # whose gradient is rounding alone
+            np.testing.assert_allclose(
+                np.asarray(weight), np.asarray(found["cpu"][1][name]), atol=1e-5, err_msg=name
+            )

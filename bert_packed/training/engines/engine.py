@@ -1,15 +1,16 @@
 """Base class of both backends' engines, gradient clipping, and names of variables in checkpoints."""
 
+import math
+
 from keras import ops
 
 from bert_packed.layers.cpu_gradients import barrier
 from bert_packed.parallel.targets import devices_here
 from bert_packed.training.backend import out_of_memory_names
-from bert_packed.training.optimization import partial_squares
 
 FIGURES = ("gradient_norm", "is_skipped")
 TRAINING = "a training step", "micro_batch_size"  # for `out_of_memory_names`
-FEW_VALUES = 4096  # of a gradient, which `clip` then joins as it is
+NUM_PARTS, FEW_VALUES = 1024, 4096  # of `_partial_squares`
 
 
 class Engine:
@@ -148,7 +149,7 @@ def clip(gradients, sums, max_grad_norm, joins=False):
     """
     if joins:
         # XLA would turn the sum of joined sums into sums of each again, a launch on a GPU for each
-        squares = ops.sum(barrier(ops.concatenate([partial_squares(one, FEW_VALUES) for one in gradients])))
+        squares = ops.sum(barrier(ops.concatenate([_partial_squares(gradient) for gradient in gradients])))
     else:
         squares = sum(ops.sum(ops.square(gradient)) for gradient in gradients)
     norm = ops.sqrt(squares)
@@ -157,6 +158,13 @@ def clip(gradients, sums, max_grad_norm, joins=False):
     scale = ops.where(is_finite, scale, float("nan"))
     figures = {"gradient_norm": norm, "is_skipped": 1.0 - ops.cast(is_finite, "float32")}
     return [gradient * scale for gradient in gradients], figures
+
+
+def _partial_squares(gradient):
+    """Sums of squares of parts of a gradient, of a small one of each value: `[N]`."""
+    size = math.prod(gradient.shape)
+    number = size if size <= FEW_VALUES else math.gcd(size, NUM_PARTS)
+    return ops.sum(ops.square(ops.reshape(gradient, (number, size // number))), axis=1)
 
 
 def num_used_micro_batches(sequence_ids_AMS):

@@ -205,7 +205,7 @@ class JaxEngine(JaxGradients):
             state["trainable"], state["other"], batch, training=True
         )
         # CPUs and TPUs have nothing to gain: their runs keep the norm of earlier ones, bit for bit
-        self.optimizer.joins = joins = self.target.platform == "gpu" and self._layout is None
+        joins = self.target.platform == "gpu" and self._layout is None
         gradients, figures = clip(gradients, sums, self.max_grad_norm, joins)
         trainable, optimizer = self.optimizer.stateless_apply(
             state["optimizer"], gradients, state["trainable"]
