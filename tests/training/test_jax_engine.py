@@ -16,7 +16,6 @@ from bert_packed.architectures.registry import PRETRAINING
 from bert_packed.objectives.pretraining import pretraining_sums
 from bert_packed.parallel.targets import Target
 from bert_packed.training.backend import compiled
-from bert_packed.training.optimization import Lamb
 
 jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 pytestmark = [
@@ -87,9 +86,7 @@ def test_a_step_in_the_forms_for_gpus_is_that_for_cpus(num_heads):
     batch = packed_and_unpacked(0)[0]
     found = {}
     for platform in ("cpu", "gpu"):
-        engine = make_engine(
-            config=config, optimizer=Lamb(0.01, weight_decay_rate=0.01), target=Target(platform)
-        )
+        engine = make_engine(config=config, optimizer=keras.optimizers.SGD(0.1), target=Target(platform))
         sums = [{name: float(value) for name, value in engine.train_step(batch).items()} for _ in range(3)]
         program = engine.compiled_train_step.lower(*engine.step_arguments(batch)).as_text()
         found[platform] = sums, engine.weights(), program.count("erf")
@@ -97,7 +94,5 @@ def test_a_step_in_the_forms_for_gpus_is_that_for_cpus(num_heads):
     for mine, others in zip(found["gpu"][0], found["cpu"][0], strict=True):
         assert mine == pytest.approx(others, rel=1e-4)
     for name, weight in found["gpu"][1].items():
-        if not name.endswith("key/bias"):  # whose gradient is rounding alone
-            np.testing.assert_allclose(
-                np.asarray(weight), np.asarray(found["cpu"][1][name]), atol=1e-5, err_msg=name
-            )
+        others = np.asarray(found["cpu"][1][name])
+        np.testing.assert_allclose(np.asarray(weight), others, atol=1e-5, err_msg=name)
