@@ -4,10 +4,12 @@ Legend: B packs per batch, S pack length, D model width, N heads, H head width, 
 (P predictions, K sequences per pack).
 """
 
+import functools
+
 from keras import ops
 
 from bert_packed.assembly.block_attention_mask import attention_mask
-from bert_packed.layers.cpu_gradients import attention_scores, weighted_values
+from bert_packed.layers.cpu_gradients import attention_scores, by_argument, gradients_are_for, weighted_values
 from bert_packed.layers.layout import ONE_DEVICE
 
 MASKED_SCORE = -1e9  # exp(MASKED_SCORE - any score) is exactly 0 in float32 and bfloat16
@@ -59,15 +61,21 @@ def gather_tokens(hidden_BSD, positions_BQ):
 
     hidden [[a b c d]], positions [[3 0 0]]   ->   [[d a a]]      unused slots hold 0
     """
-    # The faster gather from `[B * S, D]` would collect a batch that is spread over devices
+    # The faster gather from `[B * S, D]` would collect a batch that is spread over devices. On a GPU the
+    # gradient of the other starts with zeros of dropout's shape: XLA writes them out, and reads them in each
+    # layer
+    if gradients_are_for("gpu"):
+        packs, length, width = hidden_BSD.shape
+        first_B1 = length * ops.arange(packs, dtype="int32")[:, None]
+        return ops.take(ops.reshape(hidden_BSD, (-1, width)), first_B1 + positions_BQ, axis=0)
     return ops.take_along_axis(hidden_BSD, positions_BQ[:, :, None], axis=1)
 
 
 def activation(name):
     """The function named by a config's `hidden_act`."""
     return {
-        "gelu": lambda x: ops.gelu(x, approximate=False),
-        "gelu_new": lambda x: ops.gelu(x, approximate=True),
+        "gelu": lambda x: by_argument(functools.partial(ops.gelu, approximate=False), x),
+        "gelu_new": lambda x: by_argument(functools.partial(ops.gelu, approximate=True), x),
         "relu": ops.relu,
     }[name]
 

@@ -1,4 +1,4 @@
-"""Linear layers and attention products whose gradients XLA compiles fast for CPUs.
+"""Layers and products in the forms whose gradients XLA compiles fast, for CPUs and for GPUs.
 
 The gradients of a matrix of weights, of keys and of values sum over rows, tokens or queries:
 
@@ -10,12 +10,14 @@ The backends transpose the first factor inside the product, at a third of the ra
 (docs/notebook/2026-11.md, "A step by parts"). Here the narrower factor is transposed beforehand; where that
 is the second, the product gives the gradient transposed. JAX has the fast form for values by itself,
 TensorFlow for weights.
+On GPUs the forms differ in what is written out between two products.
 
 Legend: B packs per batch, S pack length, N heads, H head width; T tokens, X and Y widths of input and result.
 """
 
 import contextlib
 import contextvars
+import functools
 
 import keras
 from keras import ops
@@ -23,39 +25,45 @@ from keras import ops
 from bert_packed.layers.loops import with_gradient
 
 GRADIENTS = "attention_gradients"  # in a program's text: theirs would have no name of a layer
-_SWITCH = contextvars.ContextVar("gradients_for_cpus", default=False)
+_PLATFORM = contextvars.ContextVar("platform_of_gradients", default="")
 
 
 @contextlib.contextmanager
-def gradients_for_cpus(is_on=True):
-    """Context manager: programs traced inside have the fast gradients where `is_on`.
+def gradients_for(platform):
+    """Context manager: programs traced inside have the fast gradients of "cpu" or, under JAX, "gpu".
 
     They are faster only in a program that XLA compiles whole, and have no second derivative.
     """
-    token = _SWITCH.set(is_on)
+    token = _PLATFORM.set(platform)
     try:
         yield
     finally:
-        _SWITCH.reset(token)
+        _PLATFORM.reset(token)
 
 
-def has_gradients_for_cpus():
-    """True inside `gradients_for_cpus`; never where TensorFlow runs operation by operation."""
+def gradients_are_for(platform):
+    """True inside `gradients_for(platform)`; never where TensorFlow runs operation by operation."""
     if keras.backend.backend() == "jax":
-        return _SWITCH.get()
+        return _PLATFORM.get() == platform
     import tensorflow as tf
 
-    return _SWITCH.get() and not tf.executing_eagerly()
+    return _PLATFORM.get() == platform == "cpu" and not tf.executing_eagerly()
 
 
 @keras.saving.register_keras_serializable(package="bert_packed")
 class Linear(keras.layers.Dense):
     """`keras.layers.Dense`, float `[..., X]` to `[..., Y]`, with the fast gradient of its weights."""
 
+    scale = None  # a power of 2 that multiplies weights inside `gradients_for("gpu")`, and results elsewhere
+
     def call(self, inputs, training=None):
-        outputs = multiply(inputs, ops.convert_to_tensor(self.kernel))
-        if self.bias is not None:
-            outputs = ops.add(outputs, self.bias)
+        kernel, bias = ops.convert_to_tensor(self.kernel), self.bias
+        if self.scale and gradients_are_for("gpu"):
+            # XLA would scale results and their gradients in passes over all tokens. This rounds nothing
+            kernel, bias = kernel * self.scale, bias * self.scale
+        outputs = multiply(inputs, kernel)
+        if bias is not None:
+            outputs = ops.add(outputs, bias)
         return outputs if self.activation is None else self.activation(outputs)
 
 
@@ -120,8 +128,29 @@ def weighted_values(weights_BNSS, value_BSNH):
     return _heads_first(with_gradient(forward, backward)(weights_BNSS, value_BNSH)[0])
 
 
+def copies(inputs, number):
+    """The same tensor for several products and last a sum; on GPUs their gradients add up in the products."""
+    if not gradients_are_for("gpu"):
+        return (inputs,) * number
+
+    def backward(_, gradients):
+        # Only a sum's first operand is the product that XLA adds the other inside of
+        return (functools.reduce(lambda total, gradient: gradient + total, gradients[::-1]),)
+
+    return with_gradient(lambda inputs: ((inputs,) * number, None), backward)(inputs)
+
+
+def by_argument(function, inputs):
+    """`function(inputs)`; on GPUs nothing but the inputs is kept for its gradient."""
+    if not gradients_are_for("gpu"):
+        return function(inputs)
+    import jax
+
+    return jax.checkpoint(function)(inputs)
+
+
 def _is_fast_on(*backends):
-    return keras.backend.backend() in backends and has_gradients_for_cpus()
+    return keras.backend.backend() in backends and gradients_are_for("cpu")
 
 
 def _sum_over_rows(weights_BNSS, rows_BNSH):

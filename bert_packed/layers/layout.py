@@ -35,9 +35,9 @@ class Layout:
         """A linear layer as by the function `dense`; `split` is `COLUMNS`, `ROWS` or None."""
         return dense(width, config, name, dtype, weights, use_bias)
 
-    def apply_together(self, layers, hidden_BSD):
-        """Results of several linear layers of `dense` for the same input."""
-        return [layer(hidden_BSD) for layer in layers]
+    def apply_together(self, layers, inputs):
+        """Results of several linear layers of `dense` for the same input, of which `inputs` are `copies`."""
+        return [layer(hidden_BSD) for layer, hidden_BSD in zip(layers, inputs, strict=True)]
 
     def apply_in_parts(self, layer, num_parts, hidden_BSD):
         """Equal parts of the columns of a linear layer's result: list of float `[B, S, Y]`."""

@@ -161,7 +161,7 @@ class LaidDense(keras.layers.Dense):
             self.layout.note(self.bias, (self.width,), specs[1])
 
     def call(self, inputs):
-        (outputs,) = self.layout.apply_together([self], inputs)
+        (outputs,) = self.layout.apply_together([self], [inputs])
         return outputs
 
 
@@ -238,8 +238,8 @@ class MeshLayout(Layout):
         weights = weights or initializer(config)
         return LaidDense(self, width, weights, split, use_bias=use_bias, name=name, dtype=dtype)
 
-    def apply_together(self, layers, hidden_BSD):
-        products = self.multiply(layers[0].split, hidden_BSD, [layer.kernel for layer in layers])
+    def apply_together(self, layers, inputs):
+        products = self.multiply(layers[0].split, inputs[0], [layer.kernel for layer in layers])
         return [
             (product if layer.bias is None else product + layer.bias)[..., : layer.width]
             for product, layer in zip(products, layers, strict=True)

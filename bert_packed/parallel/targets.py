@@ -95,7 +95,9 @@ class Target:
         if self.platform == "gpu":
             # XLA would try dozens of kernels of its own for each product. On an H100 with 16 cores a step of
             # bert-base was not compiled after 90 s then, and takes 45 s with cuBLAS's products alone
-            options = {"xla_gpu_enable_triton_gemm": False}
+            # XLA would merge products of one input, as of query, key and value, and then add their biases and
+            # join their gradients in passes of their own
+            options = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_dot_merger_threshold_mb": "0"}
             # Measuring needs the device
             return {**options, "xla_gpu_autotune_level": "0"} if self.devices else options
         return {}

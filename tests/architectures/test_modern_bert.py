@@ -21,7 +21,7 @@ from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import MASKED_LM, MODEL_SIZES
 from bert_packed.core.settings import InputError
 from bert_packed.layers.context import PackContext
-from bert_packed.layers.cpu_gradients import gradients_for_cpus, has_gradients_for_cpus
+from bert_packed.layers.cpu_gradients import gradients_are_for, gradients_for
 from bert_packed.layers.dropout import Dropout, packs_from
 from bert_packed.training.backend import compiled, gradient
 from bert_packed.training.step_report import jax_program, tensorflow_program
@@ -64,8 +64,8 @@ def test_bands_are_the_dense_mask(length, window):
 
 
 def test_bands_have_the_gradients_for_cpus():
-    with gradients_for_cpus():
-        assert_bands_are_dense(24, 5, [has_gradients_for_cpus])
+    with gradients_for("cpu"):
+        assert_bands_are_dense(24, 5, [lambda: gradients_are_for("cpu")])
 
 
 def assert_bands_are_dense(length, window, conditions=()):

@@ -14,8 +14,8 @@ from bert_packed.layers import cpu_gradients
 from bert_packed.layers.cpu_gradients import (
     Linear,
     attention_scores,
-    gradients_for_cpus,
-    has_gradients_for_cpus,
+    gradients_are_for,
+    gradients_for,
     multiply,
     weighted_values,
 )
@@ -48,7 +48,7 @@ def assert_gradients(loss, inputs, expected, tolerance, is_compiled=True):
         return barrier(values)
 
     def traced(inputs):
-        with gradients_for_cpus():
+        with gradients_for("cpu"):
             return loss(inputs)
 
     with pytest.MonkeyPatch.context() as patched:
@@ -119,7 +119,7 @@ def test_a_linear_layer_is_keras_dense_layer(tmp_path, flags):
     weights = [rng.normal(size=weight.shape) for weight in theirs.weights]
     for model in (ours, theirs):
         model.set_weights(weights)
-    with gradients_for_cpus():
+    with gradients_for("cpu"):
         np.testing.assert_allclose(ours(values), theirs(values), rtol=0, atol=1e-6)
     ours.save(tmp_path / "model.keras")
     found = keras.saving.load_model(tmp_path / "model.keras")  # without being named
@@ -182,12 +182,12 @@ def test_the_switch_is_on_inside_and_in_programs_alone(is_on):
     answers = []
 
     def traced(values):
-        with gradients_for_cpus(is_on):
-            answers.append(has_gradients_for_cpus())
-        answers.append(has_gradients_for_cpus())
+        with gradients_for("cpu" if is_on else ""):
+            answers.append(gradients_are_for("cpu"))
+        answers.append(gradients_are_for("cpu"))
         return values
 
     backend.compiled(traced)(keras.ops.ones(1))
     assert answers == [is_on, False]
-    with gradients_for_cpus(is_on):  # TensorFlow, operation by operation
-        assert has_gradients_for_cpus() is (is_on and IS_JAX)
+    with gradients_for("cpu" if is_on else ""):  # TensorFlow, operation by operation
+        assert gradients_are_for("cpu") is (is_on and IS_JAX)

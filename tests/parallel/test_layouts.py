@@ -26,7 +26,7 @@ from layouts import (
 from tiny import to_floats
 
 from bert_packed.layers import context as layers
-from bert_packed.layers.cpu_gradients import has_gradients_for_cpus
+from bert_packed.layers.cpu_gradients import gradients_are_for
 from bert_packed.layers.dropout import is_kept
 from bert_packed.objectives.pretraining import masked_lm_objective
 from bert_packed.training.optimization import StableAdamW
@@ -275,7 +275,7 @@ def test_forms_for_cpus_are_taken_without_a_layout_alone(monkeypatch):
     monkeypatch.setattr(
         layers,
         "attention_scores",
-        lambda *of: taken.append(has_gradients_for_cpus()) or attention_scores(*of),
+        lambda *of: taken.append(gradients_are_for("cpu")) or attention_scores(*of),
     )
     for case in (Case("bert"), OPTIMUS, MEGATRON):
         engine = case.engine()

@@ -17,7 +17,7 @@ from tiny import SHALLOW, Trained, to_floats
 
 from bert_packed.core.settings import InputError
 from bert_packed.layers import context as layers
-from bert_packed.layers.cpu_gradients import has_gradients_for_cpus
+from bert_packed.layers.cpu_gradients import gradients_are_for
 from bert_packed.objectives.pretraining import (
     masked_lm_objective,
     next_token_objective,
@@ -100,7 +100,7 @@ def trained(devices):
         taken, attend = [], layers.attention_scores
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(
-                layers, "attention_scores", lambda *of: taken.append(has_gradients_for_cpus()) or attend(*of)
+                layers, "attention_scores", lambda *of: taken.append(gradients_are_for("cpu")) or attend(*of)
             )
             figures = [to_floats(engine.train_step(batch_of(0)))]
         assert taken and all(taken)

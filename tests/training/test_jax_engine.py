@@ -1,5 +1,6 @@
 """JAX's own: donated state, out-of-memory, programs inside programs."""
 
+import dataclasses
 import functools
 
 import keras
@@ -8,11 +9,12 @@ import pytest
 from keras import ops
 from other_backend import batch_at, train, training_engine
 from packs import packed_and_unpacked
-from tiny import CONFIG, replace_sums
+from tiny import CONFIG, make_engine, replace_sums
 
 from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import PRETRAINING
 from bert_packed.objectives.pretraining import pretraining_sums
+from bert_packed.parallel.targets import Target
 from bert_packed.training.backend import compiled
 
 jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
@@ -72,3 +74,25 @@ def test_gradients_inside_another_program_are_the_same():
     got = compiled(lambda batch: engine.gradients(batch, training=False)[0], engine.model)(batch_at(0))
     for one, other in zip(got, want, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6 * float(np.abs(other).max()) + 1e-9)
+
+
+@pytest.mark.parametrize("num_heads", [2, 4])  # of 16 and of 8: only the first can be scaled by the weights
+def test_a_step_in_the_forms_for_gpus_is_that_for_cpus(num_heads):
+    """What a step for GPUs does otherwise: no other test takes one. A row that `gather_tokens` takes from
+    another pack, heads that are scaled twice or not, and a gradient that `copies` leaves out show."""
+    config = dataclasses.replace(
+        CONFIG, hidden_size=32, num_attention_heads=num_heads, hidden_dropout_prob=0.1
+    )
+    batch = packed_and_unpacked(0)[0]
+    found = {}
+    for platform in ("cpu", "gpu"):
+        engine = make_engine(config=config, optimizer=keras.optimizers.SGD(0.1), target=Target(platform))
+        sums = [{name: float(value) for name, value in engine.train_step(batch).items()} for _ in range(3)]
+        program = engine.compiled_train_step.lower(*engine.step_arguments(batch)).as_text()
+        found[platform] = sums, engine.weights(), program.count("erf")
+    assert found["gpu"][2] > found["cpu"][2]  # GELU is computed again
+    for mine, others in zip(found["gpu"][0], found["cpu"][0], strict=True):
+        assert mine == pytest.approx(others, rel=1e-4)
+    for name, weight in found["gpu"][1].items():
+        others = np.asarray(found["cpu"][1][name])
+        np.testing.assert_allclose(np.asarray(weight), others, atol=1e-5, err_msg=name)

@@ -4,10 +4,13 @@ Legend: B packs per batch, S pack length, D model width, N heads, H head width, 
 P predictions per pack, K sequences per pack, Q = P or K positions to gather, V vocabulary, C classes.
 """
 
+import math
+
 import keras
 from keras import ops
 
 from bert_packed.layers.context import activation, attend_in_sequences, gather_tokens
+from bert_packed.layers.cpu_gradients import copies, gradients_are_for
 from bert_packed.layers.dropout import Dropout
 from bert_packed.layers.layout import COLUMNS, ONE_DEVICE, ROWS
 
@@ -71,6 +74,8 @@ class SelfAttention(keras.layers.Layer):
         self.num_heads = config.num_attention_heads
         self.head_width = config.hidden_size // config.num_attention_heads
         self.query = layout.dense(config.hidden_size, config, "query", split=COLUMNS)
+        scale = self.head_width**-0.5
+        self.query.scale = scale if math.frexp(scale)[0] == 0.5 else None  # of a power of 2, as 64 has
         self.key = layout.dense(config.hidden_size, config, "key", split=COLUMNS)
         self.value = layout.dense(config.hidden_size, config, "value", split=COLUMNS)
         self.output_dense = layout.dense(config.hidden_size, config, "output", split=ROWS)
@@ -85,11 +90,13 @@ class SelfAttention(keras.layers.Layer):
 
     def call(self, hidden_BSD, context, training=None):
         """Attend inside the sequences of a `PackContext`; float `[B, S, D]` to the same."""
+        *inputs, hidden_BSD = copies(hidden_BSD, 4)
+        is_scaled = self.query.scale and gradients_are_for("gpu")
         query_BSNH, key_BSNH, value_BSNH = map(
-            self._split_heads, self.layout.apply_together((self.query, self.key, self.value), hidden_BSD)
+            self._split_heads, self.layout.apply_together((self.query, self.key, self.value), inputs)
         )
         found_BSNH = attend_in_sequences(
-            (query_BSNH * self.head_width**-0.5, key_BSNH, value_BSNH),
+            (query_BSNH if is_scaled else query_BSNH * self.head_width**-0.5, key_BSNH, value_BSNH),
             context,
             self.attention_dropout,
             training,

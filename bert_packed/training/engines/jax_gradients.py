@@ -8,7 +8,7 @@ from jax import numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 
-from bert_packed.layers.cpu_gradients import gradients_for_cpus
+from bert_packed.layers.cpu_gradients import gradients_for
 from bert_packed.layers.dropout import packs_from
 from bert_packed.parallel.replicas import AXIS
 from bert_packed.training.backend import products_in
@@ -76,7 +76,7 @@ class JaxGradients(Engine):
         """
         trainable = list(trainable)
         # A layout has its own matrix products, and XLA partitions the operations between them
-        with gradients_for_cpus(self.target.platform == "cpu" and self._layout is None):
+        with gradients_for(self.target.platform if self._layout is None else ""):
             if self.objective.vectors is not None:
                 return self._accumulate_by_vectors(trainable, other, batch, denominators, training)
 

@@ -12,7 +12,7 @@ import time
 
 import tensorflow as tf
 
-from bert_packed.layers.cpu_gradients import gradients_for_cpus
+from bert_packed.layers.cpu_gradients import gradients_for
 from bert_packed.layers.dropout import packs_from
 from bert_packed.layers.rematerialisation import find_dropouts
 from bert_packed.training.backend import out_of_memory_names, products_in
@@ -80,7 +80,7 @@ class TensorFlowEngine(Engine):
         return self._accumulate(batch, denominators, training)
 
     def _train_step(self, batch):
-        with gradients_for_cpus(self.target.platform == "cpu"):
+        with gradients_for(self.target.platform):
             gradients, sums = self.gradients(batch)
         gradients, figures = clip(gradients, sums, self.max_grad_norm)
         self.optimizer.apply(gradients, self.model.trainable_variables)
@@ -133,11 +133,11 @@ class TensorFlowEngine(Engine):
         return {**sums, **figures, "num_stop_requests": num_asked}
 
     def _replica_gradients(self, batch, denominators, number):
-        with gradients_for_cpus(self.target.platform == "cpu"):
+        with gradients_for(self.target.platform):
             return self._accumulate(batch, denominators, True, number)
 
     def _replica_pull(self, batch, denominators, number, gathered):
-        with gradients_for_cpus(self.target.platform == "cpu"):
+        with gradients_for(self.target.platform):
             first = number * next(iter(batch.values())).shape[0]
             of_vectors, sums = self._gradient_of_vectors(*gathered, denominators)
             of_vectors = of_vectors[first : first + next(iter(batch.values())).shape[0]]
