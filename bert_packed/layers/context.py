@@ -9,7 +9,12 @@ import functools
 from keras import ops
 
 from bert_packed.assembly.block_attention_mask import attention_mask
-from bert_packed.layers.cpu_gradients import attention_scores, by_argument, gradients_are_for, weighted_values
+from bert_packed.layers.fast_gradients import (
+    attention_scores,
+    by_argument,
+    gradients_are_for,
+    weighted_values,
+)
 from bert_packed.layers.layout import ONE_DEVICE
 
 MASKED_SCORE = -1e9  # exp(MASKED_SCORE - any score) is exactly 0 in float32 and bfloat16

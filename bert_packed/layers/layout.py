@@ -9,7 +9,7 @@ per pack, Q = S, P or K tokens of each pack.
 import keras
 from keras import ops
 
-from bert_packed.layers.cpu_gradients import Linear
+from bert_packed.layers.fast_gradients import Linear
 
 FEW_ROWS = 4  # of a table, such as that of token types
 # Two consecutive linear layers are marked: a layout may split the first by columns and the second by rows, so

@@ -21,8 +21,8 @@ from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import MASKED_LM, MODEL_SIZES
 from bert_packed.core.settings import InputError
 from bert_packed.layers.context import PackContext
-from bert_packed.layers.cpu_gradients import gradients_are_for, gradients_for
 from bert_packed.layers.dropout import Dropout, packs_from
+from bert_packed.layers.fast_gradients import gradients_are_for, gradients_for
 from bert_packed.training.backend import compiled, gradient
 from bert_packed.training.step_report import jax_program, tensorflow_program
 

@@ -9,7 +9,7 @@ from keras import ops
 from bert_packed.architectures.packed_model import PackedModel
 from bert_packed.architectures.registry import MASKED_LM
 from bert_packed.layers.context import PackContext, gather_tokens
-from bert_packed.layers.cpu_gradients import Linear
+from bert_packed.layers.fast_gradients import Linear
 from bert_packed.layers.rematerialisation import rematerialised
 from gate.config import GateConfig
 

@@ -26,8 +26,8 @@ from layouts import (
 from tiny import to_floats
 
 from bert_packed.layers import context as layers
-from bert_packed.layers.cpu_gradients import gradients_are_for
 from bert_packed.layers.dropout import is_kept
+from bert_packed.layers.fast_gradients import gradients_are_for
 from bert_packed.objectives.pretraining import masked_lm_objective
 from bert_packed.training.optimization import StableAdamW
 from bert_packed.training.program_text import COLLECTIVES, find_collectives, read_module

@@ -17,7 +17,7 @@ from tiny import SHALLOW, Trained, to_floats
 
 from bert_packed.core.settings import InputError
 from bert_packed.layers import context as layers
-from bert_packed.layers.cpu_gradients import gradients_are_for
+from bert_packed.layers.fast_gradients import gradients_are_for
 from bert_packed.objectives.pretraining import (
     masked_lm_objective,
     next_token_objective,

@@ -10,8 +10,8 @@ import keras
 from keras import ops
 
 from bert_packed.layers.context import activation, attend_in_sequences, gather_tokens
-from bert_packed.layers.cpu_gradients import copies, gradients_are_for
 from bert_packed.layers.dropout import Dropout
+from bert_packed.layers.fast_gradients import copies, gradients_are_for
 from bert_packed.layers.layout import COLUMNS, ONE_DEVICE, ROWS
 
 

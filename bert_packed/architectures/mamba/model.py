@@ -19,7 +19,7 @@ from bert_packed.architectures.mamba.operators import conv1d_pack, ssm_pack
 from bert_packed.architectures.packed_model import PackedModel
 from bert_packed.architectures.registry import CAUSAL_LM
 from bert_packed.layers.context import PackContext
-from bert_packed.layers.cpu_gradients import Linear
+from bert_packed.layers.fast_gradients import Linear
 from bert_packed.layers.layout import ONE_DEVICE
 from bert_packed.layers.rematerialisation import rematerialised
 

@@ -16,7 +16,7 @@ from bert_packed.architectures.mamba.model import PackedMamba, RMSNorm, StepSize
 from bert_packed.architectures.mamba.operators import conv1d_pack
 from bert_packed.architectures.mamba2.config import Mamba2Config
 from bert_packed.architectures.mamba2.state_space_duality import ssd_pack
-from bert_packed.layers.cpu_gradients import Linear, multiply
+from bert_packed.layers.fast_gradients import Linear, multiply
 
 
 class SplitLinear(Linear):

@@ -13,8 +13,8 @@ from keras import ops
 
 from bert_packed.architectures.modern_bert.config import FULL_ATTENTION
 from bert_packed.layers.context import MASKED_SCORE, activation, attend_in_sequences, gather_tokens
-from bert_packed.layers.cpu_gradients import attention_scores, weighted_values
 from bert_packed.layers.dropout import Dropout
+from bert_packed.layers.fast_gradients import attention_scores, weighted_values
 from bert_packed.layers.layout import COLUMNS, ONE_DEVICE, ROWS
 
 

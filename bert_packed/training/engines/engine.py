@@ -4,7 +4,7 @@ import math
 
 from keras import ops
 
-from bert_packed.layers.cpu_gradients import barrier
+from bert_packed.layers.fast_gradients import barrier
 from bert_packed.parallel.targets import devices_here
 from bert_packed.training.backend import out_of_memory_names
 

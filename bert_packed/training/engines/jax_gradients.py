@@ -8,8 +8,8 @@ from jax import numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 
-from bert_packed.layers.cpu_gradients import gradients_for
 from bert_packed.layers.dropout import packs_from
+from bert_packed.layers.fast_gradients import gradients_for
 from bert_packed.parallel.replicas import AXIS
 from bert_packed.training.backend import products_in
 from bert_packed.training.engines.engine import Engine, num_used_micro_batches

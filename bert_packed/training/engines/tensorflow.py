@@ -12,8 +12,8 @@ import time
 
 import tensorflow as tf
 
-from bert_packed.layers.cpu_gradients import gradients_for
 from bert_packed.layers.dropout import packs_from
+from bert_packed.layers.fast_gradients import gradients_for
 from bert_packed.layers.rematerialisation import find_dropouts
 from bert_packed.training.backend import out_of_memory_names, products_in
 from bert_packed.training.engines.engine import TRAINING, Engine, clip, num_used_micro_batches

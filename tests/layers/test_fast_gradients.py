@@ -10,8 +10,7 @@ import pytest
 from packs import packed_and_unpacked
 from tiny import SHALLOW, make_engine
 
-from bert_packed.layers import cpu_gradients
-from bert_packed.layers.cpu_gradients import (
+from bert_packed.layers.fast_gradients import (
     Linear,
     attention_scores,
     gradients_are_for,
@@ -41,7 +40,7 @@ def as_float64(values):
 
 def assert_gradients(loss, inputs, expected, tolerance, is_compiled=True):
     """Check gradients of a loss by its inputs, of their dtype; returns the shapes inside of barriers."""
-    shapes, barrier = [], cpu_gradients.barrier
+    shapes, barrier = [], fast_gradients.barrier
 
     def note(values):
         shapes.append(tuple(values.shape))
@@ -52,7 +51,7 @@ def assert_gradients(loss, inputs, expected, tolerance, is_compiled=True):
             return loss(inputs)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(cpu_gradients, "barrier", note)
+        patched.setattr(fast_gradients, "barrier", note)
         differentiate = backend.gradient(traced)
         found = (backend.compiled(differentiate) if is_compiled else differentiate)(inputs)
     for name, values in expected.items():
