@@ -67,8 +67,7 @@ def gather_tokens(hidden_BSD, positions_BQ):
     hidden [[a b c d]], positions [[3 0 0]]   ->   [[d a a]]      unused slots hold 0
     """
     # The faster gather from `[B * S, D]` would collect a batch that is spread over devices. On a GPU the
-    # gradient of the other starts with zeros of dropout's shape: XLA writes them out, and reads them in each
-    # layer
+    # gradient of the other starts with zeros, which XLA writes out and reads in every dropout
     if gradients_are_for("gpu"):
         packs, length, width = hidden_BSD.shape
         first_B1 = length * ops.arange(packs, dtype="int32")[:, None]

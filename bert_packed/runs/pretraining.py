@@ -361,8 +361,7 @@ class Run:
         """Facts that the result depends on besides flags, as `run.json` keeps them."""
         facts = {"model": dataclasses.asdict(self.model_config), **self.data.facts}
         if self.config.balanced_devices > 1:  # by other plans processes would divide steps in another way
-            train = self.data.train.manifests
-            plans = json.dumps([(one["plan"], one["settings"]["random_seed"]) for one in train])
+            plans = json.dumps([(m["plan"], m["settings"]["random_seed"]) for m in self.data.train.manifests])
             facts["data"]["plans"] = hashlib.sha256(plans.encode()).hexdigest()
         return facts
 

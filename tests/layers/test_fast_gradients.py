@@ -10,6 +10,7 @@ import pytest
 from packs import packed_and_unpacked
 from tiny import SHALLOW, make_engine
 
+from bert_packed.layers import fast_gradients
 from bert_packed.layers.fast_gradients import (
     Linear,
     attention_scores,

@@ -4,8 +4,6 @@ Legend: B packs per batch, S pack length, D model width, N heads, H head width, 
 P predictions per pack, K sequences per pack, Q = P or K positions to gather, V vocabulary, C classes.
 """
 
-import math
-
 import keras
 from keras import ops
 
@@ -75,7 +73,7 @@ class SelfAttention(keras.layers.Layer):
         self.head_width = config.hidden_size // config.num_attention_heads
         self.query = layout.dense(config.hidden_size, config, "query", split=COLUMNS)
         scale = self.head_width**-0.5
-        self.query.scale = scale if math.frexp(scale)[0] == 0.5 else None  # of a power of 2, as 64 has
+        self.query.scale = scale if scale.as_integer_ratio()[0] == 1 else None  # a power of 2, as of 64
         self.key = layout.dense(config.hidden_size, config, "key", split=COLUMNS)
         self.value = layout.dense(config.hidden_size, config, "value", split=COLUMNS)
         self.output_dense = layout.dense(config.hidden_size, config, "output", split=ROWS)

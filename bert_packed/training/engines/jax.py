@@ -114,11 +114,9 @@ class JaxEngine(JaxGradients):
         }
 
     def weights(self):
-        self.write_back()
         return self._whole(super().weights())
 
     def training_state(self):
-        self.write_back()
         return self._whole(super().training_state())
 
     def to_save(self, keeps=True):
@@ -158,7 +156,8 @@ class JaxEngine(JaxGradients):
         return jax.ShapeDtypeStruct(tuple(values.shape), values.dtype, sharding=sharding)
 
     def _whole(self, variables):
-        """Variables by name, as checkpoints hold them."""
+        """Variables by name, as checkpoints hold them, with the values after the last step."""
+        self.write_back()
         if self._layout is None:
             return variables
         return {
