@@ -109,10 +109,12 @@ def run_part(words, said, seconds):
                 command, stdout=file, stderr=file, env=environment, start_new_session=True
             )
             return str(process.wait(seconds))
-        except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, KeyboardInterrupt) as stop:
             process.send_signal(signal.SIGINT)  # so that soak ends what it runs, which is not of this group
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_SECONDS)
+            if isinstance(stop, KeyboardInterrupt):
+                raise
             return "out of time"
         finally:  # or workers would go on, and hold the device
             with contextlib.suppress(ProcessLookupError):

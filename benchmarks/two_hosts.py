@@ -84,13 +84,13 @@ def seconds_of_step(config, backend, delay):
     with two_hosts(delay / 1000) as pair:
         workers = [f"{host.address}:{PORT}" for host in pair]
         processes = []
-        for index, host in enumerate(pair):
-            task = {"type": "worker", "index": index}
-            cluster = json.dumps({"cluster": {"worker": workers}, "task": task})
-            command = host.command([sys.executable, "-m", "bert_packed", "pretrain", *arguments])
-            variables = {**os.environ, "KERAS_BACKEND": backend, "TF_CONFIG": cluster}
-            processes.append(subprocess.Popen(command, env=variables, stdout=sys.stderr))
         try:
+            for index, host in enumerate(pair):
+                task = {"type": "worker", "index": index}
+                cluster = json.dumps({"cluster": {"worker": workers}, "task": task})
+                command = host.command([sys.executable, "-m", "bert_packed", "pretrain", *arguments])
+                variables = {**os.environ, "KERAS_BACKEND": backend, "TF_CONFIG": cluster}
+                processes.append(subprocess.Popen(command, env=variables, stdout=sys.stderr))
             statuses = [process.wait() for process in processes]
         finally:  # an interrupt would leave them on hosts that are gone
             for process in processes:

@@ -60,7 +60,7 @@ class Linear(keras.layers.Dense):
         kernel, bias = ops.convert_to_tensor(self.kernel), self.bias
         if self.scale and gradients_are_for("gpu"):
             # XLA would scale results and their gradients in passes over all tokens. This rounds nothing
-            kernel, bias = kernel * self.scale, bias * self.scale
+            kernel, bias = kernel * self.scale, None if bias is None else bias * self.scale
         outputs = multiply(inputs, kernel)
         if bias is not None:
             outputs = ops.add(outputs, bias)

@@ -76,8 +76,9 @@ def test_gradients_inside_another_program_are_the_same():
         np.testing.assert_allclose(one, other, atol=1e-6 * float(np.abs(other).max()) + 1e-9)
 
 
-@pytest.mark.parametrize("num_heads", [2, 4])  # of 16 and of 8: only the first can be scaled by the weights
-def test_a_step_in_the_forms_for_gpus_is_that_for_cpus(num_heads):
+# Heads of 16 and of 8: only the first can be scaled by the weights
+@pytest.mark.parametrize(("num_heads", "remat"), [(2, False), (4, True)])
+def test_a_step_in_the_forms_for_gpus_is_that_for_cpus(num_heads, remat):
     """What a step for GPUs does otherwise: no other test takes one. A row that `gather_tokens` takes from
     another pack, heads that are scaled twice or not, and a gradient that `copies` leaves out show."""
     config = dataclasses.replace(
@@ -86,7 +87,8 @@ def test_a_step_in_the_forms_for_gpus_is_that_for_cpus(num_heads):
     batch = packed_and_unpacked(0)[0]
     found = {}
     for platform in ("cpu", "gpu"):
-        engine = make_engine(config=config, optimizer=keras.optimizers.SGD(0.1), target=Target(platform))
+        sgd, target = keras.optimizers.SGD(0.1), Target(platform)
+        engine = make_engine(config=config, build={"remat": remat}, optimizer=sgd, target=target)
         sums = [{name: float(value) for name, value in engine.train_step(batch).items()} for _ in range(3)]
         program = engine.compiled_train_step.lower(*engine.step_arguments(batch)).as_text()
         found[platform] = sums, engine.weights(), program.count("erf")
