@@ -1,11 +1,11 @@
 """Small files for causal language modelling, written and read by plain loops: no packing code is used."""
 
 import numpy as np
-from example_protos import Example
 from unpacked_records import example
 
 from bert_packed import schema
 from bert_packed.records import tfrecords
+from bert_packed.records.examples import Example
 
 
 def make_sequence(rng, length, goes_on=False, vocab_size=300):

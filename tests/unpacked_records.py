@@ -1,12 +1,11 @@
 """Small unpacked records for tests, and plain loops that say what they and their packs hold."""
 
 import numpy as np
-from example_protos import Example, Feature, Features, FloatList, Int64List
 
 from bert_packed import schema
 from bert_packed.records import record_rules, tfrecords
 from bert_packed.records.example_bytes import serialize_examples
-from bert_packed.records.examples import parse_examples
+from bert_packed.records.examples import Example, parse_examples
 from bert_packed.records.read_bert import read_unpacked
 from bert_packed.records.sequences import concatenate
 
@@ -43,17 +42,13 @@ def write_features(path, features):
 
 
 def example(features):
-    """One record as TensorFlow itself serializes it."""
-    return Example(
-        features=Features(
-            feature={
-                name: Feature(float_list=FloatList(value=values))
-                if schema.dtype(name) == "float32"
-                else Feature(int64_list=Int64List(value=values))
-                for name, values in features.items()
-            }
-        )
-    ).SerializeToString(deterministic=True)
+    """One record as protocol buffers serialize it: floats, and weights of our schema, are a float_list."""
+    lists = {}
+    for name, values in features.items():
+        is_float = len(values) and np.asarray(values).dtype.kind == "f"
+        kind = "float_list" if is_float or schema.dtype(name) == "float32" else "int64_list"
+        lists[name] = {kind: {"value": values}}
+    return Example(features={"feature": lists}).SerializeToString(deterministic=True)
 
 
 def load(path):

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from example_protos import Example, Feature, FloatList
 from packed_records import PACK
 from unpacked_records import example, make_features
 
@@ -10,6 +9,7 @@ from bert_packed import schema
 from bert_packed.core.settings import InputError
 from bert_packed.records.example_bytes import encode_varints, serialize_examples, serialize_ragged
 from bert_packed.records.examples import (
+    Example,
     OtherFormError,
     decode_columns,
     decode_varints,
@@ -25,12 +25,7 @@ LARGEST = [5, 127, 128, 300, 2**14, 2**21 - 1, 2**28 - 1, 2**28, 2**35, 2**63 - 
 
 
 def to_example(**features):
-    """A serialized Example; whole numbers become an int64_list, others a float_list."""
-    kinds = {}
-    for name, values in features.items():
-        is_float = any(isinstance(value, float) for value in values)
-        kinds[name] = {"float_list" if is_float else "int64_list": {"value": values}}
-    return Example(features={"feature": kinds}).SerializeToString(deterministic=True)
+    return example(features)
 
 
 def columns_of(serialized):
@@ -126,11 +121,10 @@ def test_records_need_not_begin_the_buffer():
 
 
 def test_features_without_a_value_in_any_record_are_read():
-    empty = Feature(float_list=FloatList())
     serialized = []
     for words in ([1, 300], [5]):
         record = Example.FromString(to_example(words=words, zero=[0]))
-        record.features.feature["weights"].CopyFrom(empty)
+        record.features.feature["weights"].float_list.SetInParent()
         serialized.append(record.SerializeToString(deterministic=True))
     found = decode_columns(join_records(serialized), DTYPES)
     assert_equal(found, columns_of(serialized))
@@ -312,7 +306,7 @@ def test_features_of_another_type_are_named(length):
 @BOTH_FORMS
 def test_a_feature_without_a_value_or_a_kind_has_length_0(after):
     record = Example.FromString(example({schema.INPUT_IDS: [5, 300]}))
-    record.features.feature[schema.MASKED_LM_IDS].CopyFrom(Feature())
+    assert not record.features.feature[schema.MASKED_LM_IDS].WhichOneof("kind")  # asking makes it
     batch = join_records([record.SerializeToString(deterministic=True) + after] * 2)
     found = parse_examples(batch, {schema.INPUT_IDS: 2, schema.MASKED_LM_IDS: 0})
     assert found[schema.INPUT_IDS].tolist() == [[5, 300]] * 2

@@ -4,7 +4,6 @@ import re
 
 import numpy as np
 import pytest
-from example_protos import Example
 from packed_records import CAUSAL_PACK, PACK
 from unpacked_records import PREDICTIONS, list_unpacked, load, make_features, write_features
 
@@ -12,6 +11,7 @@ from bert_packed import schema
 from bert_packed.core.settings import InputError
 from bert_packed.records import record_rules, tfrecords
 from bert_packed.records.example_bytes import serialize_examples
+from bert_packed.records.examples import Example
 from bert_packed.records.read_bert import read_packed, read_unpacked
 from bert_packed.records.record_rules import LayoutError
 from bert_packed.records.sequences import concatenate, take
