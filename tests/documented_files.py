@@ -83,10 +83,5 @@ def write_pairs(path):
     """Records of T5's form: `inputs` and `targets`, of varying lengths."""
     rng = np.random.default_rng(0)
     most = {"inputs": 300, "targets": 60}
-    write_sequences(
-        path,
-        [
-            {name: rng.integers(1, 99, rng.integers(1, size)) for name, size in most.items()}
-            for _ in range(20)
-        ],
-    )
+    records = [{name: rng.integers(1, 99, rng.integers(1, most[name])) for name in most} for _ in range(20)]
+    write_sequences(path, records)
