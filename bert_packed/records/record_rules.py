@@ -79,16 +79,16 @@ def check_slots(check, features, depth, is_split=False):
     return starts, lengths
 
 
-def find_objective(path):
-    """The objective of the records of a file, packed or not, as `PackSpec.objective`."""
-    # records without `label_mask` count as BERT's, whose readers report what is missing
-    names = feature_names(first_record(path), path, 1)
-    return schema.CAUSAL_LM if schema.LABEL_MASK in names else schema.MLM_NSP
-
-
 def find_common_objective(paths):
-    """The objective that all files are for; raises `InputError` where they disagree."""
-    found = {find_objective(path): path for path in paths}
+    """The objective that the records of all files, packed or not, are for, as `PackSpec.objective`.
+
+    Raises `InputError` where they disagree.
+    """
+    found = {}
+    for path in paths:
+        # records without `label_mask` count as BERT's, whose readers report what is missing
+        is_causal = schema.LABEL_MASK in feature_names(first_record(path), path, 1)
+        found[schema.CAUSAL_LM if is_causal else schema.MLM_NSP] = path
     if len(found) > 1:
         raise InputError(f"all files must be for one objective. Received: {found}.")
     return next(iter(found))

@@ -239,7 +239,8 @@ def test_the_spec_of_packs_for_causal_language_modelling(tmp_path):
     berts = write_pack(tmp_path / "p.tfrecord")
     with pytest.raises(InputError, match=r"one objective.*c\.tfrecord: causal_lm; .*p\.tfrecord: mlm_nsp\."):
         record_rules.read_pack_spec([causal, berts])
-    assert [record_rules.find_objective(path) for path in (causal, berts)] == ["causal_lm", "mlm_nsp"]
+    objectives = [record_rules.find_common_objective([path, path]) for path in (causal, berts)]
+    assert objectives == ["causal_lm", "mlm_nsp"]
     short = {name: [row[:7]] if name == schema.LABEL_IDS else [row] for name, row in CAUSAL_PACK.items()}
     with pytest.raises(InputError, match=r"label_ids must have length 8\. Received: 7"):
         record_rules.read_pack_spec([write_features(tmp_path / "short.tfrecord", short)])
