@@ -55,7 +55,7 @@ class Packs:
 
     @property
     def slots(self):
-        return range_indices(np.zeros(len(self)), self.depths)
+        return range_indices(0, self.depths)
 
     def totals(self, sizes):
         """Sums over each pack of `sizes`, int by sequence: int64 `[num_packs]`."""
