@@ -44,8 +44,10 @@ def batch_of(packs, max_seq_length, num_slots, num_predictions):
     """The batch dict of a list of packs, each a list of `Sequence`."""
     spec = schema.PackSpec(max_seq_length, num_slots, num_predictions)
     batch = {
-        ours: np.zeros((len(packs), *spec.shape(name)), "f4" if name in schema.FLOAT_FEATURES else "i4")
-        for name, ours in BATCH_NAMES.items()
+        BATCH_NAMES[name]: np.zeros(
+            (len(packs), *spec.shape(name)), "f4" if name in schema.FLOAT_FEATURES else "i4"
+        )
+        for name in schema.PACKED_LENGTHS
     }
     for row, pack in enumerate(packs):
         start = used = 0

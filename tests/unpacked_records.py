@@ -59,7 +59,11 @@ def load(path):
 def read_packs(paths):
     """All packs of some files, as one dict of arrays."""
     spec = record_rules.read_pack_spec(paths)
-    lengths = {name: spec.size(kind) for name, kind in spec.lengths.items()}
+    return read_features(paths, {name: spec.size(kind) for name, kind in spec.lengths.items()})
+
+
+def read_features(paths, lengths):
+    """Features of these lengths of all records of some files: dict from name to array `[n, length]`."""
     parts = [parse_examples(batch, lengths) for path in paths for batch in tfrecords.read_batches(path)]
     return {name: np.concatenate([part[name] for part in parts]) for name in lengths}
 
