@@ -1,7 +1,7 @@
 """Small files for causal language modelling, written and read by plain loops: no packing code is used."""
 
 import numpy as np
-from unpacked_records import example
+from unpacked_records import example, read_records
 
 from bert_packed import schema
 from bert_packed.records import tfrecords
@@ -43,7 +43,7 @@ def read_examples(paths):
     """The records of files, in order: list of dicts of lists."""
     found = []
     for path in sorted(map(str, paths)):
-        for record in tfrecords.read_records(path):
+        for record in read_records(path):
             features = Example.FromString(record).features.feature
             found.append(
                 {

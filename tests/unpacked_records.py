@@ -51,6 +51,11 @@ def example(features):
     return Example(features={"feature": lists}).SerializeToString(deterministic=True)
 
 
+def read_records(path):
+    """The records of a file: list of `bytes`."""
+    return [record for batch in tfrecords.read_batches(path) for record in batch.to_list()]
+
+
 def load(path):
     """All sequences of one unpacked file."""
     return concatenate(list(read_unpacked(path)))

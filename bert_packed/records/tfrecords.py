@@ -100,12 +100,6 @@ def read_batches(path, max_bytes=READ_BYTES, spans=None):
                     raise _damage(path, number)
 
 
-def read_records(path):
-    """Read one file record by record: yields `bytes`; raises as `read_batches`."""
-    for batch in read_batches(path):
-        yield from batch.to_list()
-
-
 def first_record(path):
     """The first record of a file: `bytes`; raises as `read_batches`."""
     return next(read_batches(path, max_bytes=1)).to_list()[0]

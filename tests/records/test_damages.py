@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from causal_files import write_causal
-from unpacked_records import make_features, write_features
+from unpacked_records import make_features, read_records, write_features
 
 from bert_packed.assembly.feature_packs import FeatureKind, parse_features
 from bert_packed.core import storage
@@ -151,7 +151,7 @@ class Original:
         self.path, self.read = str(path), read
         write(self.path, np.random.default_rng(0))
         self.content = Path(path).read_bytes()
-        self.records = list(tfrecords.read_records(self.path))
+        self.records = read_records(self.path)
         ends = np.cumsum([len(record) + tfrecords.FRAME_BYTES for record in self.records]).tolist()
         self.frames = [self.content[start:end] for start, end in itertools.pairwise([0, *ends])]
         self.contents = list(contents(read(self.path)).values())
