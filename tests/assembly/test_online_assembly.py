@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from unpacked_records import list_packed, list_unpacked, load, make_features, write_features
 
-from bert_packed.assembly.online_assembly import assemble_stream, split_by_predictions
+from bert_packed.assembly.online_assembly import assemble_stream, packs_of_stream, split_by_predictions
 from bert_packed.core.settings import InputError
 from bert_packed.data.input_pipeline import online_batches
 from bert_packed.objectives.features import BATCH_NAMES
@@ -41,6 +41,9 @@ def test_every_sequence_once(records, at_a_time):
     assert packs["input_mask"].max() > 1
     assert collections.Counter(list_packed(packs)) == collections.Counter(list_unpacked(features))
     assert (packs["masked_lm_weights"] > 0).sum(axis=1).max() <= SPEC.max_predictions_per_pack
+    # The buffer is held, and the part that was read at once
+    stream = packs_of_stream(parts, OnlinePacker(S, 4, buffer_size=16))
+    assert all(len(held) < 16 + at_a_time for held, _ in stream)
 
 
 def test_split_by_predictions():
