@@ -154,8 +154,6 @@ def test_the_seed_chooses_packs_and_sequences():
 
 
 histograms = st.dictionaries(st.integers(1, 60), st.integers(1, 9), min_size=1, max_size=12)
-
-
 COLUMNS = (schema.INPUT_IDS, schema.LABEL_IDS, schema.LABEL_MASK)
 
 
@@ -232,7 +230,7 @@ def join_rows(packs, num_rows):
     return found
 
 
-@pytest.mark.parametrize(("num_rows", "size"), [(1, 8), (3, 16), (4, 7), (12, 16), (43, 16)])
+@pytest.mark.parametrize(("num_rows", "size"), [(1, 8), (4, 7), (43, 16)])
 def test_rows_hold_every_sequence_once_without_padding_between(tmp_path, monkeypatch, num_rows, size):
     monkeypatch.setattr(assignments, "PLACES_AT_ONCE", 3)
     monkeypatch.setattr(assignments, "PLACES_APART", 1)
