@@ -176,10 +176,7 @@ def choose_slots(lengths, first_ranks, totals, seed):
 
     `first_ranks` and `totals` count the sequences of each length before these, and in the whole input.
     """
-    order = np.argsort(lengths, kind="stable")  # ranks follow the order of the input
-    counts = np.bincount(lengths, minlength=len(totals))
-    ranks = np.empty(len(lengths), np.int64)
-    ranks[order] = range_indices(np.asarray(first_ranks)[counts > 0], counts[counts > 0])
+    ranks = np.asarray(first_ranks)[lengths] + rank_in_groups(lengths)
     return shuffle_places(ranks, np.asarray(totals)[lengths], (seed, SHUFFLE_SEQUENCES, lengths))
 
 

@@ -223,10 +223,8 @@ def sum_ranges(values, sizes):
 
 def rank_in_groups(groups):
     """Number of entries of its group before each entry: groups [1 0 1 1] -> [0 0 1 2], int64."""
-    order = np.argsort(groups, kind="stable")
-    sizes = np.unique(groups, return_counts=True)[1]
     ranks = np.empty(len(groups), np.int64)
-    ranks[order] = range_indices(0, sizes)
+    ranks[np.argsort(groups, kind="stable")] = range_indices(0, np.bincount(groups))
     return ranks
 
 
