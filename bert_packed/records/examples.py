@@ -239,9 +239,10 @@ def check_names(found, names, path, number):
             "(--output_format=graphcore), which bert_packed 0.1.0 read up to commit fcee3e1."
         )
     if missing:
+        received = ", ".join(repr(name)[1:-1] for name in sorted(found))  # a damaged name may break lines
         raise InputError(
             f"{path}, record {number}: features {', '.join(missing)} are missing. "
-            f"Received: {', '.join(sorted(found)) or 'no feature'}."
+            f"Received: {received or 'no feature'}."
         )
 
 

@@ -93,6 +93,7 @@ def test_a_spent_effort_leaves_a_whole_plan_and_says_so():
     assert plan.num_packs <= pack_lpfhp(histogram, 64, 3).num_packs
     assert plan.certificate.lower_bound > 0
     assert plan.notes == ("Stopped by the limit of effort, 1e-09, before the gap was met.",)
+    assert pack_cghp(histogram, 64, 3, effort=1e-9, gap=1).notes == ()
 
 
 def test_the_integer_program_saves_a_pack_or_says_it_gave_up(monkeypatch):

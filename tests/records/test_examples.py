@@ -263,14 +263,15 @@ def test_features_of_fixed_lengths(after):
         ({schema.INPUT_IDS: 4}, r"record 12: input_ids must have length 4, as in .* Received: 5\."),
         ({schema.INPUT_IDS: 5}, r"record 11: input_ids must have length 5, as in .* Received: 4\."),
         ({schema.INPUT_IDS: 0}, r"record 11: input_ids must have length 0, as in .* Received: 4\."),
-        ({"position": 8}, r"record 11: features position are missing\. Received: input_ids, "),
-        ({"position": 0}, r"record 11: features position are missing\. Received: input_ids, "),
+        ({"position": 8}, r"record 11: features position are missing\. Received: a\\nb, input_ids, "),
+        ({"position": 0}, r"record 11: features position are missing\. Received: a\\nb, input_ids, "),
         ({schema.MASKED_LM_WEIGHTS: 4, schema.INPUT_MASK: 5}, r"record 11: input_mask must have length 5"),
     ],
 )
 def test_other_lengths_and_missing_features_are_named(after, lengths, message):
-    mixed = serialize_examples(make_features([3], 4)) + serialize_examples(make_features([3], 5))
-    batch = join_records([record + after for record in mixed], "x.tfrecord", 11)
+    features = [make_features([3], size) | {"a\nb": np.array([[1]])} for size in (4, 5)]
+    mixed = [record + after for some in features for record in serialize_examples(some)]
+    batch = join_records(mixed, "x.tfrecord", 11)
     with pytest.raises(InputError, match=rf"x\.tfrecord, {message}"):
         parse_examples(batch, lengths)
 
