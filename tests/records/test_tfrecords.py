@@ -151,13 +151,15 @@ def test_not_a_tfrecord(path, content):
 
 
 @pytest.mark.parametrize("most", [1, 30, 2**20])
-def test_every_flipped_bit_and_every_cut_is_found(path, most):
+def test_every_damaged_byte_and_every_cut_is_found(path, most):
     """Records before the damage are read, with the file read in pieces of any size."""
     records = [b"abc", b"de", b"", b"f" * 9]
     tfrecords.write_records(path, records)
     whole = read_whole(path)
     ends = np.cumsum([FRAME_BYTES + len(record) for record in records])
     damaged = [(place, flip(whole, place, 16)) for place in range(len(whole))]
+    damaged += [(place, whole[:place] + whole[place + 1 :]) for place in range(len(whole))]
+    damaged += [(place, whole[:place] + b"\7" + whole[place:]) for place in range(len(whole))]
     damaged += [(size, whole[:size]) for size in range(1, len(whole)) if size not in ends]
     for place, content in damaged:
         overwrite(path, content)
