@@ -270,7 +270,7 @@ class FeatureKind:
 
     def _check(self, values, batch):
         """Check the result of `examples.parse_ragged`: columns of a batch of records."""
-        columns = {"record_numbers": np.arange(batch.number, batch.number + len(batch))}
+        columns = {"record_numbers": batch.numbers}
         for spec in self.features:
             flat, num_values = values[spec.name]
             columns[spec.name] = flat

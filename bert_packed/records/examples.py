@@ -314,7 +314,7 @@ def _values(feature, dtype):
 
 
 def _origins(batch):
-    return [(batch.path, number) for number in range(batch.number, batch.number + len(batch))]
+    return [(batch.path, number) for number in batch.numbers.tolist()]
 
 
 def _features(record, path, number):

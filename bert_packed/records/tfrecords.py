@@ -42,6 +42,11 @@ class Records:
     def __len__(self):
         return len(self.starts)
 
+    @property
+    def numbers(self):
+        """Number of each in the file: int64 `[n]`."""
+        return np.arange(self.number, self.number + len(self))
+
     @functools.cached_property
     def num_bytes(self):
         """Bytes that they take in a file."""
