@@ -25,20 +25,15 @@ def read_unpacked(path):
 
     S and P are those of the file's first record. Predictions may be in any order and become ascending.
     """
-    lengths = _first_lengths(path)
-    for batch in tfrecords.read_batches(path):
-        yield _to_sequences(examples.parse_examples(batch, lengths, NARROW), batch)
-        progress.advance(batch.num_bytes)
-
-
-def _first_lengths(path):
     record = tfrecords.first_record(path)
     names = examples.feature_names(record, path, 1)
     if schema.POSITION_IDS in names and schema.NEXT_SENTENCE_POSITIONS in names:
         raise InputError(f"{path} must hold unpacked records. Received: records that are packed already.")
     lengths = examples.feature_lengths(record, path, 1, schema.UNPACKED_LENGTHS)
     record_rules.common_lengths(lengths, schema.UNPACKED_LENGTHS, path)
-    return lengths
+    for batch in tfrecords.read_batches(path):
+        yield _to_sequences(examples.parse_examples(batch, lengths, NARROW), batch)
+        progress.advance(batch.num_bytes)
 
 
 def _to_sequences(features, batch):
