@@ -22,15 +22,6 @@ def write_pack(path, **changed):
     return write_features(path, features)
 
 
-def assert_holds(sequences, features):
-    for index, (tokens, token_types, predictions, label) in enumerate(list_unpacked(features)):
-        one = take(sequences, np.array([index]))
-        assert one["tokens"].tolist() == list(tokens)
-        assert one["token_type_ids"].tolist() == list(token_types)
-        assert list(zip(one["prediction_positions"], one["prediction_ids"], strict=True)) == list(predictions)
-        assert one["next_sentence_labels"].tolist() == [label]
-
-
 @pytest.mark.parametrize(("lengths", "size"), [([5, 8, 2, 7, 8], 8), ([300, 2, 512, 256], 512)])
 def test_unpacked_records_are_read_in_columns(tmp_path, lengths, size, monkeypatch):
     monkeypatch.setattr(tfrecords, "READ_BATCH", 2)
@@ -39,7 +30,12 @@ def test_unpacked_records_are_read_in_columns(tmp_path, lengths, size, monkeypat
     assert sequences["lengths"].tolist() == lengths
     assert sequences["record_numbers"].tolist() == list(range(1, len(lengths) + 1))
     assert sequences.origin(2).endswith("in.tfrecord, record 3")
-    assert_holds(sequences, features)
+    for index, (tokens, token_types, predictions, label) in enumerate(list_unpacked(features)):
+        one = take(sequences, np.array([index]))
+        assert one["tokens"].tolist() == list(tokens)
+        assert one["token_type_ids"].tolist() == list(token_types)
+        assert list(zip(one["prediction_positions"], one["prediction_ids"], strict=True)) == list(predictions)
+        assert one["next_sentence_labels"].tolist() == [label]
 
 
 def test_predictions_in_any_order_become_ascending(tmp_path):
