@@ -150,7 +150,7 @@ def random_packs(packs, spec, vocab_size, rng):
     first_id = min(FIRST_WORD, vocab_size - 1)
     # The second half of each sequence is its second segment
     is_b = np.arange(num_tokens) >= np.repeat(offsets[:-1] + lengths // 2, lengths)
-    number = range_indices(np.zeros(len(lengths), np.int64), num_predictions)
+    number = range_indices(0, num_predictions)
     # Predictions are spread evenly in each sequence: lengths 4 and 6, one and two of them -> 0 0 3
     positions = number * np.repeat(lengths, num_predictions) // np.repeat(num_predictions, num_predictions)
     sequences = make_sequences(

@@ -1,11 +1,11 @@
 """Small files for causal language modelling, written and read by plain loops: no packing code is used."""
 
 import numpy as np
-from example_protos import Example
-from unpacked_records import example
+from unpacked_records import example, read_records
 
 from bert_packed import schema
 from bert_packed.records import tfrecords
+from bert_packed.records.examples import Example
 
 
 def make_sequence(rng, length, goes_on=False, vocab_size=300):
@@ -43,7 +43,7 @@ def read_examples(paths):
     """The records of files, in order: list of dicts of lists."""
     found = []
     for path in sorted(map(str, paths)):
-        for record in tfrecords.read_records(path):
+        for record in read_records(path):
             features = Example.FromString(record).features.feature
             found.append(
                 {

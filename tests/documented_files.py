@@ -5,12 +5,11 @@ import json
 
 import datasets
 import numpy as np
-from example_protos import Example, Feature, Features, Int64List
+from causal_files import write_sequences
 from foreign_checkpoints import ONE_LAYER, google_tensors, write_google
 from packs import VOCAB_SIZE
 from squad_files import CONTEXT, entry, write
 
-from bert_packed.records.tfrecords import write_records
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 
 WORDS = [f"{first}{second}" for first in "bdfgk" for second in "aeiou"]
@@ -83,12 +82,6 @@ def write_tasks(folder):
 def write_pairs(path):
     """Records of T5's form: `inputs` and `targets`, of varying lengths."""
     rng = np.random.default_rng(0)
-    records = []
-    for _ in range(20):
-        lengths = {"inputs": rng.integers(1, 300), "targets": rng.integers(1, 60)}
-        features = {
-            name: Feature(int64_list=Int64List(value=rng.integers(1, 99, length)))
-            for name, length in lengths.items()
-        }
-        records.append(Example(features=Features(feature=features)).SerializeToString())
-    write_records(path, records)
+    most = {"inputs": 300, "targets": 60}
+    records = [{name: rng.integers(1, 99, rng.integers(1, most[name])) for name in most} for _ in range(20)]
+    write_sequences(path, records)

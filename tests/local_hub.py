@@ -32,10 +32,10 @@ class LocalHub:
 
     def __init__(self):
         self.folders, self.commits, self.gated, self.moved, self.breaks = {}, {}, set(), {}, {}
-        self.uploads, self.fails, self.asked, self.num_sent = {}, set(), [], 0
+        self.uploads, self.fails, self.asked, self.num_sent, self.entries = {}, set(), [], 0, {}
 
     def add(self, name, folder, commit="1"):
-        self.folders[name] = Path(folder)
+        self.folders[name], self.entries[name] = Path(folder), _list_entries(Path(folder))
         self.commits.setdefault(name, []).append(hashlib.sha1(f"{name} {commit}".encode()).hexdigest())
 
 
@@ -75,7 +75,7 @@ class _Handler(BaseHTTPRequestHandler):
         commit = revision if revision in hub.commits[name] else hub.commits[name][-1]
         if revision not in (None, "main", "refs%2Fconvert%2Fparquet", commit):
             return self._send(404, headers={"X-Error-Code": "RevisionNotFound"})
-        entries = _list_entries(hub.folders[name])
+        entries = hub.entries[name]
         if kind in (None, "revision"):
             siblings = [{"rfilename": e["path"]} for e in entries if e["type"] == "file"]
             return self._send(200, {"id": name, "sha": commit, "siblings": siblings})

@@ -7,6 +7,7 @@ import dataclasses
 
 import numpy as np
 
+from bert_packed import schema
 from bert_packed.objectives.features import BATCH_NAMES
 from bert_packed.records import tfrecords
 from bert_packed.records.example_bytes import serialize_examples
@@ -41,29 +42,21 @@ def random_sequence(rng, length, num_predictions=None):
 
 def batch_of(packs, max_seq_length, num_slots, num_predictions):
     """The batch dict of a list of packs, each a list of `Sequence`."""
-    num_packs = len(packs)
+    spec = schema.PackSpec(max_seq_length, num_slots, num_predictions)
     batch = {
-        "token_ids": np.zeros((num_packs, max_seq_length), np.int32),
-        "sequence_ids": np.zeros((num_packs, max_seq_length), np.int32),
-        "token_type_ids": np.zeros((num_packs, max_seq_length), np.int32),
-        "position_ids": np.zeros((num_packs, max_seq_length), np.int32),
-        "prediction_positions": np.zeros((num_packs, num_predictions), np.int32),
-        "prediction_ids": np.zeros((num_packs, num_predictions), np.int32),
-        "prediction_sequences": np.zeros((num_packs, num_predictions), np.float32),
-        "cls_positions": np.zeros((num_packs, num_slots), np.int32),
-        "nsp_labels": np.zeros((num_packs, num_slots), np.int32),
-        "slot_weights": np.zeros((num_packs, num_slots), np.float32),
+        BATCH_NAMES[name]: np.zeros(
+            (len(packs), *spec.shape(name)), "f4" if name in schema.FLOAT_FEATURES else "i4"
+        )
+        for name in schema.PACKED_LENGTHS
     }
     for row, pack in enumerate(packs):
         start = used = 0
         for slot, sequence in enumerate(pack):
-            for offset, (token, token_type) in enumerate(
-                zip(sequence.tokens, sequence.token_types, strict=True)
-            ):
-                batch["token_ids"][row, start + offset] = token
-                batch["sequence_ids"][row, start + offset] = slot + 1
-                batch["token_type_ids"][row, start + offset] = token_type
-                batch["position_ids"][row, start + offset] = offset
+            place = slice(start, start + len(sequence.tokens))
+            batch["token_ids"][row, place] = sequence.tokens
+            batch["sequence_ids"][row, place] = slot + 1
+            batch["token_type_ids"][row, place] = sequence.token_types
+            batch["position_ids"][row, place] = range(len(sequence.tokens))
             for position, label in zip(sequence.prediction_positions, sequence.prediction_ids, strict=True):
                 batch["prediction_positions"][row, used] = start + position
                 batch["prediction_ids"][row, used] = label
@@ -72,7 +65,7 @@ def batch_of(packs, max_seq_length, num_slots, num_predictions):
             batch["cls_positions"][row, slot] = start
             batch["nsp_labels"][row, slot] = sequence.nsp_label
             batch["slot_weights"][row, slot] = 1
-            start += len(sequence.tokens)
+            start = place.stop
     return batch
 
 

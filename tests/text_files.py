@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import numpy as np
+from unpacked_records import read_features
 
 from bert_packed import schema
-from bert_packed.records import tfrecords
-from bert_packed.records.examples import parse_examples
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from data_gen.text.create_config import CreateConfig
 
@@ -38,11 +37,7 @@ def read_split(folder, split):
     """All features of a split: dict from name to array `[n, length]`."""
     lengths = {"S": 32, "P": 5, 1: 1}
     wanted = {name: lengths[kind] for name, kind in schema.UNPACKED_LENGTHS.items()}
-    parts = []
-    for path in sorted(Path(folder).glob(f"{split}-*.tfrecord")):
-        for batch in tfrecords.read_batches(path):
-            parts.append(parse_examples(batch, wanted))
-    return {name: np.concatenate([part[name] for part in parts]) for name in wanted}
+    return read_features(sorted(Path(folder).glob(f"{split}-*.tfrecord")), wanted)
 
 
 def restore(features):

@@ -1,12 +1,11 @@
 """Small unpacked records for tests, and plain loops that say what they and their packs hold."""
 
 import numpy as np
-from example_protos import Example, Feature, Features, FloatList, Int64List
 
 from bert_packed import schema
 from bert_packed.records import record_rules, tfrecords
 from bert_packed.records.example_bytes import serialize_examples
-from bert_packed.records.examples import parse_examples
+from bert_packed.records.examples import Example, parse_examples
 from bert_packed.records.read_bert import read_unpacked
 from bert_packed.records.sequences import concatenate
 
@@ -43,17 +42,18 @@ def write_features(path, features):
 
 
 def example(features):
-    """One record as TensorFlow itself serializes it."""
-    return Example(
-        features=Features(
-            feature={
-                name: Feature(float_list=FloatList(value=values))
-                if schema.dtype(name) == "float32"
-                else Feature(int64_list=Int64List(value=values))
-                for name, values in features.items()
-            }
-        )
-    ).SerializeToString(deterministic=True)
+    """One record as protocol buffers serialize it: floats, and weights of our schema, are a float_list."""
+    lists = {}
+    for name, values in features.items():
+        is_float = len(values) and np.asarray(values).dtype.kind == "f"
+        kind = "float_list" if is_float or schema.dtype(name) == "float32" else "int64_list"
+        lists[name] = {kind: {"value": values}}
+    return Example(features={"feature": lists}).SerializeToString(deterministic=True)
+
+
+def read_records(path):
+    """The records of a file: list of `bytes`."""
+    return [record for batch in tfrecords.read_batches(path) for record in batch.to_list()]
 
 
 def load(path):
@@ -64,7 +64,11 @@ def load(path):
 def read_packs(paths):
     """All packs of some files, as one dict of arrays."""
     spec = record_rules.read_pack_spec(paths)
-    lengths = {name: spec.size(kind) for name, kind in spec.lengths.items()}
+    return read_features(paths, {name: spec.size(kind) for name, kind in spec.lengths.items()})
+
+
+def read_features(paths, lengths):
+    """Features of these lengths of all records of some files: dict from name to array `[n, length]`."""
     parts = [parse_examples(batch, lengths) for path in paths for batch in tfrecords.read_batches(path)]
     return {name: np.concatenate([part[name] for part in parts]) for name in lengths}
 

@@ -55,7 +55,7 @@ class Packs:
 
     @property
     def slots(self):
-        return range_indices(np.zeros(len(self)), self.depths)
+        return range_indices(0, self.depths)
 
     def totals(self, sizes):
         """Sums over each pack of `sizes`, int by sequence: int64 `[num_packs]`."""
@@ -126,7 +126,7 @@ class PackOrder:
         # may occur several times in a strategy; its slots are then numbered pack by pack
         pairs = self._lengths * len(depths) + np.repeat(np.arange(len(depths)), depths)
         pairs, self._entries, self._times = np.unique(pairs, return_inverse=True, return_counts=True)
-        self._turns = rank_in_groups(self._entries)
+        self._ranks = rank_in_groups(self._entries)  # among equal lengths of a strategy
         self._entry_lengths, self._entry_strategies = np.divmod(pairs, max(1, len(depths)))
         self._entry_ends = np.cumsum(self._times * counts[self._entry_strategies])
         self._entry_starts = self._entry_ends - self._times * counts[self._entry_strategies]
@@ -144,7 +144,7 @@ class PackOrder:
         chosen = range_indices(self._offsets[strategies], depths)
         entries = self._entries[chosen]
         repeats = np.repeat(places - self._starts[strategies], depths)
-        numbers = self._number_starts[entries] + repeats * self._times[entries] + self._turns[chosen]
+        numbers = self._number_starts[entries] + repeats * self._times[entries] + self._ranks[chosen]
         return self._lengths[chosen], numbers, depths
 
     def count_pairs(self, packs, max_seq_length):
@@ -176,10 +176,7 @@ def choose_slots(lengths, first_ranks, totals, seed):
 
     `first_ranks` and `totals` count the sequences of each length before these, and in the whole input.
     """
-    order = np.argsort(lengths, kind="stable")  # ranks follow the order of the input
-    counts = np.bincount(lengths, minlength=len(totals))
-    ranks = np.empty(len(lengths), np.int64)
-    ranks[order] = range_indices(np.asarray(first_ranks)[counts > 0], counts[counts > 0])
+    ranks = np.asarray(first_ranks)[lengths] + rank_in_groups(lengths)
     return shuffle_places(ranks, np.asarray(totals)[lengths], (seed, SHUFFLE_SEQUENCES, lengths))
 
 

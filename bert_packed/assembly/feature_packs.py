@@ -227,25 +227,24 @@ class FeatureKind:
 
     def assemble(self, sequences, packs, spec):
         arrays = {}
+
+        def put(name, places, values, size):
+            placed = np.zeros((len(packs) * size, *values.shape[1:]), values.dtype)
+            placed[places] = values
+            arrays[name] = placed.reshape(len(packs), -1)
+
         for feature in self.features:
-            size = feature.capacity or spec.max_sequences_per_pack
-            values = sequences[feature.name].reshape(-1, feature.width)
-            out = np.zeros((len(packs) * size, feature.width), values.dtype)
-            if feature.leader:
-                source, target, _ = find_places(sequences, packs, feature.name, size)
-                out[target] = values[source]
-            else:
-                out[packs.owners * size + packs.slots] = values[packs.members]
-            arrays[feature.name] = out.reshape(len(packs), -1)
+            name, values = feature.name, sequences[feature.name].reshape(-1, feature.width)
+            if not feature.leader:
+                size = spec.max_sequences_per_pack
+                put(name, packs.owners * size + packs.slots, values[packs.members], size)
+                continue
+            source, target, _ = find_places(sequences, packs, name, feature.capacity)
+            put(name, target, values[source], feature.capacity)
             if feature.is_leader:
                 lengths = sequences[feature.sizes][packs.members]
-                for suffix, numbers in (
-                    (SEQUENCE_IDS, np.repeat(packs.slots + 1, lengths)),
-                    (POSITION_IDS, range_indices(np.zeros(len(lengths)), lengths)),
-                ):
-                    extra = np.zeros(len(packs) * size, np.int64)
-                    extra[target] = numbers
-                    arrays[feature.name + suffix] = extra.reshape(len(packs), size)
+                put(name + SEQUENCE_IDS, target, np.repeat(packs.slots + 1, lengths), feature.capacity)
+                put(name + POSITION_IDS, target, range_indices(0, lengths), feature.capacity)
         return arrays
 
     @property
@@ -271,7 +270,7 @@ class FeatureKind:
 
     def _check(self, values, batch):
         """Check the result of `examples.parse_ragged`: columns of a batch of records."""
-        columns = {"record_numbers": np.arange(batch.number, batch.number + len(batch))}
+        columns = {"record_numbers": batch.numbers}
         for spec in self.features:
             flat, num_values = values[spec.name]
             columns[spec.name] = flat

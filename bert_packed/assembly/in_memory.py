@@ -277,5 +277,5 @@ def _assemble(sequences, packs, max_seq_length, depth, padding):
             fill = -1 if name == SEQUENCE_INDEX else padding.get(name, 0)
             put(name, slots, sequences[name][packs.members], depth, fill)
     put(SEQUENCE_IDS, target, np.repeat(packs.slots + 1, lengths), max_seq_length)
-    put(POSITION_IDS, target, range_indices(np.zeros(len(lengths)), lengths), max_seq_length)
+    put(POSITION_IDS, target, range_indices(0, lengths), max_seq_length)
     return arrays

@@ -171,7 +171,7 @@ def truncate(sequences, max_seq_length):
     Where sentence A fills the length, only the [SEP] is left of sentence B.
     """
     lengths = sequences["lengths"]
-    token_position = range_indices(np.zeros(len(sequences), np.int64), lengths)
+    token_position = range_indices(0, lengths)
     from_end = np.repeat(lengths, lengths) - token_position
     keep_token = (token_position < max_seq_length - 1) | (from_end == 1)
     position = sequences["prediction_positions"]
@@ -202,7 +202,7 @@ def assemble_packs(sequences, packs, spec):
     put(arrays, schema.INPUT_IDS, target, sequences["tokens"][source])
     put(arrays, schema.INPUT_MASK, target, np.repeat(numbers, lengths))
     put(arrays, schema.SEGMENT_IDS, target, sequences["token_type_ids"][source])
-    put(arrays, schema.POSITION_IDS, target, range_indices(np.zeros(len(members)), lengths))
+    put(arrays, schema.POSITION_IDS, target, range_indices(0, lengths))
 
     room = spec.max_predictions_per_pack
     source, target, _ = find_places(sequences, packs, "prediction_ids", room)
@@ -255,7 +255,7 @@ class CausalKind(RecordKind):
         members, lengths = packs.members, sequences["lengths"][packs.members]
         arrays = empty_arrays(schema.CAUSAL_LENGTHS, packs, spec)
         is_cut = "first_positions" in sequences.layout
-        first_positions = sequences["first_positions"][members] if is_cut else np.zeros(len(members))
+        first_positions = sequences["first_positions"][members] if is_cut else 0
 
         source, target, _ = find_places(sequences, packs, "tokens", spec.max_seq_length)
         numbers = np.repeat(packs.slots + 1, lengths)

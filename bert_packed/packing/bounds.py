@@ -128,10 +128,12 @@ class Certificate:
 
 def certify(num_packs, histogram, max_seq_length, max_sequences_per_pack, dual_values=(), lp_bound=None):
     """The `Certificate` of a number of packs; `lp_bound` is what `dual_values` prove, None to compute it."""
+    counts, depth = check_arguments(histogram, max_seq_length, max_sequences_per_pack)
+    counts = counts.tolist()  # Python's whole numbers: counts near 2**53 times their lengths exceed 64 bits
     bounds = {
-        "material": material_bound(histogram, max_seq_length),
-        "depth": depth_bound(histogram, max_seq_length, max_sequences_per_pack),
-        "L2": l2_bound(histogram, max_seq_length),
+        "material": -(-sum(length * count for length, count in enumerate(counts, 1)) // max_seq_length),
+        "depth": -(-sum(counts) // depth),
+        "L2": _l2_bound(counts),
     }
     # nothing proves more than a bound that the plan reaches, and long packs take seconds to price
     if len(dual_values) and num_packs > max(bounds.values()):
@@ -148,28 +150,14 @@ def lower_bound(histogram, max_seq_length, max_sequences_per_pack):
     return certify(0, histogram, max_seq_length, max_sequences_per_pack).lower_bound
 
 
-def material_bound(histogram, max_seq_length):
-    """Tokens / S, rounded up."""
-    counts, _ = check_arguments(histogram, max_seq_length, "max")
-    # Python's whole numbers: counts near 2**53 times their lengths exceed 64 bits
-    return -(-sum(length * count for length, count in enumerate(counts.tolist(), 1)) // max_seq_length)
-
-
-def depth_bound(histogram, max_seq_length, max_sequences_per_pack):
-    """Sequences / depth, rounded up."""
-    counts, depth = check_arguments(histogram, max_seq_length, max_sequences_per_pack)
-    return -(-sum(counts.tolist()) // depth)
-
-
-def l2_bound(histogram, max_seq_length):
+def _l2_bound(counts):
     """The bound L2 of Martello and Toth (Knapsack Problems, Section 8.3).
 
     For each k up to S / 2: sequences over S - k share a pack with none of k or more; those over S / 2 never
     share one with each other; what lies between k and S / 2 must go into the room that the latter leave,
     or into new packs. S = 8, lengths 5 5 5 4 4 4, k = 4: 3 + ceil((12 - 0) / 8) = 5, for 4 does not fit to 5.
     """
-    counts, _ = check_arguments(histogram, max_seq_length, "max")
-    counts = [0, *counts.tolist()]  # by length
+    max_seq_length, counts = len(counts), [0, *counts]  # by length
     up_to = list(itertools.accumulate(counts))  # sequences of at most this length
     tokens_up_to = list(itertools.accumulate(length * count for length, count in enumerate(counts)))
     half, best = max_seq_length // 2, 0

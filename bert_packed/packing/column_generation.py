@@ -59,16 +59,13 @@ def pack_cghp(
         return make_plan("cghp", max_seq_length, max_sequences_per_pack, [])
     counter = Effort(COARSE_SHARE * effort * STEPS)
     search = Relaxation(histogram, depth, counter)
-    packs, notes = search.first_plan, []
+    packs, note = search.first_plan, ""
     if num_packs(packs) > search.lower_bound:
         packs, ended = _search(search, gap, effort)
         packs, note = _improve(search, packs, depth, gap) if integer_programs else (packs, "")
         if not ended:
-            notes.append(f"Stopped by the limit of effort, {effort:g}, before the gap was met.")
-        elif note:
-            notes.append(note)
-    if num_packs(packs) <= _target(search, gap):
-        notes = []
+            note = f"Stopped by the limit of effort, {effort:g}, before the gap was met."
+    notes = [note] if note and num_packs(packs) > _target(search, gap) else []
     dual_values = np.zeros(max_seq_length if len(search.dual_values) else 0, np.int64)
     if len(dual_values):
         dual_values[search.lengths - 1] = search.dual_values

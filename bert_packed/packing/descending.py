@@ -28,13 +28,7 @@ def pack_spfhp(histogram, max_seq_length, max_sequences_per_pack):
         # up would always find the packs that this very length has opened and never leave them.
         space = open_packs.largest(max_seq_length)
         while num_left and space >= length:
-            # The pack touched last comes first of equal spaces, as in the listing: such packs differ in depth
-            num_packs, pack = open_packs.pop(space)
-            count = min(num_packs, num_left)
-            if num_packs > count:
-                open_packs.push(space, num_packs - count, pack)
-            open_packs.push(space - length, count, (*pack, length))
-            num_left -= count
+            num_left -= open_packs.fill(space, length, num_left, repeat=1)
             space = open_packs.largest(space)
         if num_left:
             open_packs.push(max_seq_length - length, num_left, (length,))
@@ -53,13 +47,7 @@ def longest_pack_first(histogram, depth):
     open_packs = _OpenPacks(max_seq_length, depth)
     for length, num_left in _descending(histogram):
         while num_left and (space := open_packs.smallest(length)) >= 0:
-            num_packs, pack = open_packs.pop(space)
-            repeat = min(space // length, depth - len(pack), num_left)
-            count = min(num_packs, num_left // repeat)
-            if num_packs > count:
-                open_packs.push(space, num_packs - count, pack)
-            open_packs.push(space - repeat * length, count, pack + (length,) * repeat)
-            num_left -= count * repeat
+            num_left -= open_packs.fill(space, length, num_left, repeat=space // length)
         repeat = min(max_seq_length // length, depth)
         count, rest = divmod(num_left, repeat)
         # A quirk of the listing: the rest opens one more pack, even where it would fit into another
@@ -146,12 +134,18 @@ class _OpenPacks:
             self._stacks[space].append((count, pack))
             self._bits |= 1 << space
 
-    def pop(self, space):
-        stack = self._stacks[space]
-        last = stack.pop()
-        if not stack:
+    def fill(self, space, length, num_left, repeat):
+        """Put sequences, up to `repeat` in a pack, into equal packs with `space` free; returns how many."""
+        # The pack touched last comes first of equal spaces, as in the listings: such packs differ in depth
+        num_packs, pack = self._stacks[space].pop()
+        if not self._stacks[space]:
             self._bits ^= 1 << space
-        return last
+        repeat = min(repeat, self._depth - len(pack), num_left)
+        count = min(num_packs, num_left // repeat)
+        if num_packs > count:
+            self.push(space, num_packs - count, pack)
+        self.push(space - repeat * length, count, pack + (length,) * repeat)
+        return count * repeat
 
     def largest(self, limit):
         """The largest space, at most `limit`, of any open pack; -1 for none."""

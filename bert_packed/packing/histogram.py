@@ -27,14 +27,19 @@ def count_lengths(lengths, max_seq_length):
 def check_lengths(lengths, max_seq_length):
     """Check that lengths are whole numbers `[n]` in 1..S, and return them as int64; raises `ValueError`."""
     lengths = as_array(lengths, "`lengths`", "have one dimension", kinds=None, shape=(None,))
-    if lengths.dtype.kind not in "iu":  # integers, of which there may be millions, need no look at each
-        wrong = [length for length in lengths.tolist() if not is_whole(length, floats=True)]
-        if wrong:
-            raise ValueError(f"every length must be a whole number. Received: {shown(wrong[0])}.")
+    _check_whole_numbers(lengths, "every length must be a whole number")
     if lengths.size and (lengths.min() < 1 or lengths.max() > max_seq_length):
         wrong = lengths.max() if lengths.max() > max_seq_length else lengths.min()
         raise ValueError(f"every length must be in 1..max_seq_length={max_seq_length}. Received: {wrong}.")
     return lengths.astype(np.int64)
+
+
+def _check_whole_numbers(array, rule):
+    if array.dtype.kind in "iu":  # integers, of which there may be millions, need no look at each
+        return
+    for number in array.tolist():
+        if not is_whole(number, floats=True):
+            raise ValueError(f"{rule}. Received: {shown(number)}.")
 
 
 def check_histogram(histogram, max_seq_length=None):
@@ -45,9 +50,7 @@ def check_histogram(histogram, max_seq_length=None):
             f"`histogram` must have max_seq_length={max_seq_length} entries, one per length. "
             f"Received: {len(counts)}."
         )
-    wrong = [count for count in counts.tolist() if not is_whole(count, floats=True)]
-    if wrong:
-        raise ValueError(f"`histogram` must hold whole numbers. Received: {shown(wrong[0])}.")
+    _check_whole_numbers(counts, "`histogram` must hold whole numbers")
     if counts.size and counts.min() < 0:
         raise ValueError(
             "`histogram` must not be negative. "

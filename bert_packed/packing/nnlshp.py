@@ -21,8 +21,6 @@ nearly empty: gradients are sparse products, and the factor of the columns in us
 transforming all columns, which makes it about twenty times as fast for packing matrices.
 """
 
-import dataclasses
-
 import numpy as np
 
 from bert_packed.packing.arguments import check_whole
@@ -37,14 +35,11 @@ TIE_TOLERANCE = 1e-8
 DEPENDENCE_TOLERANCE = 1e-10
 
 
-@dataclasses.dataclass(frozen=True)
-class NnlsResult:
-    x: np.ndarray  # float64 [n], not negative
-    converged: bool  # False where the iterations ran out; `x` is then the best so far
-
-
 def solve_nnls(matrix, target, max_iterations):
-    """Minimise |matrix x - target| over x >= 0, taking in at most `max_iterations` columns: `NnlsResult`."""
+    """Minimise |matrix x - target| over x >= 0, taking in at most `max_iterations` columns.
+
+    Returns x, float64 `[n]`, and False where the iterations ran out: x is then the best so far.
+    """
     matrix = matrix.tocsc()
     transposed = matrix.T.tocsr()
     num_columns = matrix.shape[1]
@@ -56,7 +51,7 @@ def solve_nnls(matrix, target, max_iterations):
     useless = []  # columns that came and went without getting nearer; without this, rounding makes cycles
     for _ in range(max_iterations):
         if not _take_one(used, transposed @ residual, tolerance, useless):
-            return NnlsResult(x, True)
+            return x, True
         newest = used.columns[-1]
         solution = used.solve()
         while (solution <= 0).any():
@@ -74,7 +69,7 @@ def solve_nnls(matrix, target, max_iterations):
         distance = np.linalg.norm(residual)
         useless = [] if distance < best * (1 - 1e-13) else [*useless, newest]
         best = min(best, distance)
-    return NnlsResult(x, False)
+    return x, False
 
 
 def _take_one(used, gradient, tolerance, useless):
@@ -164,6 +159,7 @@ class _UsedColumns:
 
 OFFSET, WEIGHT = 8, 0.09  # the published choice, Section F.4.5
 COVER_WEIGHT = 3e4
+ITERATIONS_PER_STRATEGY = 3
 MAX_STRATEGIES = 2_000_000  # about 2.5 GiB; S = 512 has 22,102 at depth 3, some 940,000 at depth 4
 
 
@@ -186,13 +182,10 @@ def mix_nnlshp(histogram, max_seq_length, max_sequences_per_pack, **settings):
     return round_and_repair(strategies, whole_counts, check_histogram(histogram)), notes
 
 
-def first_mix(
-    histogram, max_seq_length, max_sequences_per_pack, *, offset=OFFSET, weight=WEIGHT, max_iterations=None
-):
+def first_mix(histogram, max_seq_length, max_sequences_per_pack, *, offset=OFFSET, weight=WEIGHT):
     """The rounded mix before its repair (Efficient Sequence Packing, Section F.4.4), and notes.
 
-    Lengths up to `offset` weigh `weight`, not 1 (Section F.5). Least squares end after `max_iterations`,
-    None for 3 per strategy, with the best mix so far and a note.
+    Lengths up to `offset` weigh `weight`, not 1 (Section F.5).
     """
     from scipy import sparse  # half a second: not for --help and the other algorithms
 
@@ -206,11 +199,11 @@ def first_mix(
     weights = np.ones(max_seq_length)
     weights[:offset] = weight
     matrix = sparse.diags_array(weights) @ packing_matrix(strategies, max_seq_length)
-    solution, notes = _solve(matrix, weights * counts, len(strategies), max_iterations)
+    solution, notes = _solve(matrix, weights * counts, len(strategies))
     return strategies, np.rint(solution), notes
 
 
-def pack_ennlshp(histogram, max_seq_length, max_sequences_per_pack, *, max_iterations=None):
+def pack_ennlshp(histogram, max_seq_length, max_sequences_per_pack):
     """Pack by extended non-negative least squares; arguments and result like those of `pack_nnlshp`."""
     from scipy import sparse  # half a second: not for --help and the other algorithms
 
@@ -227,17 +220,17 @@ def pack_ennlshp(histogram, max_seq_length, max_sequences_per_pack, *, max_itera
             ]
         )
         target = np.concatenate([padding_weights @ counts, COVER_WEIGHT * counts])
-        solution, notes = _solve(extended, target, len(strategies), max_iterations)
+        solution, notes = _solve(extended, target, len(strategies))
         packs = round_and_repair(strategies, np.rint(solution[: len(strategies)]), counts)
     return _plan_slots("ennlshp", histogram, max_seq_length, max_sequences_per_pack, packs, notes)
 
 
-def _solve(matrix, target, num_strategies, max_iterations):
+def _solve(matrix, target, num_strategies):
     """The mix, float64 `[columns of matrix]`, and a list with a note where the iterations ran out."""
-    limit = 3 * num_strategies if max_iterations is None else max_iterations
-    result = solve_nnls(matrix, target, limit)
+    limit = ITERATIONS_PER_STRATEGY * num_strategies
+    solution, has_converged = solve_nnls(matrix, target, limit)
     note = f"Least squares stopped after {limit} iterations; its best mix so far was repaired."
-    return result.x, [] if result.converged else [note]
+    return solution, [] if has_converged else [note]
 
 
 def _list_if_few(max_seq_length, depth):

@@ -12,7 +12,7 @@ records, which the format allows, are parsed one by one by protobuf, several tim
 import itertools
 
 import numpy as np
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from google.protobuf.message import DecodeError
 
 from bert_packed import schema
@@ -184,45 +184,41 @@ class _Reader:
 
 LISTS = {"int64": "int64_list", "float32": "float_list"}
 GRAPHCORE_FEATURE = "packed_input_ids"  # of a layout that was written once
+# Of example.proto and feature.proto, TensorFlow's
+MESSAGES = """
+name: "example.proto" package: "records" syntax: "proto3"
+message_type { name: "BytesList" field { name: "value" number: 1 type: TYPE_BYTES label: LABEL_REPEATED } }
+message_type { name: "FloatList" field { name: "value" number: 1 type: TYPE_FLOAT label: LABEL_REPEATED } }
+message_type { name: "Int64List" field { name: "value" number: 1 type: TYPE_INT64 label: LABEL_REPEATED } }
+message_type {
+  name: "Feature"
+  oneof_decl { name: "kind" }
+  field { name: "bytes_list" number: 1 oneof_index: 0 type_name: "BytesList" }
+  field { name: "float_list" number: 2 oneof_index: 0 type_name: "FloatList" }
+  field { name: "int64_list" number: 3 oneof_index: 0 type_name: "Int64List" }
+}
+message_type {
+  name: "Features"
+  nested_type {
+    name: "FeatureEntry"
+    options { map_entry: true }
+    field { name: "key" number: 1 type: TYPE_STRING }
+    field { name: "value" number: 2 type_name: "Feature" }
+  }
+  field { name: "feature" number: 1 type_name: "FeatureEntry" label: LABEL_REPEATED }
+}
+message_type { name: "Example" field { name: "features" number: 1 type_name: "Features" } }
+"""
 
 
 def _example_class():
-    """The class of `tf.train.Example`, from its three messages."""
-    kinds, types = descriptor_pb2.FieldDescriptorProto, descriptor_pb2.DescriptorProto
-
-    def field(name, number, kind, type_name="", label=kinds.LABEL_OPTIONAL, **more):
-        type_name = f".records.{type_name}" if type_name else None
-        return kinds(name=name, number=number, type=kind, type_name=type_name, label=label, **more)
-
-    message, many = kinds.TYPE_MESSAGE, kinds.LABEL_REPEATED
-    lists = {"Bytes": kinds.TYPE_BYTES, "Float": kinds.TYPE_FLOAT, "Int64": kinds.TYPE_INT64}
-    choices = [
-        field(f"{name.lower()}_list", number, message, f"{name}List", oneof_index=0)
-        for number, name in enumerate(lists, 1)
-    ]
-    entry = types(
-        name="FeatureEntry",
-        field=[field("key", 1, kinds.TYPE_STRING), field("value", 2, message, "Feature")],
-        options={"map_entry": True},
-    )
-    entries = field("feature", 1, message, "Features.FeatureEntry", many)
-    messages = [
-        *(
-            types(name=f"{name}List", field=[field("value", 1, kind, "", many)])
-            for name, kind in lists.items()
-        ),
-        types(name="Feature", field=choices, oneof_decl=[{"name": "kind"}]),
-        types(name="Features", field=[entries], nested_type=[entry]),
-        types(name="Example", field=[field("features", 1, message, "Features")]),
-    ]
+    """The class of `tf.train.Example`."""
     pool = descriptor_pool.DescriptorPool()  # not the default one, to which TensorFlow adds the same names
-    file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="records", message_type=messages)
-    file.syntax = "proto3"
-    pool.Add(file)
+    pool.Add(text_format.Parse(MESSAGES, descriptor_pb2.FileDescriptorProto()))
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("records.Example"))
 
 
-_Example = _example_class()
+Example = _example_class()
 
 
 def feature_names(record, path, number):
@@ -244,22 +240,23 @@ def check_names(found, names, path, number):
             "(--output_format=graphcore), which bert_packed 0.1.0 read up to commit fcee3e1."
         )
     if missing:
+        received = ", ".join(repr(name)[1:-1] for name in sorted(found))  # a damaged name may break lines
         raise InputError(
             f"{path}, record {number}: features {', '.join(missing)} are missing. "
-            f"Received: {', '.join(sorted(found)) or 'no feature'}."
+            f"Received: {received or 'no feature'}."
         )
 
 
 def parse_example(record, path, number, lengths):
     """`parse_examples` of one record: dict from name to array `[length]`."""
     found = _features(record, path, number)
-    values = {
-        name: getattr(found[name], LISTS[schema.dtype(name)]).value for name in lengths if name in found
-    }
-    # A feature that is missing or of another type has length 0, too
-    if any(length == 0 or len(values.get(name, ())) != length for name, length in lengths.items()):
-        _check_lengths(_lengths(found, path, number, lengths), lengths, path, number)
-    return {name: np.fromiter(values[name], schema.dtype(name), length) for name, length in lengths.items()}
+    for name, length in _lengths(found, path, number, lengths).items():
+        if length != lengths[name]:
+            raise InputError(
+                f"{path}, record {number}: {name} must have length {lengths[name]}, as in the file's first "
+                f"record. Received: {length}."
+            )
+    return {name: _values(found[name], schema.dtype(name)) for name in lengths}
 
 
 def parse_examples(batch, lengths, narrow=(), origins=None):
@@ -309,18 +306,21 @@ def _parse_any_lengths(record, path, number, dtypes):
         kind = found[name].WhichOneof("kind") if name in found else None
         if kind not in (LISTS[dtype], None):
             raise InputError(f"{path}, record {number}: {name} must hold {dtype}. Received: a {kind}.")
-        # A feature that is looked up is made, without a value
-        values[name] = np.array(getattr(found[name], LISTS[dtype]).value, dtype)
+        values[name] = _values(found[name], dtype)  # a missing feature that is looked up is made, empty
     return values
 
 
+def _values(feature, dtype):
+    return np.fromiter(getattr(feature, LISTS[dtype]).value, dtype)
+
+
 def _origins(batch):
-    return [(batch.path, number) for number in range(batch.number, batch.number + len(batch))]
+    return [(batch.path, number) for number in batch.numbers.tolist()]
 
 
 def _features(record, path, number):
     try:
-        return _Example.FromString(record).features.feature
+        return Example.FromString(record).features.feature
     except DecodeError as error:
         raise InputError(
             f"{path}, record {number}: must be a tf.train.Example. Received: {error}."
@@ -336,12 +336,3 @@ def _lengths(found, path, number, names):
             raise InputError(f"{path}, record {number}: {name} must be a {wanted}. Received: a {kind}.")
         lengths[name] = len(getattr(found[name], wanted).value)
     return lengths
-
-
-def _check_lengths(lengths, wanted, path, number):
-    for name, length in lengths.items():
-        if length != wanted[name]:
-            raise InputError(
-                f"{path}, record {number}: {name} must have length {wanted[name]}, as in the file's first "
-                f"record. Received: {length}."
-            )

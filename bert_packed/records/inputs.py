@@ -109,16 +109,14 @@ def _check_stamps(stamps, inodes):
 
 def read_input_manifests(paths):
     """Facts of manifests beside files: dict of the `INHERITED_KEYS` that are known, and `read_promises`."""
-    vocabulary, known_from = {}, None
-    for directory, manifest in _manifests_beside(paths):
-        found = _known(manifest, INHERITED_KEYS)
-        if known_from is not None and found != vocabulary:
+    known = {folder: _known(manifest, INHERITED_KEYS) for folder, manifest in _manifests_beside(paths)}
+    folder, vocabulary = next(iter(known.items()), ("", {}))
+    for other, found in known.items():
+        if found != vocabulary:
             raise InputError(
-                f"all inputs must have one vocabulary and objective. Received: {known_from}: {vocabulary}; "
-                f"{directory}: {found}."
+                f"all inputs must have one vocabulary and objective. Received: {folder}: {vocabulary}; "
+                f"{other}: {found}."
             )
-        if known_from is None:
-            vocabulary, known_from = found, directory
     return vocabulary, read_promises(paths)
 
 

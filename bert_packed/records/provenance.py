@@ -112,26 +112,20 @@ def write_traced(path, index_path, names, serialize):
     """
     if not index_path:
         return write_file(path, serialize(None))
-    with _open_index(index_path, names) as index:
-        entry = write_file(path, serialize(index))
-        index.add(**{CHECKSUM: list(bytes.fromhex(entry.sha256))})
-    return entry
-
-
-@contextlib.contextmanager
-def _open_index(path, names):
-    """Write an index piece by piece: yields `_Index`."""
     # The smallest type of a column is known at its end only: until then the numbers wait in unnamed files
-    folder = None if storage.is_remote(path) else os.path.dirname(path) or "."
+    folder = None if storage.is_remote(index_path) else os.path.dirname(index_path) or "."
     with contextlib.ExitStack() as stack:
         columns = {name: _Column(stack.enter_context(tempfile.TemporaryFile(dir=folder))) for name in names}
-        yield _Index(columns)
+        index = _Index(columns)
+        entry = write_file(path, serialize(index))
+        index.add(**{CHECKSUM: list(bytes.fromhex(entry.sha256))})
         # A zip file is written back and forth, which a remote one cannot be
         archive = stack.enter_context(tempfile.TemporaryFile(dir=folder))
         _write_npz(archive, columns)
         archive.seek(0)
-        with storage.write_whole(path) as partial, storage.open_file(partial, "wb") as file:
+        with storage.write_whole(index_path) as partial, storage.open_file(partial, "wb") as file:
             shutil.copyfileobj(archive, file)
+    return entry
 
 
 class _Index:

@@ -25,20 +25,15 @@ def read_unpacked(path):
 
     S and P are those of the file's first record. Predictions may be in any order and become ascending.
     """
-    lengths = _first_lengths(path)
-    for batch in tfrecords.read_batches(path):
-        yield _to_sequences(examples.parse_examples(batch, lengths, NARROW), batch)
-        progress.advance(batch.num_bytes)
-
-
-def _first_lengths(path):
     record = tfrecords.first_record(path)
     names = examples.feature_names(record, path, 1)
     if schema.POSITION_IDS in names and schema.NEXT_SENTENCE_POSITIONS in names:
         raise InputError(f"{path} must hold unpacked records. Received: records that are packed already.")
     lengths = examples.feature_lengths(record, path, 1, schema.UNPACKED_LENGTHS)
     record_rules.common_lengths(lengths, schema.UNPACKED_LENGTHS, path)
-    return lengths
+    for batch in tfrecords.read_batches(path):
+        yield _to_sequences(examples.parse_examples(batch, lengths, NARROW), batch)
+        progress.advance(batch.num_bytes)
 
 
 def _to_sequences(features, batch):
@@ -73,7 +68,7 @@ def _to_sequences(features, batch):
         prediction_ids=ids[is_used],
         num_predictions=is_used.sum(axis=1),
         next_sentence_labels=labels,
-        record_numbers=np.arange(batch.number, batch.number + len(batch)),
+        record_numbers=batch.numbers,
     )
 
 
@@ -100,14 +95,14 @@ def _unpack(features, batch):
     check = make_check(batch, LayoutError)
     sequence_ids, token_types = features[schema.INPUT_MASK], features[schema.SEGMENT_IDS]
     is_real = sequence_ids > 0
-    starts, lengths = check_slots(check, features, depth=features[schema.NEXT_SENTENCE_LABELS].shape[1])
+    starts, lengths, is_slot_used = check_slots(check, features, schema.NEXT_SENTENCE_WEIGHTS)
     check_int32(check, schema.INPUT_IDS, features[schema.INPUT_IDS])
     check((token_types == 0) | (token_types == 1), token_types, f"{schema.SEGMENT_IDS} must be 0 or 1")
     for name in (schema.INPUT_IDS, schema.SEGMENT_IDS):
         check((features[name] == 0) | is_real, features[name], f"{name} must be 0 in padding")
-    _check_next_sentence(features, starts, check)
+    _check_next_sentence(features, starts, is_slot_used, check)
     _check_predictions(features, check)
-    num_sequences = sequence_ids.max(axis=1)
+    num_sequences = is_slot_used.sum(axis=1)
     first_sequence = np.cumsum(num_sequences) - num_sequences
     is_used = features[schema.MASKED_LM_WEIGHTS] != 0
     packs, _ = np.nonzero(is_used)
@@ -122,22 +117,15 @@ def _unpack(features, batch):
         prediction_positions=features[schema.POSITION_IDS][packs, positions],
         prediction_ids=features[schema.MASKED_LM_IDS][is_used],
         num_predictions=np.bincount(owners, minlength=len(lengths)),
-        next_sentence_labels=features[schema.NEXT_SENTENCE_LABELS][
-            features[schema.NEXT_SENTENCE_WEIGHTS] > 0
-        ],
-        record_numbers=np.repeat(np.arange(batch.number, batch.number + len(batch)), num_sequences),
+        next_sentence_labels=features[schema.NEXT_SENTENCE_LABELS][is_slot_used],
+        record_numbers=np.repeat(batch.numbers, num_sequences),
     )
 
 
-def _check_next_sentence(features, starts, check):
-    sequence_ids = features[schema.INPUT_MASK]
+def _check_next_sentence(features, starts, is_slot_used, check):
     positions, labels = features[schema.NEXT_SENTENCE_POSITIONS], features[schema.NEXT_SENTENCE_LABELS]
-    weights = features[schema.NEXT_SENTENCE_WEIGHTS]
-    is_slot_used = np.arange(labels.shape[1]) < sequence_ids.max(axis=1)[:, None]
     expected = np.zeros_like(positions)
-    packs, columns = np.divmod(starts, sequence_ids.shape[1])
-    expected[packs, sequence_ids[packs, columns] - 1] = columns
-    check(weights == is_slot_used, weights, f"{schema.NEXT_SENTENCE_WEIGHTS} must be 1 per sequence, else 0")
+    expected[is_slot_used] = starts % features[schema.INPUT_MASK].shape[1]
     check(positions == expected, positions, f"{schema.NEXT_SENTENCE_POSITIONS} must be the sequence's [CLS]")
     check((labels == 0) | (labels == 1), labels, f"{schema.NEXT_SENTENCE_LABELS} must be 0 or 1")
     check((labels == 0) | is_slot_used, labels, f"{schema.NEXT_SENTENCE_LABELS} must be 0 in an unused slot")

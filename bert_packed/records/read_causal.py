@@ -92,8 +92,7 @@ def _to_sequences(features, batch):
         check(good, label_bytes, f"{schema.LABEL_BYTES} must be 0 where nothing is predicted", offsets)
         good = sum_ranges(label_bytes, lengths) == num_bytes
         check(good, num_bytes, f"{schema.NUM_BYTES} must be the sum of {schema.LABEL_BYTES}")
-    record_numbers = np.arange(batch.number, batch.number + len(batch))
-    return make_sequences(layout, batch.path, lengths=lengths, record_numbers=record_numbers, **columns)
+    return make_sequences(layout, batch.path, lengths=lengths, record_numbers=batch.numbers, **columns)
 
 
 def _check_labels(check, tokens, labels, is_labelled, owners, *offsets):
@@ -114,16 +113,12 @@ def _unpack(features, batch, is_split):
     is_real = sequence_ids > 0
     tokens, labels = features[schema.INPUT_IDS], features[schema.LABEL_IDS]
     label_mask, num_bytes = features[schema.LABEL_MASK], features[schema.SEQUENCE_BYTES]
-    starts, lengths = check_slots(check, features, num_bytes.shape[1], is_split)
+    starts, lengths, is_slot_used = check_slots(check, features, schema.SEQUENCE_WEIGHTS, is_split)
     check((tokens == 0) | is_real, tokens, f"{schema.INPUT_IDS} must be 0 in padding")
     is_labelled = label_mask > 0
     good = (label_mask == 0) | ((label_mask == sequence_ids) & is_labelled)
     check(good, label_mask, f"{schema.LABEL_MASK} must be the sequence of its token, or 0")
     _check_labels(check, tokens, labels, is_labelled, sequence_ids)
-    num_sequences = sequence_ids.max(axis=1)
-    is_slot_used = np.arange(num_bytes.shape[1]) < num_sequences[:, None]
-    weights = features[schema.SEQUENCE_WEIGHTS]
-    check(weights == is_slot_used, weights, f"{schema.SEQUENCE_WEIGHTS} must be 1 per sequence, else 0")
     check(num_bytes >= 0, num_bytes, f"{schema.SEQUENCE_BYTES} must not be negative")
     good = (num_bytes == 0) | is_slot_used
     check(good, num_bytes, f"{schema.SEQUENCE_BYTES} must be 0 in an unused slot")
@@ -139,7 +134,7 @@ def _unpack(features, batch, is_split):
         label_mask=is_labelled[is_real],
         lengths=lengths,
         num_bytes=num_bytes[is_slot_used],
-        record_numbers=np.repeat(np.arange(batch.number, batch.number + len(batch)), num_sequences),
+        record_numbers=np.repeat(batch.numbers, is_slot_used.sum(axis=1)),
         first_positions=positions.reshape(-1)[starts],
     )
 

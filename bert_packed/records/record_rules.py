@@ -49,14 +49,16 @@ def follows(good):
     return np.pad(good, ((0, 0), (1, 0)), constant_values=True)
 
 
-def check_slots(check, features, depth, is_split=False):
-    """Check which sequence of a pack each token is of, and its position in it.
+def check_slots(check, features, weights, is_split=False):
+    """Check which sequence of a pack each token is of, its position in it, and which slots are used.
 
         input_mask    [1 1 1 2 2 0]
-        position_ids  [0 1 2 0 1 0]   ->   starts [0 3], lengths [3 2]
+        position_ids  [0 1 2 0 1 0]   ->   starts [0 3], lengths [3 2], is_used [True True False]
+        weights       [1 1 0]
 
-    With `is_split` the first sequence of a pack may begin at any position, and a pack may be empty. Returns
-    two int64 arrays, of all sequences: where each starts among all tokens and padding, and its tokens.
+    `weights` is the name of the slots' feature. With `is_split` the first sequence of a pack may begin at any
+    position, and a pack may be empty. Returns two int64 arrays, of all sequences: where each starts among all
+    tokens and padding, and its tokens; and bool `[n, K]`.
     """
     sequence_ids, positions = features[schema.INPUT_MASK], features[schema.POSITION_IDS]
     first, before, after = sequence_ids[:, 0], sequence_ids[:, :-1], sequence_ids[:, 1:]
@@ -65,6 +67,7 @@ def check_slots(check, features, depth, is_split=False):
     goes_on = (after == before) | ((before > 0) & ((after == before + 1) | (after == 0)))
     rule = f"{schema.INPUT_MASK} must count sequences 1, 2, ... and end in padding 0"
     check(follows(goes_on), sequence_ids, rule)
+    depth = features[weights].shape[1]
     check(sequence_ids <= depth, sequence_ids, f"{schema.INPUT_MASK} must be at most K={depth}")
     is_real = sequence_ids > 0
     is_start = follows(after != before) & is_real
@@ -76,19 +79,21 @@ def check_slots(check, features, depth, is_split=False):
     expected[is_real] = range_indices(np.where(may_continue, positions.reshape(-1)[starts], 0), lengths)
     rule = f"{schema.POSITION_IDS} must restart at 0 in every sequence"
     check((positions == expected) & (positions >= 0), positions, rule)
-    return starts, lengths
-
-
-def find_objective(path):
-    """The objective of the records of a file, packed or not, as `PackSpec.objective`."""
-    # records without `label_mask` count as BERT's, whose readers report what is missing
-    names = feature_names(first_record(path), path, 1)
-    return schema.CAUSAL_LM if schema.LABEL_MASK in names else schema.MLM_NSP
+    is_used = np.arange(depth) < sequence_ids.max(axis=1)[:, None]
+    check(features[weights] == is_used, features[weights], f"{weights} must be 1 per sequence, else 0")
+    return starts, lengths, is_used
 
 
 def find_common_objective(paths):
-    """The objective that all files are for; raises `InputError` where they disagree."""
-    found = {find_objective(path): path for path in paths}
+    """The objective that the records of all files, packed or not, are for, as `PackSpec.objective`.
+
+    Raises `InputError` where they disagree.
+    """
+    found = {}
+    for path in paths:
+        # records without `label_mask` count as BERT's, whose readers report what is missing
+        is_causal = schema.LABEL_MASK in feature_names(first_record(path), path, 1)
+        found[schema.CAUSAL_LM if is_causal else schema.MLM_NSP] = path
     if len(found) > 1:
         raise InputError(f"all files must be for one objective. Received: {found}.")
     return next(iter(found))

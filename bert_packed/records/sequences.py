@@ -200,7 +200,10 @@ def entry_bytes(layout, sizes=""):
 
 
 def range_indices(starts, lengths):
-    """The indices of many ranges, one after the other, int64: starts [5 0], lengths [3 2] -> [5 6 7 0 1]."""
+    """The indices of many ranges, one after the other, int64: starts [5 0], lengths [3 2] -> [5 6 7 0 1].
+
+    One start may be that of all: 0, lengths [3 2] -> [0 1 2 0 1].
+    """
     lengths = np.asarray(lengths, np.int64)
     shifts = np.asarray(starts, np.int64) - to_offsets(lengths)[:-1]
     return np.repeat(shifts, lengths) + np.arange(lengths.sum())
@@ -220,10 +223,8 @@ def sum_ranges(values, sizes):
 
 def rank_in_groups(groups):
     """Number of entries of its group before each entry: groups [1 0 1 1] -> [0 0 1 2], int64."""
-    order = np.argsort(groups, kind="stable")
-    sizes = np.unique(groups, return_counts=True)[1]
     ranks = np.empty(len(groups), np.int64)
-    ranks[order] = range_indices(np.zeros(len(sizes)), sizes)
+    ranks[np.argsort(groups, kind="stable")] = range_indices(0, np.bincount(groups))
     return ranks
 
 

@@ -22,12 +22,12 @@ def shuffle_places(items, num_items, key):
     `num_items` is an array `[m]` where the items belong to shuffles of different sizes; `key` is a tuple of
     whole numbers, or arrays `[m]`, that chooses the shuffle.
     """
-    return _walk(_move, items, num_items, key)
+    return _walk(items, num_items, key, undo=False)
 
 
 def find_items(places, num_items, key):
     """The items at some places of a shuffle: `shuffle_places` undone; the same arguments, and int64 `[m]`."""
-    return _walk(_move_back, places, num_items, key)
+    return _walk(places, num_items, key, undo=True)
 
 
 def hash_numbers(*numbers):
@@ -38,7 +38,7 @@ def hash_numbers(*numbers):
     return mixed
 
 
-def _walk(move, cells, num_items, key):
+def _walk(cells, num_items, key, undo):
     """Move cells until each is one of the items, of which there may be fewer than cells."""
     cells = np.asarray(cells, np.uint64)
     sizes = np.broadcast_to(np.asarray(num_items, np.uint64), cells.shape)
@@ -47,33 +47,30 @@ def _walk(move, cells, num_items, key):
     num_columns = (sizes + num_rows - np.uint64(1)) // num_rows
     num_columns = np.maximum(num_columns, np.uint64(1))
     mixed_key = np.broadcast_to(hash_numbers(*key), cells.shape)
-    moved = move(cells, num_rows, num_columns, mixed_key)
+    moved = _move(cells, num_rows, num_columns, mixed_key, undo)
     outside = np.flatnonzero(moved >= sizes)
     while len(outside):
-        again = move(moved[outside], num_rows[outside], num_columns[outside], mixed_key[outside])
+        again = _move(moved[outside], num_rows[outside], num_columns[outside], mixed_key[outside], undo)
         moved[outside] = again
         outside = outside[again >= sizes[outside]]
     return moved.astype(np.int64)
 
 
-def _move(cells, num_rows, num_columns, key):
+def _move(cells, num_rows, num_columns, key, undo):
     rows, columns = cells // num_columns, cells % num_columns
-    for number in range(NUM_ROUNDS):
+    rounds = range(NUM_ROUNDS)
+    for number in reversed(rounds) if undo else rounds:
         if number % 2:
-            columns = (columns + _hash(key, rows, number) % num_columns) % num_columns
+            columns = _shift(columns, _hash(key, rows, number), num_columns, undo)
         else:
-            rows = (rows + _hash(key, columns, number) % num_rows) % num_rows
+            rows = _shift(rows, _hash(key, columns, number), num_rows, undo)
     return rows * num_columns + columns
 
 
-def _move_back(cells, num_rows, num_columns, key):
-    rows, columns = cells // num_columns, cells % num_columns
-    for number in reversed(range(NUM_ROUNDS)):
-        if number % 2:
-            columns = (columns + num_columns - _hash(key, rows, number) % num_columns) % num_columns
-        else:
-            rows = (rows + num_rows - _hash(key, columns, number) % num_rows) % num_rows
-    return rows * num_columns + columns
+def _shift(places, steps, number, undo):
+    """Move places of 0..number-1 round by some steps, or back."""
+    steps = steps % number
+    return (places + (number - steps if undo else steps)) % number
 
 
 def _hash(key, values, number):

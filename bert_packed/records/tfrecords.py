@@ -42,6 +42,11 @@ class Records:
     def __len__(self):
         return len(self.starts)
 
+    @property
+    def numbers(self):
+        """Number of each in the file: int64 `[n]`."""
+        return np.arange(self.number, self.number + len(self))
+
     @functools.cached_property
     def num_bytes(self):
         """Bytes that they take in a file."""
@@ -98,12 +103,6 @@ def read_batches(path, max_bytes=READ_BYTES, spans=None):
                 number += num_good
                 if num_good < len(starts):
                     raise _damage(path, number)
-
-
-def read_records(path):
-    """Read one file record by record: yields `bytes`; raises as `read_batches`."""
-    for batch in read_batches(path):
-        yield from batch.to_list()
 
 
 def first_record(path):

@@ -154,8 +154,6 @@ def test_the_seed_chooses_packs_and_sequences():
 
 
 histograms = st.dictionaries(st.integers(1, 60), st.integers(1, 9), min_size=1, max_size=12)
-
-
 COLUMNS = (schema.INPUT_IDS, schema.LABEL_IDS, schema.LABEL_MASK)
 
 
@@ -232,14 +230,14 @@ def join_rows(packs, num_rows):
     return found
 
 
-@pytest.mark.parametrize(("num_rows", "size"), [(1, 8), (3, 16), (4, 7), (12, 16), (43, 16)])
+@pytest.mark.parametrize(("num_rows", "size"), [(1, 8), (4, 7), (20, 16)])
 def test_rows_hold_every_sequence_once_without_padding_between(tmp_path, monkeypatch, num_rows, size):
     monkeypatch.setattr(assignments, "PLACES_AT_ONCE", 3)
     monkeypatch.setattr(assignments, "PLACES_APART", 1)
     # there are several runs, none of which has all places
     monkeypatch.setattr(tfrecords, "READ_BATCH", 8)
     monkeypatch.setattr(pack_steps, "RUN_BYTES", 1)
-    sequences = make_sequences([*np.random.default_rng(3).integers(1, 20, 40).tolist(), 100, size, 2 * size])
+    sequences = make_sequences([*np.random.default_rng(3).integers(1, 20, 17).tolist(), 100, size, 2 * size])
     path = write_sequences(tmp_path / "in.tfrecord", sequences)
     manifest, packs = pack_rows(tmp_path, path, size, num_rows)
     found = join_rows(packs, num_rows)
@@ -264,8 +262,8 @@ def test_rows_hold_every_sequence_once_without_padding_between(tmp_path, monkeyp
     for shard in (tmp_path / "out").glob("packed-*.tfrecord"):
         held = read_examples([shard])
         assert len(held) % num_rows == 0  # whole steps; and each part's record is known
-        for record, packed in enumerate(held, 1):
-            parts = sequences_of(packed)
+        for record in range(1, len(held) + 1, 5):
+            parts = sequences_of(held[record - 1])
             sources = find_sources(str(shard), record) if parts else []
             for part, (_, source) in zip(parts, sources, strict=True):
                 first, last = part[schema.POSITION_IDS][0], part[schema.POSITION_IDS][-1]

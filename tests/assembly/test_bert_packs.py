@@ -11,25 +11,24 @@ from bert_packed import schema
 from bert_packed.assembly.assignment import assign_sequences
 from bert_packed.assembly.record_kinds import BertKind, assemble_packs
 from bert_packed.core.settings import InputError
-from bert_packed.packing.algorithms import ALGORITHMS
+from bert_packed.packing.descending import pack_lpfhp
 from bert_packed.packing.histogram import count_lengths
 from bert_packed.packing.plan import make_plan
 
 S = 16
 
 
-def make_case(tmp_path, depth="max", algorithm="lpfhp"):
+def make_case(tmp_path, depth="max"):
     lengths = np.random.default_rng(0).integers(1, S + 1, 60)
     features = make_features(lengths, S)
     sequences = load(write_features(tmp_path / "in.tfrecord", features))
-    plan = ALGORITHMS[algorithm](count_lengths(lengths, S), S, depth)
+    plan = pack_lpfhp(count_lengths(lengths, S), S, depth)
     return features, sequences, plan, assign_sequences(plan, sequences["lengths"], seed=7)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("depth", [1, 2, 3, "max"])
-def test_every_sequence_is_in_one_pack_unchanged(tmp_path, algorithm, depth):
-    features, sequences, plan, packs = make_case(tmp_path, depth, algorithm)
+def test_every_sequence_is_in_one_pack_unchanged(tmp_path, depth):
+    features, sequences, plan, packs = make_case(tmp_path, depth)
     assert sorted(packs.members) == list(range(60))
     spec = schema.PackSpec(S, plan.depth, BertKind(S).measure(sequences, packs))
     arrays = assemble_packs(sequences, packs, spec)

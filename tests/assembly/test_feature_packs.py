@@ -4,8 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from causal_files import read_examples
-from example_protos import Example
+from causal_files import read_examples, write_sequences
 
 from bert_packed.assembly.feature_packs import MAX_CAPACITIES, MAX_CLASSES, FeatureKind, parse_features
 from bert_packed.core.settings import InputError
@@ -21,22 +20,6 @@ TRIPLES = "a:int:10,places:int*3:=a"
 
 def kind_of(spec, overlong="error"):
     return FeatureKind(parse_features(spec), overlong)
-
-
-def write(path, sequences):
-    """Dicts from name to values, float where any is; of none, an empty list of whole numbers."""
-    records = []
-    for sequence in sequences:
-        example = Example()
-        for name, values in sequence.items():
-            feature = example.features.feature[name]
-            is_float = len(values) and np.asarray(values).dtype.kind == "f"
-            held = feature.float_list if is_float else feature.int64_list
-            held.value.extend(np.asarray(values).tolist())
-            held.SetInParent()
-        records.append(example.SerializeToString())
-    tfrecords.write_records(path, records)
-    return str(path)
 
 
 def make_pairs(rng):
@@ -92,7 +75,7 @@ def check_lossless(packs, sequences):
 )
 def test_nothing_is_lost(tmp_path, spec, make, widths, depth):
     sequences = make(np.random.default_rng(0))
-    path, out = write(tmp_path / "in.tfrecord", sequences), tmp_path / "out"
+    path, out = write_sequences(tmp_path / "in.tfrecord", sequences), tmp_path / "out"
     manifest = pack_into(out, path, spec, max_sequences_per_pack=depth)
     packs = list(read_packs(out, list(sequences[0]), widths))
     check_lossless(packs, sequences)
@@ -111,7 +94,7 @@ def test_no_name_of_a_feature_is_taken_for_a_column_of_ours(tmp_path):
         {"audio": rng.integers(1, 99, size), "audio length": [size - 2], "audio_length": [size + 2]}
         for size in rng.integers(3, 17, 40)
     ]
-    path = write(tmp_path / "in.tfrecord", sequences)
+    path = write_sequences(tmp_path / "in.tfrecord", sequences)
     spec = "audio:int:16,audio length:int:each,audio_length:int:each"
     pack_into(tmp_path / "out", path, spec)
     packs = read_packs(tmp_path / "out", list(sequences[0]), [("audio", 1), (None, 1), (None, 1)])
@@ -126,7 +109,7 @@ def test_long_lengths_are_distinguished_in_steps(tmp_path):
     rng = np.random.default_rng(1)
     lengths = zip(rng.integers(1, 3001, 40), rng.integers(0, 401, 40), strict=True)
     sequences = [{"audio": np.ones(2 * n, np.float32), "text": np.arange(m)} for n, m in lengths]
-    path = write(tmp_path / "in.tfrecord", sequences)
+    path = write_sequences(tmp_path / "in.tfrecord", sequences)
     manifest = pack_into(tmp_path / "out", path, "audio:float*2:3000,text:int:400")
     packs = list(read_packs(tmp_path / "out", ["audio", "text"], [("audio", 2), ("text", 1)]))
     check_lossless(packs, sequences)
@@ -158,7 +141,7 @@ def test_what_fits_is_read_and_what_does_not_is_dropped(tmp_path, monkeypatch):
     """The longest sequences, and those over either capacity; records keep their numbers."""
     fits = [{"a": [1, 2, 3], "b": [4]}, {"a": [7] * 10, "b": []}, {"a": [7], "b": [8] * 6}]
     long_a, long_b = {"a": [1] * 11, "b": [1]}, {"a": [1], "b": [1] * 7}
-    path = write(tmp_path / "in.tfrecord", [long_a, fits[0], long_b, fits[1], fits[2], long_a])
+    path = write_sequences(tmp_path / "in.tfrecord", [long_a, fits[0], long_b, fits[1], fits[2], long_a])
     monkeypatch.setattr(tfrecords, "READ_BATCH", 2)
     batches = list(kind_of(SHORT, "drop").read(path))
     assert [(num_records, overlong) for _, overlong, num_records in batches] == [(2, {"dropped": 1})] * 3
@@ -170,7 +153,7 @@ def test_what_fits_is_read_and_what_does_not_is_dropped(tmp_path, monkeypatch):
 
 
 def test_other_records_under_our_names_have_no_objective(tmp_path):
-    path = write(tmp_path / "in.tfrecord", [{"input_ids": [7, 8], "label_mask": [1, 0]}] * 3)
+    path = write_sequences(tmp_path / "in.tfrecord", [{"input_ids": [7, 8], "label_mask": [1, 0]}] * 3)
     manifest = pack_into(tmp_path / "out", path, "input_ids:int:4,label_mask:int:=input_ids")
     assert manifest["num_packs"] == 2 and "objective" not in manifest
     # settings of records of that objective do not have it
@@ -246,12 +229,12 @@ def test_any_number_of_capacities(num):
 )
 def test_the_record_that_does_not_fit_is_named(tmp_path, spec, sequence, message):
     fits = ATOM if spec == MOLECULES else {"a": [1, 2], "b": [4], "places": [1] * 6}
-    path = write(tmp_path / "in.tfrecord", [fits, fits, sequence, fits])
+    path = write_sequences(tmp_path / "in.tfrecord", [fits, fits, sequence, fits])
     with pytest.raises(InputError, match=rf"in\.tfrecord, record 3: {message}"):
         list(kind_of(spec).read(path))
 
 
 def test_features_that_are_missing_are_named(tmp_path):
-    path = write(tmp_path / "in.tfrecord", [{"atoms": [1, 2], "energy": [0.5]}])
+    path = write_sequences(tmp_path / "in.tfrecord", [{"atoms": [1, 2], "energy": [0.5]}])
     with pytest.raises(InputError, match=r"record 1: features places are missing\. Received: atoms, energy"):
         list(kind_of(MOLECULES).read(path))

@@ -102,7 +102,7 @@ def test_columns_go_with_their_tokens_and_sequences():
 @pytest.mark.parametrize("depth", ["max", 4])
 @pytest.mark.parametrize("buffer", [1, 30, 10_000])
 def test_a_stream_is_packed_with_few_in_memory(depth, buffer):
-    sequences = random_sequences(2500, longest=8)
+    sequences = random_sequences(600, longest=8)
     taken = itertools.count()
     stream = ({"input_ids": one, "kind": number} for number, one in enumerate(sequences) if next(taken) >= 0)
     parts, found = [], []
@@ -116,7 +116,7 @@ def test_a_stream_is_packed_with_few_in_memory(depth, buffer):
         found += index.tolist()
         # The buffer waits at most, and the part of the stream that was read at once
         assert next(taken) - len(found) <= 2 * buffer + len(parts)
-    assert sorted(found) == list(range(2500))
+    assert sorted(found) == list(range(600))
     assert len(parts) > 1 or buffer == 10_000
 
 

@@ -6,13 +6,12 @@ import json
 import numpy as np
 import pytest
 from causal_files import write_causal
-from example_protos import Example
 from recorded_calls import arguments, run
 from text_files import NUM_DOCUMENTS, write_text
-from unpacked_records import make_features, write_features
+from unpacked_records import make_features, read_records, write_features
 
 from bert_packed import schema
-from bert_packed.records import tfrecords
+from bert_packed.records.examples import Example
 from bert_packed.records.provenance import read_manifest
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from data_gen import create_pretraining_data, pack_job, pack_steps, pack_tfrecords
@@ -167,7 +166,7 @@ def files_of(seen):
 def packs_of(seen):
     """The features of every pack."""
     for path in files_of(seen):
-        for record in tfrecords.read_records(path):
+        for record in read_records(path):
             yield Example.FromString(record).features.feature
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from example_protos import Example
 from packs import batch_of, random_packs
 from pretraining_command import (
     arguments,
@@ -27,8 +26,9 @@ from pretraining_command import (
 )
 from safetensors.numpy import load_file
 from tiny import MAX_SEQ_LENGTH
+from unpacked_records import read_records
 
-from bert_packed.records.tfrecords import read_records
+from bert_packed.records.examples import Example
 from bert_packed.runs import pretraining
 from bert_packed.runs.run_directory import LOCK_FILE
 from bert_packed.training.engines import ENGINES

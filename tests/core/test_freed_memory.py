@@ -35,15 +35,13 @@ print(min(faults))  # not their mean: on a busy machine a run may begin before t
 is_glibc = platform.libc_ver()[0] == "glibc"
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
-def test_a_program_gets_its_memory_from_the_system_once(backend):
-    pytest.importorskip(backend)
+@pytest.mark.both_backends
+def test_a_program_gets_its_memory_from_the_system_once():
     if not is_glibc:
         assert freed_memory.keep_freed_memory() is False
         return
     tuned = "GLIBC_TUNABLES", "MALLOC_"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(tuned)}
-    environment["KERAS_BACKEND"] = backend
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     # The number is not 0: other threads of the libraries allocate as well

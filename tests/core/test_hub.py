@@ -134,17 +134,23 @@ def test_a_run_keeps_its_commit(hub, monkeypatch):
 DATA = "owner/a-text"
 
 
-@pytest.fixture
-def texts(hub, tmp_path):
-    """A data set of Parquet, most of which is another column, and of lines."""
+@pytest.fixture(scope="module")
+def data_set(tmp_path_factory):
+    """Files of Parquet, most of which is another column, and of lines."""
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    folder = write(tmp_path / "texts", {"a.txt": b"One fish.\n\nTwo fish.\n", "b.jsonl": b'{"body": "Red."}'})
+    files = {"a.txt": b"One fish.\n\nTwo fish.\n", "b.jsonl": b'{"body": "Red."}'}
+    folder = write(tmp_path_factory.mktemp("texts"), files)
     (folder / "data").mkdir()
     noise = np.random.default_rng(0).bytes(2**24)
     for split in ("train", "test"):
         table = pa.table({"body": [f"{split} fish."] * 4, "image": [noise[n::4] for n in range(4)]})
         pq.write_table(table, folder / f"data/{split}-00000-of-00001.parquet", compression="none")
-    hub.add(DATA, folder)
+    return folder
+
+
+@pytest.fixture
+def texts(hub, data_set):
+    hub.add(DATA, data_set)
     return f"hf://datasets/{DATA}"
 
 

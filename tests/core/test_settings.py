@@ -90,38 +90,3 @@ def test_a_default_counts_where_it_was_given():
         InputError, match=r"`rate` must be given with --goal=mlm or nsp only\. Received: 0\.5"
     ):
         check_settings(config, {"rate"})
-
-
-@dataclasses.dataclass(frozen=True)
-class Batches:
-    micro_batch_size: int = setting(0, "part")
-    train_batch_size: int = setting(8, "whole")
-    name: str = setting("", "text")
-
-    def __post_init__(self):
-        check_settings(self)
-        check_divides(self, "micro_batch_size", "train_batch_size")
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (
-            {"micro_batch_size": 3},
-            "`micro_batch_size` must divide `train_batch_size`. Received: micro_batch_size=3, "
-            "train_batch_size=8.",
-        ),
-        ({"micro_batch_size": 16}, "Received: micro_batch_size=16, train_batch_size=8."),
-        ({"name": 3}, "`name` must be text. Received: 3."),
-        (
-            {"name": "\udcff"},
-            "`name` must be UTF-8, as file names must be for TensorFlow. Received: '\\udcff'.",
-        ),
-    ],
-)
-def test_parts_divide_wholes_and_text_is_utf8(values, message):
-    for good in (0, 1, 4, 8):
-        Batches(good)
-    with pytest.raises(InputError) as caught:
-        Batches(**values)
-    assert str(caught.value).endswith(message)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from packs import random_packs, write_packs
+from unpacked_records import read_records
 
 from bert_packed.data import read_order as read_order_module
 from bert_packed.data.read_order import (
@@ -16,7 +17,6 @@ from bert_packed.data.read_order import (
     index_files,
     read_order,
 )
-from bert_packed.records import tfrecords
 from bert_packed.records.tfrecords import FRAME_BYTES, scan_file
 
 
@@ -208,6 +208,6 @@ def test_spans_are_the_packs_that_follow_one_another_in_a_file(files):
         *(getattr(spans, name) for name in ("files", "offsets", "counts", "numbers", "num_bytes")),
         strict=True,
     ):
-        starts = np.cumsum([0, *(len(r) + FRAME_BYTES for r in tfrecords.read_records(files[file]))])
+        starts = np.cumsum([0, *(len(r) + FRAME_BYTES for r in read_records(files[file]))])
         assert offset == starts[number - 1]
         assert offset + num_bytes == starts[number - 1 + count]  # not a byte of others

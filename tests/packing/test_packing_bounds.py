@@ -18,9 +18,7 @@ from bert_packed.packing.histogram import count_lengths
 
 def test_bounds_of_a_case_by_hand():
     histogram = count_lengths([5, 5, 5, 4, 4, 4], 8)
-    assert bounds.material_bound(histogram, 8) == 4
-    assert bounds.depth_bound(histogram, 8, 1) == 6
-    assert bounds.l2_bound(histogram, 8) == 5
+    assert bounds.certify(6, histogram, 8, 1).bounds == {"material": 4, "depth": 6, "L2": 5}
     assert bounds.lower_bound(histogram, 8, 3) == 5
     # A value of 1 for each length over S / 2 proves that no two of them share a pack.
     assert bounds.dual_bound(histogram, 8, "max", [0, 0, 0, 0, 1, 1, 1, 1]) == 3

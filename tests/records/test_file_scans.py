@@ -11,13 +11,7 @@ from tiny import write_data
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.records import inputs
-from bert_packed.records.inputs import (
-    read_checksums,
-    read_scans,
-    scan_unchanged,
-    stamp_of,
-    write_scans,
-)
+from bert_packed.records.inputs import read_checksums, read_scans, scan_unchanged, stamp_of, write_scans
 from bert_packed.records.tfrecords import scan_file
 
 
@@ -68,19 +62,18 @@ def replace(path):
     os.replace(other, path)
 
 
-@pytest.mark.parametrize("change", [flip, change_back, replace])
-def test_a_file_that_changed_and_kept_its_size_is_noticed(store, files, change):
+def grow(path):
+    with open(path, "ab") as file:
+        file.write(b"more")
+
+
+@pytest.mark.parametrize("change", [flip, change_back, replace, grow])
+def test_a_file_that_changed_or_is_new_is_noticed(store, files, tmp_path, change):
     size = os.path.getsize(files[1])
     change(files[1])
-    assert os.path.getsize(files[1]) == size
-    assert list(read_scans(store, files)) == [files[0], files[2]]
-
-
-def test_a_file_that_grew_or_is_new_is_noticed(store, files, tmp_path):
-    with open(files[0], "ab") as file:
-        file.write(b"more")
-    new = shutil.copy(files[1], tmp_path / "new.tfrecord")
-    assert list(read_scans(store, [*files, str(new)])) == files[1:]
+    assert (os.path.getsize(files[1]) == size) == (change is not grow)
+    new = shutil.copy(files[0], tmp_path / "new.tfrecord")
+    assert list(read_scans(store, [*files, str(new)])) == [files[0], files[2]]
 
 
 def test_a_damaged_store_gives_nothing_wrong(store, files):
@@ -89,7 +82,7 @@ def test_a_damaged_store_gives_nothing_wrong(store, files):
     expected = {path: scan_file(path) for path in files}
     numbers_found = set()
     for place in (*range(0, len(content) - 180, 37), *range(len(content) - 180, len(content))):
-        for mistake in (0x01, 0x40, 0xFF):
+        for mistake in (0x01, 0xFF):
             damaged = bytearray(content)
             damaged[place] ^= mistake
             Path(store).write_bytes(damaged)
@@ -101,15 +94,11 @@ def test_a_damaged_store_gives_nothing_wrong(store, files):
     assert numbers_found == {0, len(files)}
 
 
-def cut(store):
-    Path(store).write_bytes(Path(store).read_bytes()[:-30])
-
-
 @pytest.mark.parametrize(
     "change",
     [
         os.remove,
-        cut,
+        lambda store: os.truncate(store, os.path.getsize(store) - 30),
         lambda store: Path(store).write_bytes(b"PK"),
         lambda store: Path(store).write_bytes(b""),
         lambda store: (os.remove(store), os.mkdir(store)),

@@ -19,6 +19,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.records import provenance
 from bert_packed.records.provenance import find_sources, provenance_path
 from bert_packed.text.tokenization import SPECIAL_TOKENS
+from data_gen import find_sources as command
 from data_gen.find_sources import SourcesConfig, main
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
@@ -187,122 +188,97 @@ def test_mistakes_of_the_command_are_one_line(shard, capsys, damage, flag, messa
     assert error.count("\n") == 1 and re.search(message, error), error
 
 
-def write_words(folder):
-    (folder / "words.txt").write_text("\n".join([*SPECIAL_TOKENS, *(f"w{i}" for i in range(6))]))
-
-
-def create_instances(input_file, output_dir, vocab_file, **settings):
-    create(CreateConfig(input_file, output_dir, vocab_file, dupe_factor=2, **TRACED, **settings))
+INSTANCES = "in/train-00000-of-00001.tfrecord"
+SHARD = "deep/out/packed-00000-of-00001.tfrecord"
+WORDS = [*SPECIAL_TOKENS, *(f"w{i}" for i in range(6))]
 
 
 @pytest.fixture
-def traced(tmp_path):
-    """Packs of instances of two texts, both with an index: (a shard, its folder)."""
-    write_words(tmp_path)
-    (tmp_path / "a.txt").write_text("\n\nw0 w0\nw0\n\n\n\u200b\n\n \nw1 w1\nw1\n")
+def traced(tmp_path, monkeypatch):
+    """Packs of instances of two texts, both with an index, by paths from the folder that is returned."""
+    monkeypatch.chdir(tmp_path)
+    for kept in (command.file_sha256, command.find_line_of):
+        kept.cache_clear()  # of the same paths from another folder
+    Path("text").mkdir()
+    Path("text/words.txt").write_text("\n".join(WORDS))
+    Path("text/a.txt").write_text("\n\nw0 w0\nw0\n\n\n\u200b\n\n \nw1 w1\nw1\n")
     lines = [{"text": "w2 w2"}, {"text": ""}, {"text": " \n "}, {"paragraphs": ["w3 w3", "w3"]}]
-    (tmp_path / "b.jsonl").write_text("\n\n".join(map(json.dumps, lines)))
-    create_instances(f"{tmp_path}/[ab].*", f"{tmp_path}/in", f"{tmp_path}/words.txt")
-    pack(PackConfig(input_file=f"{tmp_path}/in/train-*", output_dir=str(tmp_path / "out"), **TRACED))
-    return str(tmp_path / "out" / "packed-00000-of-00001.tfrecord"), tmp_path
+    Path("text/b.jsonl").write_text("\n\n".join(map(json.dumps, lines)))
+    create(CreateConfig("text/[ab].*", "in", "text/words.txt", dupe_factor=2, **TRACED))
+    pack(PackConfig(input_file="in/train-*", output_dir="deep/out", **TRACED))
+    return tmp_path
 
 
-def rows_of(shard):
+def rows_of(shard=SHARD):
     """The table of every pack of a shard, and the first word of each sequence."""
     packs = read_packs([shard])
-    sequences, rows = list_packed(packs), []
+    rows, words = [], []
     for number in range(1, len(packs[schema.INPUT_IDS]) + 1):
         argv = ["f.py", f"--packed_file={shard}", f"--record_number={number}", f"--json={shard}.json"]
         assert run(main, SourcesConfig, argv) == 0
         rows += json.loads(Path(f"{shard}.json").read_text())
-    assert len(rows) == len(sequences) > 4
-    return rows, sequences
+    for tokens, _, predictions, _ in list_packed(packs):
+        words.append(WORDS[dict([*enumerate(tokens), *predictions])[1]])
+    assert len(rows) == len(words) > 4
+    return rows, words
 
 
 def test_a_pack_is_traced_to_file_document_and_line(traced):
-    shard, folder = traced
-    rows, sequences = rows_of(shard)
     expected = {
-        "w0": (f"{folder}/a.txt", 1, 3),
-        "w1": (f"{folder}/a.txt", 3, 10),
-        "w2": (f"{folder}/b.jsonl", 1, 1),
-        "w3": (f"{folder}/b.jsonl", 4, 7),
+        "w0": ("text/a.txt", 1, 3),
+        "w1": ("text/a.txt", 3, 10),
+        "w2": ("text/b.jsonl", 1, 1),
+        "w3": ("text/b.jsonl", 4, 7),
     }
-    words = (folder / "words.txt").read_text().split()
-    found = set()
-    for row, sequence in zip(rows, sequences, strict=True):
-        tokens, _, predictions, _ = sequence
-        original = dict(enumerate(tokens)) | dict(predictions)
-        word = words[original[1]]
+    rows, words = rows_of()
+    assert set(words) == set(expected) and {row["input file"] for row in rows} == {INSTANCES}
+    for row, word in zip(rows, words, strict=True):
         assert (row["text file"], row["document"], row["line"]) == expected[word]
-        found.add(word)
-    assert found == set(expected)
-    with np.load(folder / "in" / "train-00000-of-00001.provenance.npz") as index:
+    with np.load(provenance_path(INSTANCES)) as index:
         assert set(index["duplicates"].tolist()) == {0, 1}
         assert len(index["duplicates"]) == len(index["document_numbers"]) == len(rows)
 
 
-def test_a_text_that_changed_has_no_lines(traced):
-    shard, folder = traced
-    (folder / "a.txt").write_text("other")
-    (folder / "b.jsonl").unlink()
-    rows, _ = rows_of(shard)
+def test_what_changed_or_is_gone_is_left_out_or_named(traced, capsys):
+    Path("text/a.txt").write_text("other")
+    Path("text/b.jsonl").unlink()
+    rows, _ = rows_of()
     assert {row["line"] for row in rows} == {""} and {row["document"] for row in rows} == {1, 3, 4}
-    index = folder / "in" / "train-00000-of-00001.provenance.npz"
+    index = Path(provenance_path(INSTANCES))
     with np.load(index) as content:
         short = {name: content[name][: 32 if name == "shard_sha256" else 1] for name in content.files}
     np.savez(index, **short)
     with pytest.raises(InputError, match="must be of the instances that were packed"):
-        provenance.find_documents([(f"{folder}/in/train-00000-of-00001.tfrecord", n) for n in (1, 2)])
+        provenance.find_documents([(INSTANCES, number) for number in (1, 2)])
     index.unlink()
-    rows, _ = rows_of(shard)
+    Path(INSTANCES).unlink()
+    capsys.readouterr()
+    rows, _ = rows_of()
     assert {tuple(row) for row in rows} == {("slot", "input file", "record")}
+    assert f"{INSTANCES} is not there, so that its documents are not known" in capsys.readouterr().err
 
 
 def test_instances_that_changed_are_named(traced, capsys):
     """Their records are others: to name one by its number would mislead."""
-    shard, folder = traced
-    path = folder / "in" / "train-00000-of-00001.tfrecord"
+    path = Path(INSTANCES)
     path.write_bytes(path.read_bytes()[:-1] + b"\0")
-    argv = ["f.py", f"--packed_file={shard}", f"--json={folder}/table.json"]
+    argv = ["f.py", f"--packed_file={SHARD}", "--json=table.json"]
     assert run(main, SourcesConfig, argv) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert re.search(
-        r"/in/train-.*tfrecord must have the SHA-256 .*, as when it was packed\. Received: ", error
-    )
-    assert not (folder / "table.json").exists()
+    assert re.search(rf"{INSTANCES} must have the SHA-256 .*, as when it was packed\. Received: ", error)
+    assert not Path("table.json").exists()
     path.unlink()  # as without instances, their index is believed
-    assert all(provenance.find_documents(find_sources(shard, 1), shard))
+    assert all(provenance.find_documents(find_sources(SHARD, 1), SHARD))
 
 
-def test_relative_paths_lead_to_documents_from_any_folder(tmp_path, monkeypatch, capsys):
-    (tmp_path / "text").mkdir()
-    write_words(tmp_path / "text")
-    (tmp_path / "text/a.txt").write_text("w0 w0\nw0\n\nw1 w1\nw1\n")
-    monkeypatch.chdir(tmp_path)
-    create_instances("text/a.txt", "in", "text/words.txt")
-    pack(PackConfig(input_file="in/train-*", output_dir="deep/out", **TRACED))
-    shard = "deep/out/packed-00000-of-00001.tfrecord"
-    expected, _ = rows_of(shard)
-    assert {row["input file"] for row in expected} == {"in/train-00000-of-00001.tfrecord"}
-    assert {row["text file"] for row in expected} == {"text/a.txt"}
-    assert {row["line"] for row in expected} == {1, 4}
-    shutil.copytree(tmp_path, tmp_path.parent / "moved", dirs_exist_ok=True)
-    for root in (tmp_path, tmp_path.parent / "moved"):
+def test_relative_paths_lead_to_documents_from_any_folder(traced, monkeypatch):
+    expected, _ = rows_of()
+    moved = shutil.copytree(traced, traced.parent / "moved", dirs_exist_ok=True)
+    for root in (traced, moved):
         monkeypatch.chdir(root / "text")
-        for path in (f"../{shard}", f"{root}/{shard}"):
+        for path in (f"../{SHARD}", f"{root}/{SHARD}"):
             rows, _ = rows_of(path)
-            assert {row["text file"] for row in rows} == {"a.txt"}
-            assert {row["input file"] for row in rows} == {f"{root}/in/train-00000-of-00001.tfrecord"}
-            same = ("document", "line", "record", "slot")
-            assert [[row[name] for name in same] for row in rows] == [
-                [row[name] for name in same] for row in expected
+            from_here = {"input file": f"{root}/{INSTANCES}"}
+            assert rows == [
+                row | from_here | {"text file": os.path.basename(row["text file"])} for row in expected
             ]
-    (root / "in/train-00000-of-00001.tfrecord").unlink()
-    os.remove(provenance_path(root / "in/train-00000-of-00001.tfrecord"))
-    capsys.readouterr()
-    rows, _ = rows_of(f"../{shard}")
-    assert {tuple(row) for row in rows} == {("slot", "input file", "record")}
-    assert "train-00000-of-00001.tfrecord is not there, so that its documents are not known" in (
-        capsys.readouterr().err
-    )

@@ -4,7 +4,6 @@ import re
 
 import numpy as np
 import pytest
-from example_protos import Example
 from packed_records import CAUSAL_PACK, PACK
 from unpacked_records import PREDICTIONS, list_unpacked, load, make_features, write_features
 
@@ -12,6 +11,7 @@ from bert_packed import schema
 from bert_packed.core.settings import InputError
 from bert_packed.records import record_rules, tfrecords
 from bert_packed.records.example_bytes import serialize_examples
+from bert_packed.records.examples import Example
 from bert_packed.records.read_bert import read_packed, read_unpacked
 from bert_packed.records.record_rules import LayoutError
 from bert_packed.records.sequences import concatenate, take
@@ -22,15 +22,6 @@ def write_pack(path, **changed):
     return write_features(path, features)
 
 
-def assert_holds(sequences, features):
-    for index, (tokens, token_types, predictions, label) in enumerate(list_unpacked(features)):
-        one = take(sequences, np.array([index]))
-        assert one["tokens"].tolist() == list(tokens)
-        assert one["token_type_ids"].tolist() == list(token_types)
-        assert list(zip(one["prediction_positions"], one["prediction_ids"], strict=True)) == list(predictions)
-        assert one["next_sentence_labels"].tolist() == [label]
-
-
 @pytest.mark.parametrize(("lengths", "size"), [([5, 8, 2, 7, 8], 8), ([300, 2, 512, 256], 512)])
 def test_unpacked_records_are_read_in_columns(tmp_path, lengths, size, monkeypatch):
     monkeypatch.setattr(tfrecords, "READ_BATCH", 2)
@@ -39,7 +30,12 @@ def test_unpacked_records_are_read_in_columns(tmp_path, lengths, size, monkeypat
     assert sequences["lengths"].tolist() == lengths
     assert sequences["record_numbers"].tolist() == list(range(1, len(lengths) + 1))
     assert sequences.origin(2).endswith("in.tfrecord, record 3")
-    assert_holds(sequences, features)
+    for index, (tokens, token_types, predictions, label) in enumerate(list_unpacked(features)):
+        one = take(sequences, np.array([index]))
+        assert one["tokens"].tolist() == list(tokens)
+        assert one["token_type_ids"].tolist() == list(token_types)
+        assert list(zip(one["prediction_positions"], one["prediction_ids"], strict=True)) == list(predictions)
+        assert one["next_sentence_labels"].tolist() == [label]
 
 
 def test_predictions_in_any_order_become_ascending(tmp_path):
@@ -239,7 +235,8 @@ def test_the_spec_of_packs_for_causal_language_modelling(tmp_path):
     berts = write_pack(tmp_path / "p.tfrecord")
     with pytest.raises(InputError, match=r"one objective.*c\.tfrecord: causal_lm; .*p\.tfrecord: mlm_nsp\."):
         record_rules.read_pack_spec([causal, berts])
-    assert [record_rules.find_objective(path) for path in (causal, berts)] == ["causal_lm", "mlm_nsp"]
+    objectives = [record_rules.find_common_objective([path, path]) for path in (causal, berts)]
+    assert objectives == ["causal_lm", "mlm_nsp"]
     short = {name: [row[:7]] if name == schema.LABEL_IDS else [row] for name, row in CAUSAL_PACK.items()}
     with pytest.raises(InputError, match=r"label_ids must have length 8\. Received: 7"):
         record_rules.read_pack_spec([write_features(tmp_path / "short.tfrecord", short)])

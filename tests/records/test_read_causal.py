@@ -82,14 +82,7 @@ def change(name, index, value):
     return {name: changed[name]}
 
 
-# Padding is between two sequences, and there is a sequence too many, which nothing else betrays
-PADDED_WITHIN = {
-    schema.INPUT_IDS: [0, 7, 4, 0, 0, 5, 0, 0],
-    schema.INPUT_MASK: [1, 1, 1, 0, 2, 2, 2, 0],
-    schema.POSITION_IDS: [0, 1, 2, 0, 0, 1, 2, 0],
-    schema.LABEL_IDS: [7, 4, 8, 0, 5, 0, 0, 0],
-    schema.LABEL_MASK: [1, 1, 1, 0, 2, 2, 0, 0],
-}
+# A sequence too many, which nothing else betrays
 FOUR_SEQUENCES = {
     schema.INPUT_MASK: [1, 1, 1, 2, 3, 4, 4, 0],
     schema.POSITION_IDS: [0, 1, 2, 0, 0, 0, 1, 0],
@@ -122,13 +115,9 @@ BROKEN = [
 ]
 BROKEN_PACKS = [
     (change(schema.INPUT_MASK, 0, 2), "input_mask must begin with sequence 1"),
-    (change(schema.INPUT_MASK, 2, 3), "input_mask must count sequences"),
-    (change(schema.INPUT_MASK, 7, 1), "input_mask must count sequences"),
-    (PADDED_WITHIN, "input_mask must count sequences 1, 2, .* Received: 2 at index 4"),
     (FOUR_SEQUENCES, "input_mask must be at most K=3. Received: 4 at index 5"),
     (change(schema.POSITION_IDS, 4, 4), "position_ids must restart at 0"),
     (change(schema.POSITION_IDS, 0, 1), "position_ids must restart at 0"),
-    (change(schema.POSITION_IDS, 7, 1), "position_ids must restart at 0"),
     (change(schema.INPUT_IDS, 7, 1), "input_ids must be 0 in padding"),
     (change(schema.INPUT_IDS, 0, -1), "input_ids must be in 0"),
     (change(schema.LABEL_MASK, 3, 2), "label_mask must be the sequence of its token, or 0"),

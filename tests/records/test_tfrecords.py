@@ -2,7 +2,6 @@
 
 import io
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ SIZES = [0, 1, 2, 3, 4, 5, 100, 1023, 1024, 1025, 1026, 1028, 2048, 5000]
 
 @pytest.fixture
 def path(tmp_path):
-    return str(tmp_path / "x.tfrecord")
+    return tmp_path / "x.tfrecord"
 
 
 def draw_records(sizes):
@@ -30,18 +29,10 @@ def draw_records(sizes):
 
 
 def write_by_tensorflow(path, records):
-    with tf.io.TFRecordWriter(path) as writer:
+    with tf.io.TFRecordWriter(str(path)) as writer:
         for record in records:
             writer.write(record)
-    return read_whole(path)
-
-
-def read_whole(path):
-    return Path(path).read_bytes()
-
-
-def overwrite(path, content):
-    Path(path).write_bytes(content)
+    return path.read_bytes()
 
 
 def flip(content, place, mask=1):
@@ -69,10 +60,10 @@ def test_files_are_those_that_tensorflow_writes(tmp_path, path, sizes):
     """Across batches of writing too: none is lost, written twice, or out of order."""
     records = draw_records(sizes)
     entry = tfrecords.write_records(path, iter(records))
-    expected = write_by_tensorflow(str(tmp_path / "expected"), records)
-    assert read_whole(path) == expected
+    expected = write_by_tensorflow(tmp_path / "expected", records)
+    assert path.read_bytes() == expected
     assert entry == tfrecords.FileEntry("x.tfrecord", len(sizes), storage.file_sha256(path))
-    assert list(tfrecords.read_records(path)) == records
+    assert [record for batch in list_batches(path) for record in batch] == records
     assert tfrecords.count_records(path) == len(sizes)
     scan = scan_file(path)
     assert (scan.sha256, scan.num_records) == (entry.sha256, len(sizes))
@@ -94,7 +85,7 @@ def test_batches_follow_one_another(path, monkeypatch):
     batches = list(read_batches(path))
     assert [batch.to_list() for batch in batches] == [[b"0", b"1", b"2"], [b"3", b"4", b"5"], [b"6"]]
     assert [(batch.path, batch.number, len(batch)) for batch in batches] == [
-        *((path, 1, 3), (path, 4, 3), (path, 7, 1))
+        *((str(path), 1, 3), (str(path), 4, 3), (str(path), 7, 1))
     ]
     assert sum(batch.num_bytes for batch in batches) == os.path.getsize(path)
 
@@ -132,7 +123,7 @@ def test_parts_of_a_file_are_read_alone(path):
 def test_empty_and_missing_files(path):
     with pytest.raises(OSError, match=r"x\.tfrecord"):
         list_batches(path)
-    overwrite(path, b"")
+    path.write_bytes(b"")
     for read in (list_batches, tfrecords.first_record, tfrecords.count_records):
         with pytest.raises(InputError, match=r"must hold a record\. Received: .*x\.tfrecord, which is empty"):
             read(path)
@@ -144,23 +135,25 @@ def test_empty_and_missing_files(path):
 
 @pytest.mark.parametrize("content", [b"some text, longer than a header", b"\x1f\x8b" + bytes(50), b"short"])
 def test_not_a_tfrecord(path, content):
-    overwrite(path, content)
+    path.write_bytes(content)
     for read in (list_batches, tfrecords.first_record):
         with pytest.raises(InputError, match=r"x\.tfrecord is not a TFRecord file, or its record 1"):
             read(path)
 
 
 @pytest.mark.parametrize("most", [1, 30, 2**20])
-def test_every_flipped_bit_and_every_cut_is_found(path, most):
+def test_every_damaged_byte_and_every_cut_is_found(path, most):
     """Records before the damage are read, with the file read in pieces of any size."""
     records = [b"abc", b"de", b"", b"f" * 9]
     tfrecords.write_records(path, records)
-    whole = read_whole(path)
+    whole = path.read_bytes()
     ends = np.cumsum([FRAME_BYTES + len(record) for record in records])
     damaged = [(place, flip(whole, place, 16)) for place in range(len(whole))]
+    damaged += [(place, whole[:place] + whole[place + 1 :]) for place in range(len(whole))]
+    damaged += [(place, whole[:place] + b"\7" + whole[place:]) for place in range(len(whole))]
     damaged += [(size, whole[:size]) for size in range(1, len(whole)) if size not in ends]
     for place, content in damaged:
-        overwrite(path, content)
+        path.write_bytes(content)
         number = int(np.searchsorted(ends, place, side="right")) + 1
         message = "is not a TFRecord file" if number == 1 else rf"record {number}: the record is truncated"
         found = []
@@ -173,14 +166,14 @@ def test_every_flipped_bit_and_every_cut_is_found(path, most):
 def test_a_scan_of_a_damaged_file_has_its_checksum_alone(path, monkeypatch):
     """Pieces may have any size, as that of a whole file has all."""
     tfrecords.write_records(path, draw_records([30] * 9))
-    whole = read_whole(path)
+    whole = path.read_bytes()
     for size in (7, 64, 2**20):
         monkeypatch.setattr(tfrecords, "SCAN_BYTES", size)
-        overwrite(path, whole)
+        path.write_bytes(whole)
         assert scan_file(path).offsets.tolist() == list(range(0, 9 * 46 + 1, 46))
         assert scan_file(path).sha256 == storage.file_sha256(path)
         for content in (whole[:-1], whole + b"\0", flip(whole, 46), whole[:-35], flip(whole, 46 + 7, 255)):
-            overwrite(path, content)
+            path.write_bytes(content)
             scan = scan_file(path)
             assert scan.num_records is None and len(scan.offsets) == 0
             assert scan.sha256 == storage.file_sha256(path)
@@ -190,7 +183,7 @@ def test_a_scan_of_a_damaged_file_has_its_checksum_alone(path, monkeypatch):
 def test_a_damaged_length_is_not_followed(path, monkeypatch, length):
     """It may name all of a file that no memory holds, or more than any file has."""
     tfrecords.write_records(path, [b"x" * 100] * 50)
-    content, num_read = read_whole(path), 0
+    content, num_read = path.read_bytes(), 0
 
     class Counting(io.BytesIO):
         def read(self, size):
