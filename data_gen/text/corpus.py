@@ -14,6 +14,7 @@ import ast
 import contextlib
 import dataclasses
 import gzip
+import io
 import json
 import sys
 import sysconfig
@@ -30,7 +31,7 @@ from bert_packed.text import tokenization
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 TABLE_SUFFIXES = (".parquet", ".arrow")
 SEPARATED_SUFFIXES = (".csv", ".tsv")  # which nothing reads
-READ_BYTES = 2**16  # at once
+LINES_PER_REPORT = 64  # of progress: asking a file for its position is a call of the system
 
 
 def read_sentences(paths, column="text"):
@@ -171,57 +172,27 @@ def _without_gz(path):
 
 def read_lines(path, is_verbatim=False):
     """Yield (line number from 1, text) of a plain or gzipped file, stripped unless `is_verbatim`."""
-    number = 0
+    number = place = 0
     is_gzip = str(path).lower().endswith(".gz")
     try:
         with (
             storage.open_file(path) as raw,
             gzip.GzipFile(fileobj=raw, mode="rb") if is_gzip else raw as file,
+            # A byte is a character of Latin-1: each line is decoded below, so that errors can name it
+            io.TextIOWrapper(file, "latin-1") as lines,
         ):
-            # Lines are decoded here rather than by the file object, so that errors can name the line
-            for number, line in enumerate(_split_lines(_read_pieces(file, raw)), 1):
+            for number, line in enumerate(lines, 1):
+                if number % LINES_PER_REPORT == 0:
+                    before, place = place, raw.tell()  # of the possibly compressed file
+                    progress.advance(place - before)
                 # Windows editors open a file with a byte order mark, which utf-8-sig drops
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                encoding = "utf-8-sig" if number == 1 else "utf-8"
+                text = line.removesuffix("\n").encode("latin-1").decode(encoding)
                 yield number, text if is_verbatim else text.strip()
     except UnicodeDecodeError as error:
         raise InputError(f"{path}, line {number}: text must be UTF-8. Received: {error}.") from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InputError(f"{path} must be a complete gzip file. Received: {error}.") from error
-
-
-def _read_pieces(file, raw):
-    """Yield pieces of an open file; progress is that of `raw`, the possibly compressed file."""
-    place = 0
-    while piece := file.read(READ_BYTES):
-        before, place = place, raw.tell()
-        progress.advance(place - before)
-        yield piece
-
-
-def _split_lines(pieces):
-    r"""Yield the lines, without line ends, of a text in pieces of bytes.
-
-    b"a\rb\r", b"\nc"   ->   b"a" b"b" b"c"
-    """
-    # A binary file object knows only LF: a file with CR alone would be one line
-    held, after_cr = [], False  # pieces of the line that has not ended
-    for piece in pieces:
-        if after_cr and piece.startswith(b"\n"):
-            piece = piece[1:]  # the second half of a line end
-            after_cr = False
-        if not piece:
-            continue
-        after_cr = piece.endswith(b"\r")
-        *ended, rest = piece.splitlines()  # of bytes: at LF, CR LF and CR, nowhere else
-        if piece.endswith((b"\r", b"\n")):
-            ended, rest = [*ended, rest], b""
-        for line in ended:
-            yield b"".join([*held, line]) if held else line
-            held = []
-        if rest:
-            held.append(rest)
-    if held:
-        yield b"".join(held)
 
 
 def _read_document_lines(path, is_verbatim=False):
