@@ -11,7 +11,6 @@ JSON documents and tables. `read_texts` neither splits nor strips.
 """
 
 import ast
-import contextlib
 import dataclasses
 import gzip
 import io
@@ -43,14 +42,11 @@ def read_sentences(paths, column="text"):
     stripped and not empty. An `InputError` names the file and, where there is one, the line. `column` is the
     name of the text in JSON lines and tables.
     """
-    for path in paths:
-        number = 0
-        with _naming_what_is_too_large(path):
-            contents = _split_contents(path, column) if _has_contents(path) else _read_document_lines(path)
-            for number, sentence in contents:
-                yield number, sentence
-        if not number:
-            raise InputError(f"{path} must hold at least one sentence. Received: an empty file.")
+
+    def read(path):
+        return _split_contents(path, column) if _has_contents(path) else _read_document_lines(path)
+
+    return _read_files(paths, read)
 
 
 def read_texts(paths, most_characters, column="text"):
@@ -61,30 +57,29 @@ def read_texts(paths, most_characters, column="text"):
     A document of lines with more than `most_characters` comes in pieces of about this size, whose
     concatenation is its text. Blank documents are numbered, but left out. Raises as `read_sentences`.
     """
+
+    def read(path):
+        has_contents = _has_contents(path)
+        lines = _join_contents(path, column) if has_contents else _read_document_lines(path, is_verbatim=True)
+        return (each for each in join_lines(lines, most_characters) if each[1].strip())
+
+    return _read_files(paths, read)
+
+
+def _read_files(paths, read):
+    """Yield what `read` yields for each file; an error where a file gives nothing, or a line too large."""
     for path in paths:
-        if _has_contents(path):
-            lines = _join_contents(path, column)
-        else:
-            lines = _read_document_lines(path, is_verbatim=True)
-        has_text = False
-        with _naming_what_is_too_large(path):
-            for number, text in join_lines(lines, most_characters):
-                if text.strip():
-                    has_text = True
-                    yield number, text
-        if not has_text:
+        is_empty = True
+        try:
+            for numbered in read(path):
+                is_empty = False
+                yield numbered
+        except MemoryError as error:  # such as that of a small .gz of one endless line
+            raise MemoryError(
+                f"{path} must have lines and documents that fit into memory. Received: a larger one."
+            ) from error
+        if is_empty:
             raise InputError(f"{path} must hold at least one sentence. Received: an empty file.")
-
-
-@contextlib.contextmanager
-def _naming_what_is_too_large(path):
-    """Let a `MemoryError` of the block name its file, such as a small .gz of one endless line."""
-    try:
-        yield
-    except MemoryError as error:
-        raise MemoryError(
-            f"{path} must have lines and documents that fit into memory. Received: a larger one."
-        ) from error
 
 
 def join_lines(lines, most_characters):
