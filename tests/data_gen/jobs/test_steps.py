@@ -16,7 +16,6 @@ from bert_packed.core.settings import InputError
 from data_gen.jobs import runners
 from data_gen.jobs.steps import Job, Step
 from data_gen.pack_config import PackConfig
-from data_gen.pack_job import pack
 from data_gen.pack_tfrecords import main
 
 S = 32
@@ -147,15 +146,22 @@ def test_a_runner_that_is_not_installed(tmp_path, jobs, capsys, monkeypatch):
     assert not out.exists()
 
 
-def test_remote_paths_go_through_tensorflow(jobs):
-    job = jobs["pack"]
-    storage.make_folder("memory://in")
-    for name in ("a", "b"):
-        with storage.open_file(f"memory://in/{name}.tfrecord", "wb") as file:
-            file.write((job.whole.parent / f"{name}.tfrecord").read_bytes())
-    manifest = pack(job.config("memory://out", input_file="memory://in/*.tfrecord", provenance=False))
-    names = {entry["name"] for entry in manifest["files"]}
-    assert set(storage.list_names("memory://out")) == {*names, "manifest.json"}
-    for name in names:
-        with storage.open_file(f"memory://out/{name}") as file:
-            assert file.read() == job.bytes[name]
+@pytest.mark.parametrize("name", ["pack", "create", "create causal"])
+def test_urls_give_the_same_bytes(tmp_path, jobs, name):
+    """Inputs, vocabulary and output are URLs; `memory://` is a file system in memory."""
+    job, place = jobs[name], "memory://jobs"
+    storage.make_folder(place)
+    for path in filter(Path.is_file, job.whole.parent.iterdir()):
+        with storage.open_file(f"{place}/{path.name}", "wb") as file:
+            file.write(path.read_bytes())
+    moved = {key: job.settings[key] for key in ("input_file", "vocab_file") if key in job.settings}
+    moved = {key: value.replace(str(job.whole.parent), place) for key, value in moved.items()}
+    out = f"{place}/{name} out"
+    manifest = job.function(job.config(out, **moved))
+    assert manifest["inputs"][0]["path"].startswith(f"{place}/a.")
+    found = {}
+    for path in storage.list_names(out):
+        with storage.open_file(f"{out}/{path}") as file:
+            found[path] = file.read()
+    assert found.keys() == job.bytes.keys()
+    assert {path for path in found if found[path] != job.bytes[path]} == {"manifest.json"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from text_files import NUM_DOCUMENTS, make_config, read_split, restore, write_text
+from text_files import NUM_DOCUMENTS, count_words, make_config, read_split, restore, write_text
 
 from bert_packed import schema
 from bert_packed.packing.histogram import to_json
@@ -46,43 +46,6 @@ def test_records_manifest_and_files_agree(text, tmp_path):
     assert manifest["splits"]["eval"]["num_documents"] == 6
 
 
-def test_eval_documents_never_enter_train(text, tmp_path):
-    create_job.create(make_config(text, tmp_path / "out", eval_fraction=0.2, dupe_factor=3))
-    found = {}
-    for split in ("train", "eval"):
-        features = read_split(tmp_path / "out", split)
-        ids = restore(features)
-        found[split] = set(np.unique(ids[ids >= len(SPECIAL_TOKENS)]).tolist())
-        # a random next is of another document, an actual one of the same
-        for row, types, mask, label in zip(
-            ids,
-            features[schema.SEGMENT_IDS],
-            features[schema.INPUT_MASK],
-            features[schema.NEXT_SENTENCE_LABELS][:, 0],
-            strict=True,
-        ):
-            words = row >= len(SPECIAL_TOKENS)
-            (document_a,) = set(row[words & (types == 0) & (mask == 1)].tolist())
-            (document_b,) = set(row[words & (types == 1)].tolist())
-            assert (document_a != document_b) == label
-    assert not found["train"] & found["eval"]
-    assert len(found["train"] | found["eval"]) == NUM_DOCUMENTS
-
-
-def count_own_words(features):
-    """Uses of each WordPiece as text of its sequence's own document: int `[V]`, by a loop."""
-    counts = np.zeros(NUM_DOCUMENTS + len(SPECIAL_TOKENS), int)
-    for ids, types, label in zip(
-        restore(features),
-        features[schema.SEGMENT_IDS],
-        features[schema.NEXT_SENTENCE_LABELS][:, 0],
-        strict=True,
-    ):
-        for token, is_b in zip(ids.tolist(), types.tolist(), strict=True):
-            counts[token] += token >= len(SPECIAL_TOKENS) and not (is_b and label)
-    return counts[len(SPECIAL_TOKENS) :]
-
-
 @pytest.mark.parametrize("is_small", [True, False], ids=["small batches", "batches as they are"])
 def test_each_document_is_drawn_dupe_factor_times_and_traced(text, tmp_path, monkeypatch, is_small):
     """Sentences of one word fill a sequence exactly: nothing is cut, so nothing may be missing or doubled."""
@@ -95,11 +58,14 @@ def test_each_document_is_drawn_dupe_factor_times_and_traced(text, tmp_path, mon
     settings = {"dupe_factor": 3, "eval_fraction": 0.2, "num_shards": 4, "provenance": True}
     manifest = create_job.create(make_config((f"{tmp_path}/?.txt", text[1]), tmp_path / "out", **settings))
     features = {split: read_split(tmp_path / "out", split) for split in ("train", "eval")}
-    found = {split: count_own_words(features[split]) for split in features}
+    found, borrowed = ({split: count_words(features[split])[i] for split in features} for i in range(2))
     is_eval = found["eval"] > 0
     assert is_eval.sum() == 6
     assert found["eval"].tolist() == (sizes * is_eval).tolist()
     assert found["train"].tolist() == (3 * sizes * ~is_eval).tolist()
+    # random nexts do not mix splits either
+    assert borrowed["train"][~is_eval].all() and not borrowed["train"][is_eval].any()
+    assert borrowed["eval"].any() and not borrowed["eval"][~is_eval].any()
     for split, content in manifest["splits"].items():
         read = content["num_tokens_read"]
         assert (read, content["num_tokens_used"], content["num_tokens_cut"]) == (found[split].sum(), read, 0)
@@ -126,7 +92,7 @@ def test_tokens_that_were_cut_are_counted(text, tmp_path, caplog, monkeypatch):
     features = read_split(tmp_path / "out", "train")
     num_words = len(text[0].read_text().split())
     assert content["num_tokens_read"] == 2 * num_words
-    assert content["num_tokens_used"] == count_own_words(features).sum() < 2 * num_words
+    assert content["num_tokens_used"] == count_words(features)[0].sum() < 2 * num_words
     assert content["num_tokens_cut"] == 2 * num_words - content["num_tokens_used"]
     assert content["num_random_nexts"] == features[schema.NEXT_SENTENCE_LABELS].sum()
     share = f"{100 * content['num_tokens_cut'] / (2 * num_words):.1f} %"
