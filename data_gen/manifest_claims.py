@@ -33,9 +33,9 @@ class FileFacts:
     largest_id: int = 0  # of a token or label
     lengths: Counter = dataclasses.field(default_factory=Counter)  # of whole sequences
     strategies: Counter = dataclasses.field(default_factory=Counter)  # tuples of ascending lengths
-    # Strategies are counted, of None all. In other programs' packs nearly each has a new one, and memory must
-    # not grow with the packs
-    planned: frozenset | None = None
+    # Only these strategies are counted: in other programs' packs nearly each pack has a new one, and memory
+    # must not grow with the packs
+    planned: frozenset = frozenset()
     num_others: int = 0  # packs with other strategies
 
     def add_packs(self, sequences, num_packs):
@@ -44,7 +44,7 @@ class FileFacts:
         self.num_parts += len(sequences)
         for strategy, count in count_strategies(sequences["lengths"], sequences["record_numbers"]).items():
             self.depth = max(self.depth, len(strategy))
-            if self.planned is None or strategy in self.planned:
+            if strategy in self.planned:
                 self.strategies[strategy] += count
             else:
                 self.num_others += count

@@ -154,8 +154,8 @@ def test_urls_give_the_same_bytes(tmp_path, jobs, name):
     for path in filter(Path.is_file, job.whole.parent.iterdir()):
         with storage.open_file(f"{place}/{path.name}", "wb") as file:
             file.write(path.read_bytes())
-    moved = {key: job.settings[key] for key in ("input_file", "vocab_file") if key in job.settings}
-    moved = {key: value.replace(str(job.whole.parent), place) for key, value in moved.items()}
+    strings = {key: value for key, value in job.settings.items() if isinstance(value, str)}
+    moved = {key: value.replace(str(job.whole.parent), place) for key, value in strings.items()}
     out = f"{place}/{name} out"
     manifest = job.function(job.config(out, **moved))
     assert manifest["inputs"][0]["path"].startswith(f"{place}/a.")
