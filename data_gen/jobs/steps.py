@@ -73,13 +73,9 @@ class Job:
         it is done, to remove files that only that step needed; after a kill, perhaps again.
         """
         start, release = time.monotonic(), release or (lambda step: None)
-        results, left = {}, []
-        for step in steps:
-            note = self._read_note(step)
-            if note is None:
-                left.append(step)
-            else:
-                results[step.name] = note["result"]
+        notes = {step.name: self._read_note(step) for step in steps}
+        results = {name: note["result"] for name, note in notes.items() if note is not None}
+        left = [step for step in steps if step.name not in results]
         total = sum(step.size for step in steps)
         with tqdm(desc=title, unit=f" {unit}", unit_scale=True, total=total, disable=None) as bar:
             for step in steps:

@@ -65,17 +65,16 @@ def draw_instances(corpus, pairs, documents, vocabulary, rules, seed, split_inde
 
 
 def collect_instances(instances):
-    """`Sequences` of a list of tuples from `draw_instances`."""
-    columns = zip(*instances, strict=True) if instances else [()] * 5
-    tokens, type_ids, positions, labels, next_labels = columns
+    """`Sequences` of a list, not empty, of tuples from `draw_instances`."""
+    tokens, type_ids, positions, labels, next_labels = zip(*instances, strict=True)
     return make_sequences(
         BERT_LAYOUT,
         "",
-        tokens=_join(tokens, np.int32),
-        token_type_ids=_join(type_ids, np.int8),
+        tokens=np.concatenate(tokens),
+        token_type_ids=np.concatenate(type_ids),
         lengths=[len(ids) for ids in tokens],
-        prediction_positions=_join(positions, np.int32),
-        prediction_ids=_join(labels, np.int32),
+        prediction_positions=np.concatenate(positions),
+        prediction_ids=np.concatenate(labels),
         num_predictions=[len(ids) for ids in labels],
         next_sentence_labels=next_labels,
         record_numbers=np.arange(1, len(tokens) + 1),
@@ -232,10 +231,6 @@ def _draw_random_next(corpus, document, documents, target, rng):
     start = int(rng.integers(first, last))
     end = _gather(corpus.sentence_offsets, start, last, max(target, 1))
     return int(corpus.sentence_offsets[start]), int(corpus.sentence_offsets[end])
-
-
-def _join(arrays, dtype):
-    return np.concatenate(arrays) if arrays else np.zeros(0, dtype)
 
 
 def _pad(values, lengths, width):
