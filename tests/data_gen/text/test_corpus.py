@@ -42,7 +42,7 @@ def test_lines_end_with_lf_cr_lf_or_cr(tmp_path, end, name):
         rows = [{"paragraphs": DOCUMENTS[0]}, {"text": " ".join(DOCUMENTS[1])}, {"paragraphs": DOCUMENTS[2]}]
         lines, expected = [json.dumps({"title": "x", **row}) for row in rows], DOCUMENTS
     for last in ("", end):
-        path = write(tmp_path / name, end.join(lines) + last)
+        path = write(tmp_path / name, "\ufeff" + end.join(lines) + last)
         assert read_documents([path]) == expected
         assert [number for number, _ in corpus.read_lines(path)] == list(range(1, len(lines) + 1))
 

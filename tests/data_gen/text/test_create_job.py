@@ -1,18 +1,20 @@
 """Records of text: every record follows from the seed, splits never mix, what is cut is counted."""
 
-import hashlib
 import json
 import logging
 from pathlib import Path
 
 import numpy as np
 import pytest
+from causal_files import read_examples
 from text_files import NUM_DOCUMENTS, count_words, make_config, read_split, restore, write_text
 
 from bert_packed import schema
+from bert_packed.core import storage
 from bert_packed.packing.histogram import to_json
 from bert_packed.records.provenance import find_documents, provenance_path
 from bert_packed.text.tokenization import SPECIAL_TOKENS
+from bert_packed.text.vocabularies import ByteBpe, WordPieces
 from data_gen.text import create_job, create_steps
 
 
@@ -21,29 +23,42 @@ def text(tmp_path):
     return write_text(tmp_path)
 
 
-def test_records_manifest_and_files_agree(text, tmp_path):
-    manifest = create_job.create(make_config(text, tmp_path / "out", eval_fraction=0.2))
-    assert json.loads((tmp_path / "out/manifest.json").read_text()) == manifest
-    assert manifest["kind"] == "unpacked"
-    assert not {"objective", "tokenizer"} & (manifest.keys() | manifest["settings"].keys())
-    assert manifest["settings"]["max_predictions_per_seq"] == 5
-    assert manifest["vocab_size"] == NUM_DOCUMENTS + 5
-    assert (tmp_path / "out/vocab.txt").read_bytes() == text[1].read_bytes()
-    assert manifest["vocab_sha256"] == hashlib.sha256(text[1].read_bytes()).hexdigest()
-    assert manifest["inputs"][0]["sha256"] == hashlib.sha256(text[0].read_bytes()).hexdigest()
-    names = {"manifest.json", "vocab.txt"}
+CAUSAL = {"objective": "causal_lm", "dupe_factor": 10, "vocab_size": 300, "vocab_file": ""}
+
+
+@pytest.mark.parametrize("changes", [{}, CAUSAL, {**CAUSAL, "tokenizer": "byte_bpe"}])
+def test_records_manifest_and_files_agree(text, tmp_path, changes):
+    out = tmp_path / "out"
+    manifest = create_job.create(make_config(text, out, eval_fraction=0.2, **changes))
+    assert json.loads((out / "manifest.json").read_text()) == manifest and manifest["kind"] == "unpacked"
+    vocabulary = ByteBpe(300) if "tokenizer" in changes else WordPieces(300, True)
+    vocab_path = out / vocabulary.file_name
+    described = vocabulary.describe(vocab_path)
+    assert described.items() <= manifest.items()
+    assert ("do_lower_case" in manifest) == ("tokenizer" not in changes)
+    names = {"manifest.json": None, vocab_path.name: manifest["vocab_sha256"]}
     for split, content in manifest["splits"].items():
-        features = read_split(tmp_path / "out", split)
-        lengths = features[schema.INPUT_MASK].sum(axis=1)
+        records = read_examples(out.glob(f"{split}-*.tfrecord"))
+        lengths = [len(one[schema.INPUT_IDS]) if changes else sum(one[schema.INPUT_MASK]) for one in records]
         assert content["histogram"] == to_json(np.bincount(lengths, minlength=33)[1:])
-        assert content["num_sequences"] == len(lengths) == sum(f["num_records"] for f in content["files"])
-        for entry in content["files"]:
-            data = (tmp_path / "out" / entry["name"]).read_bytes()
-            assert entry["sha256"] == hashlib.sha256(data).hexdigest()
-            names.add(entry["name"])
-    assert {path.name for path in (tmp_path / "out").iterdir()} == names
-    assert manifest["splits"]["train"]["num_documents"] == 24
-    assert manifest["splits"]["eval"]["num_documents"] == 6
+        assert content["num_sequences"] == len(records) == sum(f["num_records"] for f in content["files"])
+        names |= {entry["name"]: entry["sha256"] for entry in content["files"]}
+        if changes:
+            assert content["num_bytes"] == sum(record[schema.NUM_BYTES][0] for record in records)
+            assert content["num_predictions"] == sum(sum(record[schema.LABEL_MASK]) for record in records)
+    assert {path.name for path in out.iterdir()} == names.keys()
+    assert all(storage.file_sha256(out / name) == checksum for name, checksum in names.items() if checksum)
+    assert manifest["inputs"][0]["sha256"] == storage.file_sha256(text[0])
+    assert [content["num_documents"] for content in manifest["splits"].values()] == [24, 6]
+    if changes:
+        num_bytes = sum(content["num_bytes"] for content in manifest["splits"].values())
+        assert num_bytes == sum(map(len, text[0].read_text().split("\n\n")))
+        assert manifest["objective"] == "causal_lm"
+        assert manifest["tokenizer"] == changes.get("tokenizer", "wordpiece")
+    else:
+        assert not {"objective", "tokenizer"} & (manifest.keys() | manifest["settings"].keys())
+        assert manifest["settings"]["max_predictions_per_seq"] == 5
+        assert vocab_path.read_bytes() == text[1].read_bytes()
 
 
 @pytest.mark.parametrize("is_small", [True, False], ids=["small batches", "batches as they are"])
