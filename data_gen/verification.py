@@ -179,10 +179,7 @@ def find_buckets(digests):
 
 
 def find_unmatched(sums, readers):
-    """Yield, by group of buckets, the origins on either side without a partner: two int arrays `[m, 3]`.
-
-    `readers` read each side again, to an iterable of (digests, origins).
-    """
+    """Read both sides again, and yield their origins without a partner, by buckets: two int `[m, 3]`."""
     for group in group_buckets(sums[0].find_different(sums[1]), sums[0].counts + sums[1].counts):
         sides = [hold(read(), group) for read in readers]
         rows = unmatched(*(digests for digests, _ in sides))

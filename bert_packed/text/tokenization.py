@@ -151,11 +151,9 @@ class TextTokenizer:
 
 
 def _complete(text, offsets):
-    """Places of tokens with all their characters, by a tokenizer's offsets.
-
-    Without its mark a token of "cafe\u0301" would be "cafe" where accents are stripped, and the first of
-    three letters where Hangul is composed.
-    """
+    """Places of tokens with all their characters, by a tokenizer's offsets."""
+    # Offsets leave out the mark of "cafe\u0301" where accents are stripped, and all but the first of three
+    # letters where Hangul is composed
     next_starts = [*(start for start, _ in offsets), len(text)][1:]
     places = []
     for (start, end), next_start in zip(offsets, next_starts, strict=True):

@@ -75,7 +75,8 @@ def open_output_dir(path, overwrite, identity):
     with storage.lock(final, f"`output_dir` is being written by another run. Received: {final}."):
         folder = os.path.join(final, INCOMPLETE_NAME)
         # a killed run has left it, since a live one would hold the lock
-        is_same = _read_identity(folder) == identity
+        found = _read_identity(folder)
+        is_same = found == identity
         is_publishing = is_same and _is_publishing(folder)
         names = storage.list_names(final)
         in_use = [name for name in names if name != INCOMPLETE_NAME and not is_of_scans(name)]
@@ -90,7 +91,9 @@ def open_output_dir(path, overwrite, identity):
             is_publishing = False
             _discard(folder)
         if not is_same:
-            _say_what_differs(folder, identity)
+            if found is not None:
+                differing = (name for name in identity | found if identity.get(name) != found.get(name))
+                logger.warning("%s is of a run with other %s: starting over", folder, ", ".join(differing))
             _discard(folder)
         try:
             _prepare(folder, identity)
@@ -134,14 +137,6 @@ def _read_identity(folder):
         return storage.read_json(os.path.join(folder, WORK_NAME, IDENTITY_NAME), default=None)
     except InputError:  # not written by a run
         return None
-
-
-def _say_what_differs(folder, identity):
-    """Log why an unfinished run is not continued."""
-    found = _read_identity(folder)
-    if found is not None:
-        names = [name for name in identity | found if identity.get(name) != found.get(name)]
-        logger.warning("%s is of a run with other %s: starting over", folder, ", ".join(names))
 
 
 def _prepare(folder, identity):

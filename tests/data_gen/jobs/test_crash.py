@@ -179,11 +179,11 @@ def continue_and_compare(job, folder, expected, **changes):
 @pytest.mark.parametrize(
     ("name", "overwrite", "stride"),
     [
-        ("pack", True, 15),
-        ("create", False, 25),
-        ("create causal", False, 45),
-        ("pack rows", False, 45),
-        ("pack on levels", False, 60),
+        ("pack", True, 23),
+        ("create", False, 31),
+        ("create causal", False, 53),
+        ("pack rows", False, 53),
+        ("pack on levels", False, 83),
         # These are killed at every state that a kill can leave
         *(
             pytest.param(name, True, 1, marks=pytest.mark.slow)
