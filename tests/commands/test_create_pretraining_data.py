@@ -19,8 +19,6 @@ from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.records.provenance import find_documents, find_sources
 from data_gen.create_pretraining_data import main
-from data_gen.jobs import runners
-from data_gen.jobs.steps import Job
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
 from data_gen.text import create_job
@@ -139,19 +137,10 @@ def test_help_and_interrupt(tmp_path):
     assert begun.exists()
 
 
-@pytest.mark.parametrize(
-    ("limit", "expected"), [(2**24, [1]), (10, [runners.num_cores()])], ids=["little", "much"]
-)
-def test_processes_are_started_where_they_pay(text, tmp_path, monkeypatch, limit, expected):
-    found = []
-
-    class WatchedJob(Job):
-        def __init__(self, work_folder, num_workers, runner):
-            found.append(num_workers)
-            super().__init__(work_folder, 1, runner)
-
-    monkeypatch.setattr(create_job, "Job", WatchedJob)
-    assert create_job.TEXT_BYTES_THAT_PAY == 2**24
-    monkeypatch.setattr(create_job, "TEXT_BYTES_THAT_PAY", limit)
-    create_job.create(make_config(text, tmp_path / "out", num_workers=0))
-    assert found == expected
+def test_processes_are_started_where_they_pay(text, tmp_path):
+    recorded = [(create_job, "choose_num_workers"), (create_job, "Job")]
+    flags = {**flags_of(text, tmp_path / "out"), "num_workers": 0}
+    calls = run(main, CreateConfig, recorded, **flags).calls
+    size = text[0].stat().st_size
+    assert calls["choose_num_workers"] == [{"num_workers": 0, "num_bytes": size, "bytes_that_pay": 2**24}]
+    assert [call["num_workers"] for call in calls["Job"]] == [1]

@@ -298,25 +298,17 @@ def sums_of(*parts):
     return sums
 
 
-def drop(digests):
-    return digests[1:]
+ONE_BIT = np.zeros((5000, 2), np.uint64)
+ONE_BIT[0, 1] = 1
+DIFFERENCES = {
+    "one dropped": lambda digests: digests[1:],
+    "one twice": lambda digests: np.concatenate([digests, digests[:1]]),
+    "one replaced by another": lambda digests: np.concatenate([digests[1:], digests[1:2]]),
+    "one bit": lambda digests: digests ^ ONE_BIT,
+}
 
 
-def double(digests):
-    return np.concatenate([digests, digests[:1]])
-
-
-def replace_by_another(digests):
-    return np.concatenate([digests[1:], digests[1:2]])
-
-
-def change_one_bit(digests):
-    changed = digests.copy()
-    changed[0, 1] ^= np.uint64(1)
-    return changed
-
-
-@pytest.mark.parametrize("damage", [drop, double, replace_by_another, change_one_bit])
+@pytest.mark.parametrize("damage", DIFFERENCES.values(), ids=DIFFERENCES.keys())
 def test_every_difference_shows_in_its_bucket(damage):
     digests = draw(5000)
     changed = damage(digests)

@@ -12,7 +12,7 @@ from tokenizers.models import WordLevel
 
 from bert_packed.core.settings import InputError
 from bert_packed.text import byte_bpe, tokenization
-from bert_packed.text.vocabularies import ByteBpe, load_maskable
+from bert_packed.text.vocabularies import ByteBpe, WordPieces, load_maskable
 
 
 @pytest.fixture(params=TOKENIZERS)
@@ -81,11 +81,13 @@ def drawn_at_random(path):
     byte_bpe.save(tokenizer, path)
 
 
-def check_bytes(path):
-    ByteBpe(0, is_encoder=True).check(path)
+def text(content):
+    return lambda path: path.write_text(content)
 
 
+check_bytes = ByteBpe(0, is_encoder=True).check
 BOTH = load_maskable, check_bytes
+WITHOUT_BOUNDARIES = Tokenizer(WordLevel({"a": 0}, "a")).to_str()
 
 
 @pytest.mark.parametrize(
@@ -96,6 +98,10 @@ BOTH = load_maskable, check_bytes
         (drawn_at_random, "a.json", (load_maskable, byte_bpe.load), r"no dropout.* with dropout=0\.1\.$"),
         (words, "a.txt", (load_maskable,), r"one WordPiece a line, or end in \.json where it is byte"),
         (Path.touch, "a.txt", (check_bytes,), r"must be a tokenizer\.json, as `tokenizers` writes it"),
+        (text("{"), "a.json", (ByteBpe(0).check,), r"must be a tokenizer\.json.*Received: .*/a\.json"),
+        (text('{"model": 3}'), "a.json", (byte_bpe.load,), r"must be a tokenizer\.json"),
+        (text(WITHOUT_BOUNDARIES), "a.json", (byte_bpe.load,), "open and close a document"),
+        (words, "a.json", (WordPieces(0, True).check,), r"a tokenizer\.json is for --tokenizer=byte_bpe"),
     ],
 )
 def test_other_tokenizers_are_refused(tmp_path, make, name, readers, message):

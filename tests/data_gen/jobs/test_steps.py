@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+from recorded_calls import assert_refused
 
 from bert_packed.core import storage
-from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
 from data_gen.jobs import runners
 from data_gen.jobs.steps import Job, Step
@@ -132,18 +132,13 @@ def test_no_byte_depends_on_processes_and_runner(tmp_path, jobs, name, changes):
     assert jobs[name].run(tmp_path / "out", **changes) == jobs[name].bytes
 
 
-def test_a_runner_that_is_not_installed(tmp_path, jobs, capsys, monkeypatch):
+def test_a_runner_that_is_not_installed(tmp_path, jobs, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    out = tmp_path / "out"
-    for num_workers, message in (
-        (0, "pip install 'bert_packed[beam]'. Received: FlinkRunner"),
-        (2, "must be 0"),
-    ):
-        argv = jobs["pack"].argv(out, runner="FlinkRunner", num_workers=num_workers)
-        assert run(main, PackConfig, argv) == 2
-        error = capsys.readouterr().err
-        assert message in error and error.count("\n") == 1
-    assert not out.exists()
+    flags = {**jobs["pack"].settings, "output_dir": tmp_path / "out", "runner": "FlinkRunner"}
+    message = "pip install 'bert_packed[beam]'. Received: FlinkRunner"
+    assert_refused(main, PackConfig, message, **{**flags, "num_workers": 0})
+    assert_refused(main, PackConfig, "must be 0", **{**flags, "num_workers": 2})
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", ["pack", "create", "create causal"])

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from bert_packed import schema
-from bert_packed.core.settings import InputError
 from bert_packed.records.provenance import find_documents
 from bert_packed.text import byte_bpe, tokenization
 from data_gen.text import corpus, create_job
@@ -105,20 +104,6 @@ def test_a_tokenizer_of_others(tmp_path):
     assert num_bytes == [0, 1, 2, 4, 2, 1]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "must be a tokenizer.json.*Received: .*t.json"),
-        ('{"model": 3}', "must be a tokenizer.json"),
-        (Tokenizer(models.WordLevel({"a": 0}, "a")).to_str(), "open and close a document"),
-    ],
-)
-def test_no_tokenizer(tmp_path, content, message):
-    (tmp_path / "t.json").write_text(content)
-    with pytest.raises(InputError, match=message):
-        make(tmp_path / "out", "", tokenizer="byte_bpe", vocab_file=str(tmp_path / "t.json"))
-
-
 # Text with its spaces
 
 
@@ -193,9 +178,3 @@ def test_pieces_of_documents_by_a_plain_loop(tmp_path, length):
     assert content["num_predictions"] == sum(size + 1 for size in sizes)
     assert content["num_sequences"] == sum(map(len, by_document.values()))
     assert manifest["objective"] == "causal_lm" and manifest["vocab_size"] == 605
-
-
-def test_a_tokenizer_where_word_pieces_are_wanted(tmp_path):
-    byte_bpe.save(TRAINED, tmp_path / "tokenizer.json")
-    with pytest.raises(InputError, match=r"a tokenizer\.json is for --tokenizer=byte_bpe"):
-        make(tmp_path / "out", "", vocab_file=str(tmp_path / "tokenizer.json"))
