@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from recorded_calls import run
 from unpacked_records import make_features, read_packs, write_features
 
 from bert_packed import schema
-from bert_packed.core.command_line import run
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
 from data_gen.verification import compare_files
@@ -51,14 +51,13 @@ def find(made, packs):
 
 
 @pytest.fixture
-def verify(made, capsys):
+def verify(made):
     """Function that compares packs with the inputs: exit status, the verdict, what is printed below it."""
 
     def compare(pattern):
-        flags = (f"--input_file={made}/in.tfrecord", f"--packed_file={pattern}")
-        status = run(main, VerifyConfig, ["verify_tfrecords.py", *flags])
-        lines = capsys.readouterr().out.splitlines()
-        return status, lines[2].split("  ")[0], lines[3:]
+        seen = run(main, VerifyConfig, input_file=made / "in.tfrecord", packed_file=pattern)
+        _, _, row, *sentences = seen.out.splitlines()
+        return seen.status, row.split("  ")[0], sentences
 
     return compare
 
