@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 from drawn_instances import make, make_corpus, make_pairs, random_documents, rows
-from unpacked_records import load, write_features
+from unpacked_records import PREDICTIONS, load, write_features
 
 from bert_packed import schema
 from bert_packed.records.sequences import BERT_LAYOUT
 from data_gen.text import instances
 from data_gen.text.instances import InstanceRules
+
+
+TOKENS = (schema.INPUT_IDS, schema.SEGMENT_IDS)
 
 
 def draw_all(corpus, documents, rules, seed=0):
@@ -149,7 +152,6 @@ def test_a_document_does_not_depend_on_the_others_asked_for():
 
 
 def test_features_are_padded_and_complete(tmp_path):
-    """A reader that checks padding finds the sequences in them."""
     corpus, vocabulary = make_corpus(random_documents(4))
     sequences = make(corpus, vocabulary, InstanceRules(40, 9))
     features = instances.to_features(sequences, 40, 9)
@@ -160,6 +162,8 @@ def test_features_are_padded_and_complete(tmp_path):
     found = load(write_features(tmp_path / "a.tfrecord", features))
     for name in BERT_LAYOUT:
         np.testing.assert_array_equal(found[name], sequences[name], name)
+    for names, used in (TOKENS, schema.INPUT_MASK), (PREDICTIONS, schema.MASKED_LM_WEIGHTS):
+        assert not any(features[name][features[used] == 0].any() for name in names)
 
 
 def test_pinned_sequence():

@@ -9,6 +9,7 @@ from text_files import NUM_DOCUMENTS, count_words, make_config, read_split, writ
 
 from bert_packed.core.settings import InputError
 from bert_packed.schema import INPUT_IDS
+from data_gen.text import sources
 from data_gen.text.create_job import create
 from data_gen.text.sources import (
     choose_readings,
@@ -34,7 +35,9 @@ def find(folder, pattern):
 
 
 def test_a_weight_is_a_number_behind_the_last_colon(tmp_path):
-    touch(tmp_path, "a.txt", "b.txt", "c:d.txt", "e:2", "f,g.txt", "h/a.txt", "h/b.txt", "C:/x.txt")
+    touch(
+        tmp_path, "a.txt", "b.txt", "c:d.txt", "e:2", "f,g.txt", "h/a.txt", "h/b.txt", "C:/x.txt", "7/a.txt"
+    )
     assert find(tmp_path, "~/a.txt") == [("a.txt", 1, ["a.txt"])]
     assert find(tmp_path, "~/a.txt:2, ~/h/*.txt:1e-1,~/b.txt:.5") == [
         ("a.txt", 2, ["a.txt"]),
@@ -47,6 +50,7 @@ def test_a_weight_is_a_number_behind_the_last_colon(tmp_path):
     ]
     assert find(tmp_path, "~/c:d.txt:3") == [("c:d.txt", 3, ["c:d.txt"])]
     assert find(tmp_path, "~/e:2") == [("e:2", 1, ["e:2"])]  # a file's whole name
+    assert sources._split_weight("7") == ("7", 1)  # a folder's whole name
     assert find(tmp_path, "~/a.txt:1000000") == [("a.txt", 10**6, ["a.txt"])]
     assert find(tmp_path, "~/e:2:3") == [("e:2", 3, ["e:2"])]
     assert find(tmp_path, "~/f,g.txt:2,~/a.txt") == [("f,g.txt", 2, ["f,g.txt"]), ("a.txt", 1, ["a.txt"])]
