@@ -87,7 +87,7 @@ def text(content):
 
 check_bytes = ByteBpe(0, is_encoder=True).check
 BOTH = load_maskable, check_bytes
-WITHOUT_BOUNDARIES = Tokenizer(WordLevel({"a": 0}, "a")).to_str()
+WITHOUT_END = Tokenizer(WordLevel({"<s>": 0}, "<s>")).to_str()
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ WITHOUT_BOUNDARIES = Tokenizer(WordLevel({"a": 0}, "a")).to_str()
         (Path.touch, "a.txt", (check_bytes,), r"must be a tokenizer\.json, as `tokenizers` writes it"),
         (text("{"), "a.json", (ByteBpe(0).check,), r"must be a tokenizer\.json.*Received: .*/a\.json"),
         (text('{"model": 3}'), "a.json", (byte_bpe.load,), r"must be a tokenizer\.json"),
-        (text(WITHOUT_BOUNDARIES), "a.json", (byte_bpe.load,), "open and close a document"),
+        (text(WITHOUT_END), "a.json", (byte_bpe.load,), "open and close a document"),
         (words, "a.json", (WordPieces(0, True).check,), r"a tokenizer\.json is for --tokenizer=byte_bpe"),
     ],
 )

@@ -10,7 +10,6 @@ from bert_packed.records.sequences import BERT_LAYOUT
 from data_gen.text import instances
 from data_gen.text.instances import InstanceRules
 
-
 TOKENS = (schema.INPUT_IDS, schema.SEGMENT_IDS)
 
 
