@@ -38,7 +38,7 @@ class PlannedPacks:
     """Whole sequences in the packs of a plan."""
 
     kind: RecordKind
-    strategies: dict  # of the plan, with counts
+    strategies: dict  # those of the plan, with counts
     seed: int
 
     @property
@@ -69,7 +69,7 @@ class PlannedPacks:
 class CutRows:
     """Pieces of sequences in rows without padding, with the methods of `PlannedPacks`."""
 
-    kind: CausalKind  # of split sequences
+    kind: CausalKind  # that of split sequences
     num_rows: int
     seed: int
     folder: str  # holds the plan, and the starts of all sequences in their rows
@@ -153,7 +153,7 @@ def lay_row(work):
 
 def write_run(path, sequences, group_sizes):
     """Write `Sequences` in groups, whose sizes are int `[G]`, to a file that appears when complete."""
-    starts = {"": to_offsets(group_sizes)}  # of groups, in entries: by the column that counts these
+    starts = {"": to_offsets(group_sizes)}  # first entries of groups, by the column that counts entries
     for name, column in sequences.layout.items():
         if column.sizes:
             starts[column.sizes] = sequences.offsets(name)[starts[""]]

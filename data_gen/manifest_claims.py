@@ -27,11 +27,11 @@ class FileFacts:
     """Facts about the content of a file, packed or input."""
 
     num_records: int = 0
-    num_overlong: Counter = dataclasses.field(default_factory=Counter)  # of inputs, "truncated" and "dropped"
+    num_overlong: Counter = dataclasses.field(default_factory=Counter)  # "truncated" and "dropped" inputs
     num_parts: int = 0  # sequences in packs, each part of one counted
     depth: int = 0  # maximum of sequences in a pack
-    largest_id: int = 0  # of a token or label
-    lengths: Counter = dataclasses.field(default_factory=Counter)  # of whole sequences
+    largest_id: int = 0  # labels count, too
+    lengths: Counter = dataclasses.field(default_factory=Counter)  # whole sequences
     strategies: Counter = dataclasses.field(default_factory=Counter)  # tuples of ascending lengths
     # Only these strategies are counted: in other programs' packs nearly each pack has a new one, and memory
     # must not grow with the packs
@@ -74,7 +74,7 @@ def planned_strategies(folder):
     manifest = read_manifest(folder, any_json=True) or {}
     try:
         return frozenset(tuple(strategy) for strategy, _ in manifest["plan"]["strategies"])
-    except (KeyError, TypeError, ValueError):  # which `find_false_claims` reports
+    except (KeyError, TypeError, ValueError):  # `find_false_claims` reports these
         return frozenset()
 
 

@@ -28,7 +28,7 @@ NUM_SHOWN = 5  # differences of each kind
 class Comparison:
     """The result of `compare_files`."""
 
-    num_input_sequences: int  # without those that `overlong` drops
+    num_input_sequences: int  # those that `overlong` drops are not counted
     num_packed_sequences: int
     num_missing: int  # sequences of the inputs that are not in the packs
     num_unexpected: int  # sequences in the packs that are not in the inputs, or too often
@@ -133,7 +133,7 @@ def find_overlong(packed_files):
 def _refuse_other_features(packed_files):
     for path in packed_files:
         names = feature_names(first_record(path), path, 1)
-        if any(name.endswith(ADDED_SUFFIXES[0]) for name in names):  # in no other kind of packs
+        if any(name.endswith(ADDED_SUFFIXES[0]) for name in names):  # no other kind of packs has these
             raise InputError(
                 "`packed_file` must be packs of BERT's records: those of --features have no verifier. "
                 f"Received: {path}."

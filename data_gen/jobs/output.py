@@ -15,9 +15,9 @@ from bert_packed.core.settings import InputError
 from bert_packed.records.provenance import MANIFEST_NAME, is_of_scans, read_manifest
 
 INCOMPLETE_NAME = ".incomplete"
-WORK_NAME = "work"  # within it: files that are not published
-IDENTITY_NAME = "identity.json"  # within that: the identity of the run
-PUBLISH_NAME = "publish.json"  # and the names that it is about to publish
+WORK_NAME = "work"  # folder in it, of files that are not published
+IDENTITY_NAME = "identity.json"  # file in that folder: the identity of the run
+PUBLISH_NAME = "publish.json"  # likewise: the names that the run is about to publish
 OWN_SUFFIXES = (".tfrecord", ".provenance.npz")  # --overwrite may replace these, scans, and
 OWN_NAMES = (MANIFEST_NAME, "vocab.txt", "tokenizer.json")
 
@@ -69,7 +69,7 @@ def open_output_dir(path, overwrite, identity):
             "`output_dir` must have a name in UTF-8, which is all that TensorFlow writes to. "
             f"Received: {storage.printable(final)}."
         )
-    identity = json.loads(json.dumps(identity))  # with lists for tuples, for comparison with the file
+    identity = json.loads(json.dumps(identity))  # tuples become lists, as in the file
     is_new = not storage.exists(final)
     storage.make_folder(final)
     with storage.lock(final, f"`output_dir` is being written by another run. Received: {final}."):
@@ -152,7 +152,7 @@ def _prepare(folder, identity):
 def _finished(folder):
     """The names in `.incomplete` that are to be published, that of the manifest last."""
     names = [name for name in storage.list_names(folder) if name != WORK_NAME]
-    names = [name for name in names if not name.endswith(storage.PARTIAL_SUFFIX)]  # of a killed step
+    names = [name for name in names if not name.endswith(storage.PARTIAL_SUFFIX)]  # left by killed steps
     return sorted(names, key=_manifest_last)
 
 

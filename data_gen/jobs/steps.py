@@ -22,7 +22,7 @@ from bert_packed.core import progress, storage
 from bert_packed.core.runtime import repeating
 from data_gen.jobs.runners import LOCAL, start_workers, telling_lost_workers
 
-SECONDS_BETWEEN_LOOKS = 0.5  # at the progress of workers
+SECONDS_BETWEEN_LOOKS = 0.5  # interval at which the progress of workers is read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _note_path(work_folder, step):
 @contextlib.contextmanager
 def _shown(counter, bar):
     """Move the bar by the progress that workers add to a counter during the block."""
-    number = counter.get_obj()  # without its lock, which a killed worker may still hold
+    number = counter.get_obj()  # a killed worker may still hold its lock
     shown = number.value
 
     def show():

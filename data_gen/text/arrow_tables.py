@@ -14,7 +14,7 @@ from bert_packed.core.settings import InputError
 from data_gen.text.token_corpus import map_bytes, release
 
 ROWS_AT_ONCE = 1024
-BYTES_AT_ONCE = 2**20  # of text, unless one row has more
+BYTES_AT_ONCE = 2**20  # text, unless one row has more
 FILE_MAGIC = b"ARROW1"  # first bytes of an Arrow file with an index
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
@@ -36,7 +36,7 @@ def read_rows(path, column="text"):
             release([] if is_streamed else [content])
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # from the operating system, not about the content
+            raise  # an error of the operating system is not about the content
         kind = "Parquet" if is_parquet(path) else "Arrow"
         reason = " ".join(str(error).split()).rstrip(".")
         raise InputError(f"{path} must be a complete {kind} file, in UTF-8. Received: {reason}.") from error

@@ -29,8 +29,8 @@ from bert_packed.text import tokenization
 
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 TABLE_SUFFIXES = (".parquet", ".arrow")
-SEPARATED_SUFFIXES = (".csv", ".tsv")  # which nothing reads
-LINES_PER_REPORT = 64  # of progress: asking a file for its position is a call of the system
+SEPARATED_SUFFIXES = (".csv", ".tsv")  # nothing reads these
+LINES_PER_REPORT = 64  # asking a file for its position is a call of the system
 
 
 def read_sentences(paths, column="text"):
@@ -124,7 +124,7 @@ def find_line(path, number):
     return None
 
 
-def split_sentences(paragraph, language="en"):
+def split_sentences(paragraph):
     """Split a paragraph into stripped, nonempty sentences, without losing a non-space character.
 
     A fragment without a letter, such as the marker of a numbered list, joins the next sentence, names with a
@@ -133,7 +133,7 @@ def split_sentences(paragraph, language="en"):
         "1. Open a.B first. 2. Read it."  ->  ["1. Open a.B first.", "2. Read it."]
     """
     sentences, held = [], ""
-    for part in sentencex.segment(language, " ".join(paragraph.split())):
+    for part in sentencex.segment("en", " ".join(paragraph.split())):
         held += part
         sentence = held.strip()
         # A full stop without a space after it is part of a name: tf.Tensor, 3.5, example.org
@@ -178,7 +178,7 @@ def read_lines(path, is_verbatim=False):
         ):
             for number, line in enumerate(lines, 1):
                 if number % LINES_PER_REPORT == 0:
-                    before, place = place, raw.tell()  # of the possibly compressed file
+                    before, place = place, raw.tell()  # bytes of the file, which may be compressed
                     progress.advance(place - before)
                 # Windows editors open a file with a byte order mark, which utf-8-sig drops
                 encoding = "utf-8-sig" if number == 1 else "utf-8"

@@ -55,7 +55,7 @@ class BertRecords:
     rules: InstanceRules
     num_passes: int  # over the training documents, each with other segments and masks
 
-    layout = SENTENCES  # of the corpus
+    layout = SENTENCES  # that of the corpus
     # Shards add these numbers up for the manifest; documents' tokens count once per pass
     counted = ("num_random_nexts", "num_tokens_read", "num_tokens_used")
 
@@ -157,7 +157,8 @@ class CausalRecords:
     def draw(self, corpus, groups, vocab_path, seed, split_index, counts):
         for pairs, _ in groups:
             for duplicate, document in pairs.tolist():
-                first, last = corpus.document_offsets[document : document + 2].tolist()
+                sentences = corpus.document_offsets[document : document + 2]
+                first, last = corpus.sentence_offsets[sentences].tolist()
                 for start in range(first, last - 1, self.max_seq_length):  # not of the end alone
                     end = min(start + self.max_seq_length, last)
                     predicted = slice(start + 1, min(end + 1, last))
@@ -173,7 +174,7 @@ class CausalRecords:
         tokens, labels_of, bytes_of = zip(*drawn, strict=True)
         lengths, num_labels = (np.array([len(ids) for ids in arrays]) for arrays in (tokens, labels_of))
         mask = np.ones(lengths.sum(), bool)
-        mask[np.cumsum(lengths)[num_labels < lengths] - 1] = False  # where documents end
+        mask[np.cumsum(lengths)[num_labels < lengths] - 1] = False  # documents end here
         labels, label_bytes = np.zeros((2, len(mask)), np.int32)
         labels[mask], label_bytes[mask] = np.concatenate(labels_of), np.concatenate(bytes_of)
         num_bytes = sum_ranges(label_bytes, lengths)

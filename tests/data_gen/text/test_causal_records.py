@@ -42,7 +42,7 @@ def encode(texts, tokenizer, folder):
 
 def documents_of(streams):
     """The documents of a corpus: list of (ids, bytes of each)."""
-    starts = streams.document_offsets.tolist()
+    starts = streams.sentence_offsets[streams.document_offsets].tolist()
     return [
         (streams.token_ids[first:last].tolist(), streams.token_bytes[first:last].tolist())
         for first, last in itertools.pairwise(starts)
