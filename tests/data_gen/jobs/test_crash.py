@@ -21,7 +21,7 @@ from bert_packed.core import runtime as versions
 from bert_packed.core.settings import InputError
 from bert_packed.records.provenance import read_manifest
 from data_gen import pack_steps
-from data_gen.jobs.output import INCOMPLETE_NAME
+from data_gen.jobs.output import INCOMPLETE_NAME, open_output_dir
 from data_gen.text.corpus import TextDocuments
 
 BOTH = pytest.mark.parametrize("name", ["pack", "create"])
@@ -239,13 +239,8 @@ def test_killed_at_random_moments(tmp_path, jobs, name, victims):
 
 
 def test_a_second_run_is_refused_while_the_first_lives(tmp_path, jobs):
-    config = jobs["pack"].config(tmp_path / "out")
-    process = start(jobs["pack"].function, config)
-    while process.is_alive() and not (tmp_path / "out" / INCOMPLETE_NAME).exists():
-        time.sleep(0.001)
-    with pytest.raises(ValueError, match="being written by another run"):
-        jobs["pack"].function(config)
-    assert finish(process) == 0
+    with open_output_dir(tmp_path, False, {}), pytest.raises(InputError, match="written by another run"):
+        jobs["pack"].run(tmp_path)
 
 
 # Other inputs, settings or code

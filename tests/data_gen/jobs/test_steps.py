@@ -23,6 +23,7 @@ BEAM = [
     pytest.mark.skipif(importlib.util.find_spec("apache_beam") is None, reason="needs the extra `beam`"),
     pytest.mark.filterwarnings("default"),
 ]
+BY_BEAM = {"num_workers": 0, "runner": "DirectRunner"}
 
 
 def square(number):
@@ -123,12 +124,15 @@ def test_cores_are_those_that_the_process_may_use(monkeypatch):
     assert runners.choose_num_workers(0, 11, 10) == 64
 
 
-@pytest.mark.parametrize("name", ["pack", "create", "create causal", "pack rows"])
 @pytest.mark.parametrize(
-    "changes", [{"num_workers": 2}, pytest.param({"runner": "DirectRunner"}, marks=BEAM)]
+    ("name", "changes"),
+    [
+        *((name, {"num_workers": 2}) for name in ("pack", "create", "create causal", "pack rows")),
+        pytest.param("create", BY_BEAM, marks=BEAM),
+        pytest.param("pack rows", BY_BEAM, marks=BEAM),
+    ],
 )
 def test_no_byte_depends_on_processes_and_runner(tmp_path, jobs, name, changes):
-    changes = {"num_workers": 0, **changes} if "runner" in changes else changes
     assert jobs[name].run(tmp_path / "out", **changes) == jobs[name].bytes
 
 
