@@ -86,7 +86,11 @@ def find_false_claims(packed, inputs, spec, is_split=False):
     """
     found, readings, are_complete = [], [], True
     inherited, _ = read_input_manifests(inputs)
-    for folder, paths in _group_by_folder(packed).items():
+    groups = {}  # paths by their folder, without links
+    for path in sorted(packed):
+        groups.setdefault(folder_of(real_name(path)), []).append(path)
+    for paths in groups.values():
+        folder = folder_of(paths[0])
         manifest = read_manifest(folder, any_json=True) or {}
         facts = {os.path.basename(path): packed[path] for path in paths}
         # A manifest of another kind that lists these packs, and has their shape, is no other program's
@@ -113,14 +117,6 @@ def find_false_claims(packed, inputs, spec, is_split=False):
     if are_complete:
         _check_readings(found[-1], readings, inputs.values())
     return [sentence for claims in found for sentence in claims.false]
-
-
-def _group_by_folder(paths):
-    spellings, groups = {}, {}
-    for folder, path in sorted((folder_of(path), path) for path in paths):
-        place = folder if storage.is_remote(folder) else os.path.realpath(folder)
-        groups.setdefault(spellings.setdefault(place, folder), []).append(path)
-    return groups
 
 
 class _Claims:

@@ -257,3 +257,12 @@ def test_some_of_the_files_are_held_to_their_own_entries_only(packs, verify):
     assert (status, verdict) == (1, "different")  # the other packs were not read
     (sentence,) = [sentence for sentence in sentences if "manifest.json" in sentence]
     assert "num_records of packed-00001-of-00003" in sentence
+
+
+def test_a_folder_may_have_two_names(made, packs, tmp_path):
+    """Its packs together are all of the manifest's."""
+    (tmp_path / "link").symlink_to(packs)
+    first, *others = sorted(packs.glob("*.tfrecord"))
+    change(packs, put("num_packs", value=add(5)))
+    files = [str(first), *(f"{tmp_path}/link/{path.name}" for path in others)]
+    assert "`num_packs`" in " ".join(compare_files([f"{made}/in.tfrecord"], files, "truncate").false_claims)
