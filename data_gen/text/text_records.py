@@ -162,28 +162,25 @@ class CausalRecords:
                 for start in range(first, last - 1, self.max_seq_length):  # not of the end alone
                     end = min(start + self.max_seq_length, last)
                     predicted = slice(start + 1, min(end + 1, last))
-                    arrays = (
-                        corpus.token_ids[start:end],
-                        corpus.token_ids[predicted],
-                        corpus.token_bytes[predicted],
-                    )
-                    # arrays are copied, since the corpus may be released meanwhile
-                    yield (duplicate, document), tuple(array.copy() for array in arrays)
+                    num_labels = predicted.stop - predicted.start  # fewer than tokens at the document's end
+                    # Rows are tokens, labels, their bytes, and where there are labels
+                    piece = np.zeros((4, end - start), np.int32)
+                    piece[0] = corpus.token_ids[start:end]
+                    piece[1, :num_labels] = corpus.token_ids[predicted]
+                    piece[2, :num_labels] = corpus.token_bytes[predicted]
+                    piece[3, :num_labels] = 1
+                    yield (duplicate, document), piece
 
     def collect(self, drawn, counts):
-        tokens, labels_of, bytes_of = zip(*drawn, strict=True)
-        lengths, num_labels = (np.array([len(ids) for ids in arrays]) for arrays in (tokens, labels_of))
-        mask = np.ones(lengths.sum(), bool)
-        mask[np.cumsum(lengths)[num_labels < lengths] - 1] = False  # documents end here
-        labels, label_bytes = np.zeros((2, len(mask)), np.int32)
-        labels[mask], label_bytes[mask] = np.concatenate(labels_of), np.concatenate(bytes_of)
+        tokens, labels, label_bytes, mask = np.concatenate(drawn, axis=1)
+        lengths = np.array([piece.shape[1] for piece in drawn])
         num_bytes = sum_ranges(label_bytes, lengths)
-        counts["num_predictions"] += len(labels[mask])
+        counts["num_predictions"] += int(mask.sum())
         counts["num_bytes"] += int(num_bytes.sum())
         return make_sequences(
             CAUSAL_LAYOUT | LABEL_BYTES,
             "",
-            tokens=np.concatenate(tokens),
+            tokens=tokens,
             labels=labels,
             label_mask=mask,
             label_bytes=label_bytes,
