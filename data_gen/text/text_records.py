@@ -28,11 +28,8 @@ from bert_packed.text import tokenization
 from bert_packed.text.byte_bpe import split_lines
 from bert_packed.text.vocabularies import ByteBpe, WordPieces, load_maskable
 from data_gen.text.instances import (
-    NUM_SPECIAL,
-    NUM_SPECIAL_ALONE,
     InstanceRules,
     collect_instances,
-    count_own_tokens,
     draw_instances,
     to_features,
 )
@@ -100,8 +97,7 @@ class BertRecords:
         """`Sequences` of a list of drawn tuples; updates `counts`."""
         sequences = collect_instances(drawn)
         counts["num_random_nexts"] += int(np.count_nonzero(sequences["next_sentence_labels"]))
-        num_special = NUM_SPECIAL if self.rules.next_sentences else NUM_SPECIAL_ALONE
-        counts["num_tokens_used"] += int(count_own_tokens(sequences, num_special))
+        counts["num_tokens_used"] += sum(num_own for *_, num_own in drawn)
         return sequences
 
     def serialize(self, sequences, order):
@@ -159,7 +155,7 @@ class CausalRecords:
             for duplicate, document in pairs.tolist():
                 sentences = corpus.document_offsets[document : document + 2]
                 first, last = corpus.sentence_offsets[sentences].tolist()
-                for start in range(first, last - 1, self.max_seq_length):  # not of the end alone
+                for start in range(first, last - 1, self.max_seq_length):  # the end alone is no piece
                     end = min(start + self.max_seq_length, last)
                     predicted = slice(start + 1, min(end + 1, last))
                     num_labels = predicted.stop - predicted.start  # fewer than tokens at the document's end
