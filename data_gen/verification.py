@@ -152,7 +152,8 @@ def _read(read, paths, layout, title="looking for differences"):
 
 
 NUM_BUCKETS = 2**16
-MOST_HELD = 2**21  # digests of both sides in memory: 40 bytes each, four times that while they are sorted
+# About as many digests of both sides are in memory: 40 bytes each, four times that while they are sorted
+MOST_HELD = 2**21
 
 
 class BucketSums:
@@ -187,18 +188,12 @@ def find_unmatched(sums, readers):
 
 
 def group_buckets(buckets, counts):
-    """Group buckets, at most `MOST_HELD` digests of both sides in a group of several.
+    """Group buckets, about `MOST_HELD` digests of both sides in a group.
 
     counts [3 4 2 9] with MOST_HELD = 7   ->   buckets {0 1}, {2}, {3}
     """
-    groups, size = [], MOST_HELD
-    for bucket in buckets.tolist():
-        size += counts[bucket]
-        if size > MOST_HELD or not groups:
-            groups.append([])
-            size = counts[bucket]
-        groups[-1].append(bucket)
-    return [np.array(group) for group in groups]
+    groups = (np.cumsum(counts[buckets]) - 1) // MOST_HELD
+    return np.split(buckets, np.flatnonzero(np.diff(groups)) + 1) if len(buckets) else []
 
 
 def hold(batches, buckets):
