@@ -38,10 +38,8 @@ def read_split(folder, split, length=32, num_predictions=5):
     """All features of a split: dict from name to array `[n, length]`."""
     lengths = {"S": length, "P": num_predictions, 1: 1}
     wanted = {name: lengths[kind] for name, kind in schema.UNPACKED_LENGTHS.items()}
-    parts = []
-    for path in sorted(Path(folder).glob(f"{split}-*.tfrecord")):
-        for batch in tfrecords.read_batches(path):
-            parts.append(parse_examples(batch, wanted))
+    paths = sorted(Path(folder).glob(f"{split}-*.tfrecord"))
+    parts = [parse_examples(batch, wanted) for path in paths for batch in tfrecords.read_batches(path)]
     return {name: np.concatenate([part[name] for part in parts]) for name in wanted}
 
 
