@@ -88,15 +88,15 @@ def test_records_hold_the_text_between_special_tokens(made):
     assert (folder / "instances/tokenizer.json").read_bytes() == (folder / "given.json").read_bytes()
 
 
-def test_a_share_of_the_tokens_is_masked(made):
+def test_masks_and_labels_are_of_this_vocabulary(made):
     name, folder, *_ = made
     start, end, mask, _ = SPECIAL_IDS[name]
-    found = sequences_of(folder / "instances")
-    sizes, predictions = (np.array([len(one[part]) for one in found]) for part in (0, 2))
+    masked, whole, places = zip(*sequences_of(folder / "instances"), strict=True)
+    sizes, predictions = (np.array([len(one) for one in some]) for some in (masked, places))
     assert abs(predictions - PROBABILITY * sizes).max() <= 0.5
-    assert abs(predictions.sum() / sizes.sum() - PROBABILITY) < 0.005
-    hidden = np.concatenate([masked[places] for masked, _, places in found])
-    labels = np.concatenate([whole[places] for _, whole, places in found])
+    hidden, labels = (
+        np.concatenate([ids[at] for ids, at in zip(some, places, strict=True)]) for some in (masked, whole)
+    )
     assert 0.75 < np.mean(hidden == mask) < 0.85 and not np.isin(labels, [start, end, mask]).any()
     drawn = hidden[(hidden != mask) & (hidden != labels)]
     ordinary = load_maskable(folder / "given.json").ordinary_ids
