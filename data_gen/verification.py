@@ -61,14 +61,14 @@ def compare_files(input_files, packed_files, overlong):
     inputs, packed = {}, {}  # `FileFacts` of each path; every pass over the files starts them again
 
     def read_inputs():
-        inputs.update((path, FileFacts()) for path in input_files)
         for path in input_files:
+            inputs[path] = facts = FileFacts()
             for batch in kind.read_unpacked(path):
-                inputs[path].num_records += len(batch)
+                facts.num_records += len(batch)
                 # Packing refuses overlong sequences where it is "error": here they count as missing
                 if overlong != "error" and not num_rows:
                     batch, num_overlong = kind.fit(batch)
-                    inputs[path].num_overlong.update(num_overlong)
+                    facts.num_overlong.update(num_overlong)
                 yield batch
 
     planned = {folder: planned_strategies(folder) for folder in map(folder_of, packed_files)}
