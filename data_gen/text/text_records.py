@@ -27,12 +27,7 @@ from bert_packed.records.sequences import (
 from bert_packed.text import tokenization
 from bert_packed.text.byte_bpe import split_lines
 from bert_packed.text.vocabularies import ByteBpe, WordPieces, load_maskable
-from data_gen.text.instances import (
-    InstanceRules,
-    collect_instances,
-    draw_instances,
-    to_features,
-)
+from data_gen.text.instances import InstanceRules, collect_instances, draw_instances, to_features
 from data_gen.text.token_corpus import SENTENCES, STREAMS
 
 # A larger share of tokens cut is reported; prose with a sentence per line has 0.03 at length 512, 0.11 at 128
