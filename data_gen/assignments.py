@@ -8,7 +8,6 @@ the row's previous pack.
 
 import dataclasses
 import itertools
-import json
 import os
 
 import numpy as np
@@ -39,7 +38,7 @@ class PlannedPacks:
     """Whole sequences in the packs of a plan."""
 
     kind: RecordKind
-    strategies: dict  # of the plan, with counts
+    strategies: dict  # those of the plan, with counts
     seed: int
 
     @property
@@ -70,7 +69,7 @@ class PlannedPacks:
 class CutRows:
     """Pieces of sequences in rows without padding, with the methods of `PlannedPacks`."""
 
-    kind: CausalKind  # of split sequences
+    kind: CausalKind  # that of split sequences
     num_rows: int
     seed: int
     folder: str  # holds the plan, and the starts of all sequences in their rows
@@ -154,18 +153,14 @@ def lay_row(work):
 
 def write_run(path, sequences, group_sizes):
     """Write `Sequences` in groups, whose sizes are int `[G]`, to a file that appears when complete."""
-    group_offsets = to_offsets(group_sizes)
-    starts = {"": group_offsets}
-    for column in sequences.layout.values():
+    starts = {"": to_offsets(group_sizes)}  # first entries of groups, by the column that counts entries
+    for name, column in sequences.layout.items():
         if column.sizes:
-            starts[column.sizes] = to_offsets(sequences[column.sizes])[group_offsets]
-    names = sorted(starts)
-    totals = [int(starts[name][-1]) for name in names]
-    header = json.dumps([names, totals, len(group_sizes)]).encode()
+            starts[column.sizes] = sequences.offsets(name)[starts[""]]
+    table = np.stack([starts[name] for name in sorted(starts)], axis=1).astype("<i8")
     with storage.write_whole(path) as partial, storage.open_file(partial, "wb") as file:
-        file.write(len(header).to_bytes(8, "little"))
-        file.write(header)
-        file.write(np.stack([starts[name] for name in names], axis=1).astype("<i8").tobytes())
+        file.write(np.array([len(group_sizes), *table[-1]], "<i8").tobytes())
+        file.write(table.tobytes())
         for name, column in sequences.layout.items():
             file.write(np.ascontiguousarray(sequences[name], column.dtype).tobytes())
 
@@ -174,22 +169,21 @@ def read_run(path, layout, group=None, names=None):
     """Read `Sequences` of a run, from one group or all; `names` need the columns that size them."""
     # Other columns are skipped, so that measuring reads no tokens
     wanted = {name: column for name, column in layout.items() if names is None or name in names}
-    columns = {}
+    counting = sorted({column.sizes for column in layout.values()})
+    columns, row_bytes = {}, 8 * len(counting)
     with storage.open_file(path) as file:
-        header_bytes = int.from_bytes(file.read(8), "little")
-        sizes_names, totals, num_groups = json.loads(file.read(header_bytes))
-        place, line_bytes = 8 + header_bytes, 8 * len(sizes_names)
-        firsts, lasts = np.zeros(len(totals), np.int64), totals
+        num_groups, *totals = np.frombuffer(file.read(8 + row_bytes), "<i8").tolist()
+        place, firsts, lasts = 8 + row_bytes, [0] * len(totals), totals
         if group is not None:
-            file.seek(place + line_bytes * group)
-            firsts, lasts = np.frombuffer(file.read(2 * line_bytes), "<i8").reshape(2, -1)
-        place += line_bytes * (num_groups + 1)
+            file.seek(place + row_bytes * group)
+            firsts, lasts = np.frombuffer(file.read(2 * row_bytes), "<i8").reshape(2, -1).tolist()
+        place += row_bytes * (num_groups + 1)
         for name, column in layout.items():
-            counted = sizes_names.index(column.sizes)
-            first, last = int(firsts[counted]), int(lasts[counted])
+            index = counting.index(column.sizes)
             entry_bytes = np.dtype(column.dtype).itemsize * column.width
             if name in wanted:
-                file.seek(place + first * entry_bytes)
-                columns[name] = np.frombuffer(file.read((last - first) * entry_bytes), column.dtype)
-            place += totals[counted] * entry_bytes
+                file.seek(place + firsts[index] * entry_bytes)
+                content = file.read((lasts[index] - firsts[index]) * entry_bytes)
+                columns[name] = np.frombuffer(content, column.dtype)
+            place += totals[index] * entry_bytes
     return Sequences(wanted, columns)

@@ -165,10 +165,9 @@ def _count_records(input_file):
     read = read_causal if find_common_objective(paths) == CAUSAL_LM else read_unpacked
     for path in paths:
         for batch in read(path):
-            more = np.bincount(batch["lengths"])[1:]
-            if len(more) > len(counts):
-                counts, more = more, counts
-            counts[: len(more)] += more
+            more = np.bincount(batch["lengths"], minlength=len(counts) + 1)[1:]
+            more[: len(counts)] += counts
+            counts = more
     return counts
 
 

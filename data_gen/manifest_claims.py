@@ -27,15 +27,15 @@ class FileFacts:
     """Facts about the content of a file, packed or input."""
 
     num_records: int = 0
-    num_overlong: Counter = dataclasses.field(default_factory=Counter)  # of inputs, "truncated" and "dropped"
+    num_overlong: Counter = dataclasses.field(default_factory=Counter)  # "truncated" and "dropped" inputs
     num_parts: int = 0  # sequences in packs, each part of one counted
     depth: int = 0  # maximum of sequences in a pack
-    largest_id: int = 0  # of a token or label
-    lengths: Counter = dataclasses.field(default_factory=Counter)  # of whole sequences
+    largest_id: int = 0  # labels count, too
+    lengths: Counter = dataclasses.field(default_factory=Counter)  # whole sequences
     strategies: Counter = dataclasses.field(default_factory=Counter)  # tuples of ascending lengths
-    # Strategies are counted, of None all. In other programs' packs nearly each has a new one, and memory must
-    # not grow with the packs
-    planned: frozenset | None = None
+    # Only these strategies are counted: in other programs' packs nearly each pack has a new one, and memory
+    # must not grow with the packs
+    planned: frozenset = frozenset()
     num_others: int = 0  # packs with other strategies
 
     def add_packs(self, sequences, num_packs):
@@ -44,7 +44,7 @@ class FileFacts:
         self.num_parts += len(sequences)
         for strategy, count in count_strategies(sequences["lengths"], sequences["record_numbers"]).items():
             self.depth = max(self.depth, len(strategy))
-            if self.planned is None or strategy in self.planned:
+            if strategy in self.planned:
                 self.strategies[strategy] += count
             else:
                 self.num_others += count
@@ -74,7 +74,7 @@ def planned_strategies(folder):
     manifest = read_manifest(folder, any_json=True) or {}
     try:
         return frozenset(tuple(strategy) for strategy, _ in manifest["plan"]["strategies"])
-    except (KeyError, TypeError, ValueError):  # which `find_false_claims` reports
+    except (KeyError, TypeError, ValueError):  # `find_false_claims` reports these
         return frozenset()
 
 
@@ -86,7 +86,11 @@ def find_false_claims(packed, inputs, spec, is_split=False):
     """
     found, readings, are_complete = [], [], True
     inherited, _ = read_input_manifests(inputs)
-    for folder, paths in _group_by_folder(packed).items():
+    groups = {}  # paths by their folder, without links
+    for path in sorted(packed):
+        groups.setdefault(folder_of(real_name(path)), []).append(path)
+    for paths in groups.values():
+        folder = folder_of(paths[0])
         manifest = read_manifest(folder, any_json=True) or {}
         facts = {os.path.basename(path): packed[path] for path in paths}
         # A manifest of another kind that lists these packs, and has their shape, is no other program's
@@ -113,14 +117,6 @@ def find_false_claims(packed, inputs, spec, is_split=False):
     if are_complete:
         _check_readings(found[-1], readings, inputs.values())
     return [sentence for claims in found for sentence in claims.false]
-
-
-def _group_by_folder(paths):
-    spellings, groups = {}, {}
-    for folder, path in sorted((folder_of(path), path) for path in paths):
-        place = folder if storage.is_remote(folder) else os.path.realpath(folder)
-        groups.setdefault(spellings.setdefault(place, folder), []).append(path)
-    return groups
 
 
 class _Claims:

@@ -168,9 +168,7 @@ class PackConfig:
         # --dry_run may be added to any command, so flags without effect are no error then
         if self.features or self.split_sequences:
             check_settings(self, names)
-            self._refuse(
-                [name for name in self._unused() if name in names], "--features of several capacities"
-            )
+            self._refuse(self._unused().intersection(names), "--features of several capacities")
 
     def check_objective(self, objective):
         """Refuse settings that cannot be honoured for records of an objective, one of `schema.OBJECTIVES`."""
@@ -195,10 +193,8 @@ class PackConfig:
 
     def _unused(self):
         # Features with several capacities have only one packing algorithm
-        capacities = (
-            [spec for spec in parse_features(self.features) if spec.is_leader] if self.features else []
-        )
-        return ("algorithm",) if len(capacities) > 1 else ()
+        specs = parse_features(self.features) if self.features else ()
+        return {"algorithm"} if sum(spec.is_leader for spec in specs) > 1 else set()
 
     def _changed(self, names):
         defaults = {field.name: field.default for field in dataclasses.fields(self)}

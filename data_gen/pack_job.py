@@ -90,9 +90,9 @@ def metrics_row(manifest):
         "lower bound": manifest["lower_bound"],
         "gap": manifest["gap"],
     }
-    if "max_seq_length" in packed:  # of one length
+    if "max_seq_length" in packed:  # not --features of several capacities
         plan = plans.from_json(packed)
-        tight = packed["certificate"]["tight"]  # to compute it again takes seconds for long packs
+        tight = packed["certificate"]["tight"]  # computing it again takes seconds for long packs
         row |= {"tight bound": tight, "tokens": plan.num_tokens, "padding": plan.num_padding}
     return row | efficiency
 

@@ -46,11 +46,11 @@ class ReadWork:
     """Argument of `read_file`."""
 
     kind: RecordKind
-    stamp: list  # of the file, from `stamp_files`
-    file_index: int  # among the inputs
-    promised: dict  # of the file, from `read_input_manifests`
+    stamp: list  # that of the file, from `stamp_files`
+    file_index: int  # its number among the inputs
+    promised: dict  # what `read_input_manifests` found about it
     folder: str  # receives the runs
-    run_bytes: int  # from `choose_run_bytes`
+    run_bytes: int  # result of `choose_run_bytes`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class PackWork:
     folder: str
     num_runs: int
     num_parts: int
-    num_levels: int  # from `choose_num_levels`
+    num_levels: int  # result of `choose_num_levels`
 
     @property
     def fan_in(self):
@@ -122,7 +122,7 @@ class PackWork:
 class Part:
     """Packs `first` to `last`, the latter excluded, which are assembled together."""
 
-    index: int  # of the group in the sorted runs
+    index: int  # number of its group in the sorted runs
     first: int
     last: int
 
@@ -134,7 +134,7 @@ class ShardWork:
     pack_work: PackWork
     parts: tuple[Part, ...]  # in order
     path: str
-    spec: object  # from `RecordKind.make_spec`
+    spec: object  # result of `RecordKind.make_spec`
     provenance: str  # path of its provenance index; "" for none
 
 
@@ -163,7 +163,7 @@ def read_file(work):
     path = work.stamp[0]
     with unchanged([work.stamp]):
         num_records, num_overlong, runs = _read_runs(work, path)
-        checksum = storage.file_sha256(path)  # of the content read, since the file is unchanged
+        checksum = storage.file_sha256(path)  # it is that of the content read, since the file is unchanged
     check_promises(work.promised, path, num_records, checksum)
     entry = {"path": path, "num_records": num_records, "sha256": checksum}
     return {"entry": entry, "num_overlong": num_overlong, "runs": runs}

@@ -28,7 +28,7 @@ NUM_SHOWN = 5  # differences of each kind
 class Comparison:
     """The result of `compare_files`."""
 
-    num_input_sequences: int  # without those that `overlong` drops
+    num_input_sequences: int  # those that `overlong` drops are not counted
     num_packed_sequences: int
     num_missing: int  # sequences of the inputs that are not in the packs
     num_unexpected: int  # sequences in the packs that are not in the inputs, or too often
@@ -61,14 +61,14 @@ def compare_files(input_files, packed_files, overlong):
     inputs, packed = {}, {}  # `FileFacts` of each path; every pass over the files starts them again
 
     def read_inputs():
-        inputs.update((path, FileFacts()) for path in input_files)
         for path in input_files:
+            inputs[path] = facts = FileFacts()
             for batch in kind.read_unpacked(path):
-                inputs[path].num_records += len(batch)
+                facts.num_records += len(batch)
                 # Packing refuses overlong sequences where it is "error": here they count as missing
                 if overlong != "error" and not num_rows:
                     batch, num_overlong = kind.fit(batch)
-                    inputs[path].num_overlong.update(num_overlong)
+                    facts.num_overlong.update(num_overlong)
                 yield batch
 
     planned = {folder: planned_strategies(folder) for folder in map(folder_of, packed_files)}
@@ -133,7 +133,7 @@ def find_overlong(packed_files):
 def _refuse_other_features(packed_files):
     for path in packed_files:
         names = feature_names(first_record(path), path, 1)
-        if any(name.endswith(ADDED_SUFFIXES[0]) for name in names):  # in no other kind of packs
+        if any(name.endswith(ADDED_SUFFIXES[0]) for name in names):  # no other kind of packs has these
             raise InputError(
                 "`packed_file` must be packs of BERT's records: those of --features have no verifier. "
                 f"Received: {path}."
@@ -152,7 +152,8 @@ def _read(read, paths, layout, title="looking for differences"):
 
 
 NUM_BUCKETS = 2**16
-MOST_HELD = 2**21  # digests of both sides in memory: 40 bytes each, four times that while they are sorted
+# About as many digests of both sides are in memory: 40 bytes each, four times that while they are sorted
+MOST_HELD = 2**21
 
 
 class BucketSums:
@@ -179,10 +180,7 @@ def find_buckets(digests):
 
 
 def find_unmatched(sums, readers):
-    """Yield, by group of buckets, the origins on either side without a partner: two int arrays `[m, 3]`.
-
-    `readers` read each side again, to an iterable of (digests, origins).
-    """
+    """Read both sides again, and yield their origins without a partner, by buckets: two int `[m, 3]`."""
     for group in group_buckets(sums[0].find_different(sums[1]), sums[0].counts + sums[1].counts):
         sides = [hold(read(), group) for read in readers]
         rows = unmatched(*(digests for digests, _ in sides))
@@ -190,18 +188,12 @@ def find_unmatched(sums, readers):
 
 
 def group_buckets(buckets, counts):
-    """Group buckets, at most `MOST_HELD` digests of both sides in a group of several.
+    """Group buckets, about `MOST_HELD` digests of both sides in a group.
 
     counts [3 4 2 9] with MOST_HELD = 7   ->   buckets {0 1}, {2}, {3}
     """
-    groups, size = [], MOST_HELD
-    for bucket in buckets.tolist():
-        size += counts[bucket]
-        if size > MOST_HELD or not groups:
-            groups.append([])
-            size = counts[bucket]
-        groups[-1].append(bucket)
-    return [np.array(group) for group in groups]
+    groups = (np.cumsum(counts[buckets]) - 1) // MOST_HELD
+    return np.split(buckets, np.flatnonzero(np.diff(groups)) + 1) if len(buckets) else []
 
 
 def hold(batches, buckets):

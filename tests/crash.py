@@ -20,13 +20,7 @@ TIMEOUT = 120  # seconds; no run here takes more than a few
 
 
 def start(function, config, fatal_change=None):
-    """Start `function(config)`, which may kill itself.
-
-    Args:
-        function: Function of one argument.
-        config: That argument.
-        fatal_change: Number n, to die before the n-th change of a name.
-    """
+    """Start `function(config)`, which kills itself before the n-th change of a name, n = `fatal_change`."""
     process = _CONTEXT.Process(target=_run, args=(function, config, fatal_change))
     process.start()
     return process
@@ -47,15 +41,9 @@ def finish(process):
 
 
 def kill_after(process, seconds, whom="process"):
-    """Kill a process after some seconds, unless it ends before.
+    """Kill a process after some seconds, unless it ends before; returns whether it did not end well.
 
-    Args:
-        process: Process of `start`.
-        seconds: Time that it may run.
-        whom: "process" for it alone, "group" for its workers as well, "worker" for one of these alone.
-
-    Returns:
-        Whether it did not end well.
+    `whom` is "process" for it alone, "group" for its workers as well, "worker" for one of these alone.
     """
     process.join(seconds)
     victims = find_workers(process.pid)[:1] if whom == "worker" else [process.pid]

@@ -33,9 +33,9 @@ def make_config(text, output_dir, **settings):
     return CreateConfig(**{**defaults, **files, **settings})
 
 
-def read_split(folder, split):
+def read_split(folder, split, length=32, num_predictions=5):
     """All features of a split: dict from name to array `[n, length]`."""
-    lengths = {"S": 32, "P": 5, 1: 1}
+    lengths = {"S": length, "P": num_predictions, 1: 1}
     wanted = {name: lengths[kind] for name, kind in schema.UNPACKED_LENGTHS.items()}
     return read_features(sorted(Path(folder).glob(f"{split}-*.tfrecord")), wanted)
 
@@ -48,5 +48,9 @@ def restore(features):
     return ids
 
 
-def read_all_bytes(folder):
-    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+def count_words(features):
+    """Uses of each document's word in its own sequences, and as random nexts: two int `[NUM_DOCUMENTS]`."""
+    words = restore(features) - len(SPECIAL_TOKENS)
+    is_borrowed = features[schema.SEGMENT_IDS] * features[schema.NEXT_SENTENCE_LABELS] == 1
+    own, borrowed = words[~is_borrowed], words[is_borrowed]
+    return [np.bincount(some[some >= 0], minlength=NUM_DOCUMENTS) for some in (own, borrowed)]

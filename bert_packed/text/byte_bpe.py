@@ -32,7 +32,7 @@ ENCODER_TOKENS = (
 TRAINED_TOKENS = (tokenization.PAD, tokenization.CLS, tokenization.SEP, tokenization.MASK)
 LINE_END = "Ċ"  # bytes that are no printable characters have others in their place: this is "\n"
 WHITE_SPACE = ("Ġ", LINE_END, "ĉ", "č", "ċ", "Č", *" \n\t\r\v\f")  # added tokens hold these themselves
-MIN_FREQUENCY = 2  # of a merged pair: one that occurs once shortens nothing else
+MIN_FREQUENCY = 2  # merging a pair that occurs once shortens nothing else
 
 
 @dataclasses.dataclass(frozen=True)

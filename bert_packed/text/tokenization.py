@@ -22,7 +22,7 @@ MAX_ALPHABET = 1000  # characters that a trained vocabulary spells words with; r
 MAX_WORDS_HELD = 2**20  # about 100 MB
 FIRST_MARK = "\u0300"  # no combining mark comes before it
 ENCODE_BATCH = 4096  # sentences
-ENCODE_CHARACTERS = 2**20  # of a batch: a token costs the tokenizer some hundred bytes
+ENCODE_CHARACTERS = 2**20  # a token costs the tokenizer some hundred bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +122,7 @@ class TextTokenizer:
     tokenizer: Tokenizer
     cls_id: int  # opens a sequence
     sep_id: int  # closes each of its texts
-    unknown_id: int  # in the place of a word without a token
+    unknown_id: int  # takes the place of a word without a token
     unknown_token: str
     vocab_size: int  # the largest id and 1
 
@@ -151,11 +151,9 @@ class TextTokenizer:
 
 
 def _complete(text, offsets):
-    """Places of tokens with all their characters, by a tokenizer's offsets.
-
-    Without its mark a token of "cafe\u0301" would be "cafe" where accents are stripped, and the first of
-    three letters where Hangul is composed.
-    """
+    """Places of tokens with all their characters, by a tokenizer's offsets."""
+    # Offsets leave out the mark of "cafe\u0301" where accents are stripped, and all but the first of three
+    # letters where Hangul is composed
     next_starts = [*(start for start, _ in offsets), len(text)][1:]
     places = []
     for (start, end), next_start in zip(offsets, next_starts, strict=True):

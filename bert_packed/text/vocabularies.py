@@ -58,7 +58,7 @@ def encoder_ids(vocab_file):
 class WordPieces:
     """BERT's WordPieces."""
 
-    vocab_size: int  # of one that is trained
+    vocab_size: int  # size of a trained one
     do_lower_case: bool  # strip case and accents
     file_name = WORDPIECES
 

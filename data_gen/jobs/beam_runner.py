@@ -21,12 +21,13 @@ from bert_packed.core.settings import InputError
 OPTIONS_VARIABLE = "BEAM_OPTIONS"
 # Beam knows no short name of these
 FULL_NAMES = {"DaskRunner": "apache_beam.runners.dask.dask_runner.DaskRunner"}
-PARTS = {  # of Beam, which it installs as extras: their names, and modules
+# Beam installs these parts as extras: their names, and modules
+PARTS = {
     "DataflowRunner": ("gcp", ["apache_beam.runners.dataflow.internal.apiclient"]),
     "DaskRunner": ("dask", ["distributed", "apache_beam.runners.dask.dask_runner"]),
 }
-ANSWER_SECONDS = 10  # of a job server
-ALIVE_SECONDS = 5  # between a worker's signs of life
+ANSWER_SECONDS = 10  # a job server answers sooner
+ALIVE_SECONDS = 5  # interval of a worker's signs of life
 LOST_SECONDS, OVER = 90, "over"
 BUG = ".bug"  # suffix of notes of errors that are not the user's
 
@@ -46,7 +47,7 @@ def run_pipeline(runner, function, elements, work_folder):
     # Dask would call a tuple that begins with a function
     numbered = [(number, function, folder, element) for number, element in enumerate(elements)]
     try:
-        # without the reshuffle Beam would fuse everything with the single step that creates the list
+        # Beam would, without the reshuffle, fuse everything with the single step that creates the list
         _ = pipeline | beam.Create(numbered) | beam.Reshuffle() | beam.Map(_apply)
         # Dataflow starts machines, for minutes
         start = math.inf if runner == "DataflowRunner" else time.monotonic()
@@ -158,7 +159,7 @@ def _check_part(runner):
 
 def _last_line(error):
     lines = [line.strip() for line in str(error).splitlines() if any(map(str.isalnum, line))]
-    details = [line for line in lines if line.startswith("details = ")]  # of gRPC
+    details = [line for line in lines if line.startswith("details = ")]  # gRPC's form
     return (details or lines)[-1].rstrip(".") if lines else ""
 
 

@@ -15,9 +15,9 @@ from bert_packed.core.settings import InputError
 from bert_packed.records.provenance import MANIFEST_NAME, is_of_scans, read_manifest
 
 INCOMPLETE_NAME = ".incomplete"
-WORK_NAME = "work"  # within it: files that are not published
-IDENTITY_NAME = "identity.json"  # within that: the identity of the run
-PUBLISH_NAME = "publish.json"  # and the names that it is about to publish
+WORK_NAME = "work"  # folder in it, of files that are not published
+IDENTITY_NAME = "identity.json"  # file in that folder: the identity of the run
+PUBLISH_NAME = "publish.json"  # likewise: the names that the run is about to publish
 OWN_SUFFIXES = (".tfrecord", ".provenance.npz")  # --overwrite may replace these, scans, and
 OWN_NAMES = (MANIFEST_NAME, "vocab.txt", "tokenizer.json")
 
@@ -69,13 +69,14 @@ def open_output_dir(path, overwrite, identity):
             "`output_dir` must have a name in UTF-8, which is all that TensorFlow writes to. "
             f"Received: {storage.printable(final)}."
         )
-    identity = json.loads(json.dumps(identity))  # with lists for tuples, for comparison with the file
+    identity = json.loads(json.dumps(identity))  # tuples become lists, as in the file
     is_new = not storage.exists(final)
     storage.make_folder(final)
     with storage.lock(final, f"`output_dir` is being written by another run. Received: {final}."):
         folder = os.path.join(final, INCOMPLETE_NAME)
         # a killed run has left it, since a live one would hold the lock
-        is_same = _read_identity(folder) == identity
+        found = _read_identity(folder)
+        is_same = found == identity
         is_publishing = is_same and _is_publishing(folder)
         names = storage.list_names(final)
         in_use = [name for name in names if name != INCOMPLETE_NAME and not is_of_scans(name)]
@@ -90,7 +91,9 @@ def open_output_dir(path, overwrite, identity):
             is_publishing = False
             _discard(folder)
         if not is_same:
-            _say_what_differs(folder, identity)
+            if found is not None:
+                differing = (name for name in identity | found if identity.get(name) != found.get(name))
+                logger.warning("%s is of a run with other %s: starting over", folder, ", ".join(differing))
             _discard(folder)
         try:
             _prepare(folder, identity)
@@ -136,14 +139,6 @@ def _read_identity(folder):
         return None
 
 
-def _say_what_differs(folder, identity):
-    """Log why an unfinished run is not continued."""
-    found = _read_identity(folder)
-    if found is not None:
-        names = [name for name in identity | found if identity.get(name) != found.get(name)]
-        logger.warning("%s is of a run with other %s: starting over", folder, ", ".join(names))
-
-
 def _prepare(folder, identity):
     work = os.path.join(folder, WORK_NAME)
     storage.make_folder(work)
@@ -157,7 +152,7 @@ def _prepare(folder, identity):
 def _finished(folder):
     """The names in `.incomplete` that are to be published, that of the manifest last."""
     names = [name for name in storage.list_names(folder) if name != WORK_NAME]
-    names = [name for name in names if not name.endswith(storage.PARTIAL_SUFFIX)]  # of a killed step
+    names = [name for name in names if not name.endswith(storage.PARTIAL_SUFFIX)]  # left by killed steps
     return sorted(names, key=_manifest_last)
 
 

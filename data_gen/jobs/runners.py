@@ -12,18 +12,11 @@ from bert_packed.core.runtime import LARGE_ARRAYS, keep_freed_memory
 from bert_packed.core.settings import InputError
 
 LOCAL = "local"
-RUNNERS = (
-    LOCAL,
-    "DirectRunner",
-    "PortableRunner",
-    "DaskRunner",
-    "FlinkRunner",
-    "SparkRunner",
-    "DataflowRunner",
-)
+OF_BEAM = ("DirectRunner", "PortableRunner", "DaskRunner", "FlinkRunner", "SparkRunner", "DataflowRunner")
+RUNNERS = (LOCAL, *OF_BEAM)
 # One process is as fast up to here, because others take time to start
-BYTES_THAT_PAY = 2**26  # of records to pack
-TEXT_BYTES_THAT_PAY = 2**24  # of text to make records of
+BYTES_THAT_PAY = 2**26  # records to pack
+TEXT_BYTES_THAT_PAY = 2**24  # text to make records of
 STATUS_ORPHANED = 1
 MAX_WORKERS = 2**12  # local processes; more is a slip
 

@@ -22,7 +22,7 @@ from bert_packed.core import progress, storage
 from bert_packed.core.runtime import repeating
 from data_gen.jobs.runners import LOCAL, start_workers, telling_lost_workers
 
-SECONDS_BETWEEN_LOOKS = 0.5  # at the progress of workers
+SECONDS_BETWEEN_LOOKS = 0.5  # interval at which the progress of workers is read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,23 +35,23 @@ class Step:
     size: int = 1  # share of the progress bar, which `progress.advance` moves within the step
 
 
+@dataclasses.dataclass
 class Job:
     """Does steps, notes their results in `work_folder`, and keeps the workers between calls of `run`.
 
         with Job(output.work_folder, num_workers=2) as job:
             results = job.run([Step("shard-0", write_shard, 0), Step("shard-1", write_shard, 1)], "write")
 
-    The folder is for this job only, and shared by all machines that work on it. One worker is this process.
-    `seconds`, a dict, receives the time of each call of `run`, under its title.
+    One worker is this process.
     """
 
-    def __init__(self, work_folder, num_workers=1, runner=LOCAL, seconds=None):
-        self._work_folder = work_folder
-        self._num_workers = num_workers
-        self._runner = runner
-        self._seconds = {} if seconds is None else seconds
-        self._pool = None
-        self._counter = None
+    work_folder: str  # no other job has it; it is shared by all machines that work on it
+    num_workers: int = 1
+    runner: str = LOCAL
+    seconds: dict = dataclasses.field(default_factory=dict)  # receives the time of each `run`, by its title
+
+    _pool = None
+    _counter = None  # the progress of the pool's workers
 
     def __enter__(self):
         return self
@@ -73,13 +73,9 @@ class Job:
         it is done, to remove files that only that step needed; after a kill, perhaps again.
         """
         start, release = time.monotonic(), release or (lambda step: None)
-        results, left = {}, []
-        for step in steps:
-            note = self._read_note(step)
-            if note is None:
-                left.append(step)
-            else:
-                results[step.name] = note["result"]
+        notes = {step.name: self._read_note(step) for step in steps}
+        results = {name: note["result"] for name, note in notes.items() if note is not None}
+        left = [step for step in steps if step.name not in results]
         total = sum(step.size for step in steps)
         with tqdm(desc=title, unit=f" {unit}", unit_scale=True, total=total, disable=None) as bar:
             for step in steps:
@@ -89,41 +85,41 @@ class Job:
             for step, result in self._do(left, bar):
                 results[step.name] = result
                 release(step)
-        self._seconds[title] = time.monotonic() - start
+        self.seconds[title] = time.monotonic() - start
         return [results[step.name] for step in steps]
 
     def _do(self, steps, bar):
         """Do steps in any order, and move the bar: yields (step, result)."""
-        if self._runner != LOCAL and steps:
+        if self.runner != LOCAL and steps:
             from data_gen.jobs.beam_runner import run_pipeline  # an extra; its import takes seconds
 
-            work = [(step, self._work_folder) for step in steps]
-            run_pipeline(self._runner, do_step, work, self._work_folder)
+            work = [(step, self.work_folder) for step in steps]
+            run_pipeline(self.runner, do_step, work, self.work_folder)
             for step in steps:
                 note = self._read_note(step)
                 if note is None:
                     raise OSError(
-                        f"{_note_path(self._work_folder, step)} is missing after {self._runner} has ended: "
+                        f"{_note_path(self.work_folder, step)} is missing after {self.runner} has ended: "
                         "all its machines must see `output_dir` under one name"
                     )
                 bar.update(step.size)  # other machines report only complete steps
                 yield step, note["result"]
             return
-        if min(self._num_workers, len(steps)) <= 1:
+        if min(self.num_workers, len(steps)) <= 1:
             with progress.following(bar.update):
                 for step in steps:
-                    yield step, do_step((step, self._work_folder))
+                    yield step, do_step((step, self.work_folder))
             return
         if self._pool is None:
             self._counter = multiprocessing.get_context("spawn").Value("q", 0)
-            self._pool = start_workers(self._num_workers, _count_into, self._counter)
+            self._pool = start_workers(self.num_workers, _count_into, self._counter)
         with telling_lost_workers(), _shown(self._counter, bar):
-            running = {self._pool.submit(do_step, (step, self._work_folder)): step for step in steps}
+            running = {self._pool.submit(do_step, (step, self.work_folder)): step for step in steps}
             for future in futures.as_completed(running):
                 yield running[future], future.result()
 
     def _read_note(self, step):
-        return storage.read_json(_note_path(self._work_folder, step), default=None)
+        return storage.read_json(_note_path(self.work_folder, step), default=None)
 
 
 def do_step(work):
@@ -142,7 +138,7 @@ def _note_path(work_folder, step):
 @contextlib.contextmanager
 def _shown(counter, bar):
     """Move the bar by the progress that workers add to a counter during the block."""
-    number = counter.get_obj()  # without its lock, which a killed worker may still hold
+    number = counter.get_obj()  # a killed worker may still hold its lock
     shown = number.value
 
     def show():

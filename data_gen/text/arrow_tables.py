@@ -6,8 +6,6 @@ pages are released after reading: memory holds one page of a row group, or some 
 is compressed). Parquet of the hub is read over the network, the text column's pages alone.
 """
 
-import contextlib
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -16,7 +14,7 @@ from bert_packed.core.settings import InputError
 from data_gen.text.token_corpus import map_bytes, release
 
 ROWS_AT_ONCE = 1024
-BYTES_AT_ONCE = 2**20  # of text, unless one row has more
+BYTES_AT_ONCE = 2**20  # text, unless one row has more
 FILE_MAGIC = b"ARROW1"  # first bytes of an Arrow file with an index
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
@@ -29,13 +27,19 @@ def read_rows(path, column="text"):
     is_streamed = is_parquet(path) and hub.is_on_hub(path)
     content = None if is_streamed else map_bytes(path)
     number = 0
-    with _telling_what_is_wrong(path):
+    try:
         for batch in (_read_parquet if is_parquet(path) else _read_arrow)(path, content, column):
             batch.validate(full=True)  # a damaged file may hold offsets outside its memory
             for document in _documents(batch):
                 number += 1
                 yield number, document
             release([] if is_streamed else [content])
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # an error of the operating system is not about the content
+        kind = "Parquet" if is_parquet(path) else "Arrow"
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise InputError(f"{path} must be a complete {kind} file, in UTF-8. Received: {reason}.") from error
 
 
 def is_parquet(path):
@@ -123,16 +127,3 @@ def _is_text(kind):
 
 def _is_list_of_text(kind):
     return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and _is_text(kind.value_type)
-
-
-@contextlib.contextmanager
-def _telling_what_is_wrong(path):
-    """Turn pyarrow's errors about a damaged file into an `InputError` that names it."""
-    try:
-        yield
-    except (pa.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # from the operating system, not about the content
-        kind = "Parquet" if is_parquet(path) else "Arrow"
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise InputError(f"{path} must be a complete {kind} file, in UTF-8. Received: {reason}.") from error

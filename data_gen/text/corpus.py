@@ -11,9 +11,9 @@ JSON documents and tables. `read_texts` neither splits nor strips.
 """
 
 import ast
-import contextlib
 import dataclasses
 import gzip
+import io
 import json
 import sys
 import sysconfig
@@ -29,8 +29,8 @@ from bert_packed.text import tokenization
 
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 TABLE_SUFFIXES = (".parquet", ".arrow")
-SEPARATED_SUFFIXES = (".csv", ".tsv")  # which nothing reads
-READ_BYTES = 2**16  # at once
+SEPARATED_SUFFIXES = (".csv", ".tsv")  # nothing reads these
+LINES_PER_REPORT = 64  # asking a file for its position is a call of the system
 
 
 def read_sentences(paths, column="text"):
@@ -42,14 +42,11 @@ def read_sentences(paths, column="text"):
     stripped and not empty. An `InputError` names the file and, where there is one, the line. `column` is the
     name of the text in JSON lines and tables.
     """
-    for path in paths:
-        number = 0
-        with _naming_what_is_too_large(path):
-            contents = _split_contents(path, column) if _has_contents(path) else _read_document_lines(path)
-            for number, sentence in contents:
-                yield number, sentence
-        if not number:
-            raise InputError(f"{path} must hold at least one sentence. Received: an empty file.")
+
+    def read(path):
+        return _split_contents(path, column) if _has_contents(path) else _read_document_lines(path)
+
+    return _read_files(paths, read)
 
 
 def read_texts(paths, most_characters, column="text"):
@@ -60,30 +57,29 @@ def read_texts(paths, most_characters, column="text"):
     A document of lines with more than `most_characters` comes in pieces of about this size, whose
     concatenation is its text. Blank documents are numbered, but left out. Raises as `read_sentences`.
     """
+
+    def read(path):
+        has_contents = _has_contents(path)
+        lines = _join_contents(path, column) if has_contents else _read_document_lines(path, is_verbatim=True)
+        return (each for each in join_lines(lines, most_characters) if each[1].strip())
+
+    return _read_files(paths, read)
+
+
+def _read_files(paths, read):
+    """Yield what `read` yields for each file; an error where a file gives nothing, or a line too large."""
     for path in paths:
-        if _has_contents(path):
-            lines = _join_contents(path, column)
-        else:
-            lines = _read_document_lines(path, is_verbatim=True)
-        has_text = False
-        with _naming_what_is_too_large(path):
-            for number, text in join_lines(lines, most_characters):
-                if text.strip():
-                    has_text = True
-                    yield number, text
-        if not has_text:
+        is_empty = True
+        try:
+            for numbered in read(path):
+                is_empty = False
+                yield numbered
+        except MemoryError as error:  # such as that of a small .gz of one endless line
+            raise MemoryError(
+                f"{path} must have lines and documents that fit into memory. Received: a larger one."
+            ) from error
+        if is_empty:
             raise InputError(f"{path} must hold at least one sentence. Received: an empty file.")
-
-
-@contextlib.contextmanager
-def _naming_what_is_too_large(path):
-    """Let a `MemoryError` of the block name its file, such as a small .gz of one endless line."""
-    try:
-        yield
-    except MemoryError as error:
-        raise MemoryError(
-            f"{path} must have lines and documents that fit into memory. Received: a larger one."
-        ) from error
 
 
 def join_lines(lines, most_characters):
@@ -128,7 +124,7 @@ def find_line(path, number):
     return None
 
 
-def split_sentences(paragraph, language="en"):
+def split_sentences(paragraph):
     """Split a paragraph into stripped, nonempty sentences, without losing a non-space character.
 
     A fragment without a letter, such as the marker of a numbered list, joins the next sentence, names with a
@@ -137,7 +133,7 @@ def split_sentences(paragraph, language="en"):
         "1. Open a.B first. 2. Read it."  ->  ["1. Open a.B first.", "2. Read it."]
     """
     sentences, held = [], ""
-    for part in sentencex.segment(language, " ".join(paragraph.split())):
+    for part in sentencex.segment("en", " ".join(paragraph.split())):
         held += part
         sentence = held.strip()
         # A full stop without a space after it is part of a name: tf.Tensor, 3.5, example.org
@@ -171,57 +167,27 @@ def _without_gz(path):
 
 def read_lines(path, is_verbatim=False):
     """Yield (line number from 1, text) of a plain or gzipped file, stripped unless `is_verbatim`."""
-    number = 0
+    number = place = 0
     is_gzip = str(path).lower().endswith(".gz")
     try:
         with (
             storage.open_file(path) as raw,
             gzip.GzipFile(fileobj=raw, mode="rb") if is_gzip else raw as file,
+            # A byte is a character of Latin-1: each line is decoded below, so that errors can name it
+            io.TextIOWrapper(file, "latin-1") as lines,
         ):
-            # Lines are decoded here rather than by the file object, so that errors can name the line
-            for number, line in enumerate(_split_lines(_read_pieces(file, raw)), 1):
+            for number, line in enumerate(lines, 1):
+                if number % LINES_PER_REPORT == 0:
+                    before, place = place, raw.tell()  # bytes of the file, which may be compressed
+                    progress.advance(place - before)
                 # Windows editors open a file with a byte order mark, which utf-8-sig drops
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                encoding = "utf-8-sig" if number == 1 else "utf-8"
+                text = line.removesuffix("\n").encode("latin-1").decode(encoding)
                 yield number, text if is_verbatim else text.strip()
     except UnicodeDecodeError as error:
         raise InputError(f"{path}, line {number}: text must be UTF-8. Received: {error}.") from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InputError(f"{path} must be a complete gzip file. Received: {error}.") from error
-
-
-def _read_pieces(file, raw):
-    """Yield pieces of an open file; progress is that of `raw`, the possibly compressed file."""
-    place = 0
-    while piece := file.read(READ_BYTES):
-        before, place = place, raw.tell()
-        progress.advance(place - before)
-        yield piece
-
-
-def _split_lines(pieces):
-    r"""Yield the lines, without line ends, of a text in pieces of bytes.
-
-    b"a\rb\r", b"\nc"   ->   b"a" b"b" b"c"
-    """
-    # A binary file object knows only LF: a file with CR alone would be one line
-    held, after_cr = [], False  # pieces of the line that has not ended
-    for piece in pieces:
-        if after_cr and piece.startswith(b"\n"):
-            piece = piece[1:]  # the second half of a line end
-            after_cr = False
-        if not piece:
-            continue
-        after_cr = piece.endswith(b"\r")
-        *ended, rest = piece.splitlines()  # of bytes: at LF, CR LF and CR, nowhere else
-        if piece.endswith((b"\r", b"\n")):
-            ended, rest = [*ended, rest], b""
-        for line in ended:
-            yield b"".join([*held, line]) if held else line
-            held = []
-        if rest:
-            held.append(rest)
-    if held:
-        yield b"".join(held)
 
 
 def _read_document_lines(path, is_verbatim=False):

@@ -117,7 +117,7 @@ class CreateConfig:
         10,
         "passes over the training documents, each with other segments and masks",
         minimum=1,
-        maximum=10**6,  # as for weights: their product counts readings
+        maximum=10**6,  # the limit of weights, too: their product counts readings
         only_with=OF_BERT,
     )
     masked_lm_prob: float = setting(

@@ -34,9 +34,9 @@ class Text:
 
     name: str  # path, or the name of the embedded corpus
     documents: object  # repeatable iterable of (document number, text); picklable
-    stamps: list  # of its files (`records/inputs.py`); empty for the embedded corpus
+    stamps: list  # those of its files (`records/inputs.py`); empty for the embedded corpus
     size: int  # bytes, or characters of the embedded corpus
-    sha256: str | None = None  # of the embedded corpus; `tokenize` computes those of files
+    sha256: str | None = None  # that of the embedded corpus; `tokenize` computes those of files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class TokenizeWork:
 
     records: BertRecords | CausalRecords
     text: Text
-    file_index: int  # from 0
+    file_index: int  # counts from 0
     vocab_path: str
     folder: str  # receives the columns
 
@@ -56,13 +56,13 @@ class Shard:
 
     path: str
     provenance: str  # path of its provenance index; "" for none
-    corpus_dir: str  # with the documents of the split
+    corpus_dir: str  # has the documents of the split
     vocab_path: str
     split: str
-    index: int  # within its split
+    index: int  # number in its split
     first: int  # the shard's range of the split's pairs
     last: int
-    seed: int  # of the run
+    seed: int  # the run's
     records: BertRecords | CausalRecords
 
 

@@ -40,7 +40,8 @@ def draw_instances(corpus, pairs, documents, vocabulary, rules, seed, split_inde
 
     Random nexts are from `documents`, int `[d]`, ascending. Yields (duplicate, document), in the order of
     `pairs`, and a tuple for `collect_instances`: tokens int32 `[L]`, A/B int8 `[L]`, prediction positions and
-    labels `[p]`, next-sentence label. Only a document of one token without another to pair with has none.
+    labels `[p]`, next-sentence label, number of the document's own tokens. Only a document of one token
+    without another to pair with has none.
     """
     for duplicate, document in np.asarray(pairs).tolist():
         rng = document_generator(seed, split_index, duplicate, document)
@@ -61,21 +62,23 @@ def draw_instances(corpus, pairs, documents, vocabulary, rules, seed, split_inde
                 rules.masking,
                 rng,
             )
-            yield (duplicate, document), (masked_ids, types, masked_positions, masked_labels, is_random)
+            own = spans[:2] if is_random else spans  # another document has the random next
+            num_own = sum(own[1::2]) - sum(own[::2])
+            instance = (masked_ids, types, masked_positions, masked_labels, is_random, num_own)
+            yield (duplicate, document), instance
 
 
 def collect_instances(instances):
-    """`Sequences` of a list of tuples from `draw_instances`."""
-    columns = zip(*instances, strict=True) if instances else [()] * 5
-    tokens, type_ids, positions, labels, next_labels = columns
+    """`Sequences` of a list, not empty, of tuples from `draw_instances`."""
+    tokens, type_ids, positions, labels, next_labels, _ = zip(*instances, strict=True)
     return make_sequences(
         BERT_LAYOUT,
         "",
-        tokens=_join(tokens, np.int32),
-        token_type_ids=_join(type_ids, np.int8),
+        tokens=np.concatenate(tokens),
+        token_type_ids=np.concatenate(type_ids),
         lengths=[len(ids) for ids in tokens],
-        prediction_positions=_join(positions, np.int32),
-        prediction_ids=_join(labels, np.int32),
+        prediction_positions=np.concatenate(positions),
+        prediction_ids=np.concatenate(labels),
         num_predictions=[len(ids) for ids in labels],
         next_sentence_labels=next_labels,
         record_numbers=np.arange(1, len(tokens) + 1),
@@ -145,18 +148,6 @@ def cut_document(corpus, document, max_seq_length):
             end = begin + room
         yield begin, end
         begin = end
-
-
-def count_own_tokens(sequences, num_special=NUM_SPECIAL):
-    """Number of tokens from their sequences' own documents: neither special nor of a random next.
-
-    [CLS] A A [SEP] B [SEP]   actual next: 3, random next: 2
-    """
-    is_random = sequences["next_sentence_labels"] == 1
-    # a random next is borrowed with its [SEP]
-    borrowed = np.repeat(is_random, sequences["lengths"]) & (sequences["token_type_ids"] == 1)
-    num_special = num_special * len(sequences) - np.count_nonzero(is_random)
-    return len(sequences["tokens"]) - np.count_nonzero(borrowed) - num_special
 
 
 def truncate_pair(span_a, span_b, max_num_tokens, rng):
@@ -232,10 +223,6 @@ def _draw_random_next(corpus, document, documents, target, rng):
     start = int(rng.integers(first, last))
     end = _gather(corpus.sentence_offsets, start, last, max(target, 1))
     return int(corpus.sentence_offsets[start]), int(corpus.sentence_offsets[end])
-
-
-def _join(arrays, dtype):
-    return np.concatenate(arrays) if arrays else np.zeros(0, dtype)
 
 
 def _pad(values, lengths, width):

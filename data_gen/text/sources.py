@@ -21,7 +21,6 @@ pass, so that sources have the same proportions there as elsewhere.
 import dataclasses
 import importlib.util
 import os
-import re
 
 import numpy as np
 
@@ -33,12 +32,9 @@ from bert_packed.records.shuffle import shuffle_places
 from data_gen.jobs.steps import read_array, write_array
 from data_gen.text.corpus import is_separated, is_table
 
-WEIGHT = re.compile(
-    r"(.*):([+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|nan|inf|infinity))", re.IGNORECASE | re.DOTALL
-)
 LARGEST_WEIGHT = 10**6  # more is a mistake, and would count readings beyond 64 bits
-DATASET_STATE = "state.json"  # in a folder of `Dataset.save_to_disk`: names its data files
-SPLITS_OF_DATASET = "dataset_dict.json"  # in a folder of such folders
+DATASET_STATE = "state.json"  # names the data files in a folder of `Dataset.save_to_disk`
+SPLITS_OF_DATASET = "dataset_dict.json"  # a file in a folder of such folders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +57,7 @@ def find_text_sources(pattern):
     found = []
     for part, paths in find_parts(pin_data_sets(pattern), "input_file", _match_texts):
         name, weight = (part, 1.0) if storage.is_file(part) else _split_weight(part)
-        if not 0 < weight <= LARGEST_WEIGHT:  # which nan is not either
+        if not 0 < weight <= LARGEST_WEIGHT:  # nan is not either
             raise InputError(
                 f"`input_file` must have weights above 0 and up to {LARGEST_WEIGHT}. Received: {part!r}."
             )
@@ -85,8 +81,11 @@ def find_text_sources(pattern):
 
 def _split_weight(part):
     """(Part without its weight, weight), by default 1."""
-    match = WEIGHT.fullmatch(part)
-    return (match[1].rstrip(), float(match[2])) if match else (part, 1.0)
+    name, colon, number = part.rpartition(":")
+    try:
+        return (name.rstrip(), float(number)) if colon else (part, 1.0)
+    except ValueError:
+        return part, 1.0
 
 
 def _match_texts(part):

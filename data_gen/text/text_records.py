@@ -27,15 +27,7 @@ from bert_packed.records.sequences import (
 from bert_packed.text import tokenization
 from bert_packed.text.byte_bpe import split_lines
 from bert_packed.text.vocabularies import ByteBpe, WordPieces, load_maskable
-from data_gen.text.instances import (
-    NUM_SPECIAL,
-    NUM_SPECIAL_ALONE,
-    InstanceRules,
-    collect_instances,
-    count_own_tokens,
-    draw_instances,
-    to_features,
-)
+from data_gen.text.instances import InstanceRules, collect_instances, draw_instances, to_features
 from data_gen.text.token_corpus import SENTENCES, STREAMS
 
 # A larger share of tokens cut is reported; prose with a sentence per line has 0.03 at length 512, 0.11 at 128
@@ -55,7 +47,7 @@ class BertRecords:
     rules: InstanceRules
     num_passes: int  # over the training documents, each with other segments and masks
 
-    layout = SENTENCES  # of the corpus
+    layout = SENTENCES  # that of the corpus
     # Shards add these numbers up for the manifest; documents' tokens count once per pass
     counted = ("num_random_nexts", "num_tokens_read", "num_tokens_used")
 
@@ -100,8 +92,7 @@ class BertRecords:
         """`Sequences` of a list of drawn tuples; updates `counts`."""
         sequences = collect_instances(drawn)
         counts["num_random_nexts"] += int(np.count_nonzero(sequences["next_sentence_labels"]))
-        num_special = NUM_SPECIAL if self.rules.next_sentences else NUM_SPECIAL_ALONE
-        counts["num_tokens_used"] += int(count_own_tokens(sequences, num_special))
+        counts["num_tokens_used"] += sum(num_own for *_, num_own in drawn)
         return sequences
 
     def serialize(self, sequences, order):
@@ -157,32 +148,30 @@ class CausalRecords:
     def draw(self, corpus, groups, vocab_path, seed, split_index, counts):
         for pairs, _ in groups:
             for duplicate, document in pairs.tolist():
-                first, last = corpus.document_offsets[document : document + 2].tolist()
-                for start in range(first, last - 1, self.max_seq_length):  # not of the end alone
+                sentences = corpus.document_offsets[document : document + 2]
+                first, last = corpus.sentence_offsets[sentences].tolist()
+                for start in range(first, last - 1, self.max_seq_length):  # the end alone is no piece
                     end = min(start + self.max_seq_length, last)
                     predicted = slice(start + 1, min(end + 1, last))
-                    arrays = (
-                        corpus.token_ids[start:end],
-                        corpus.token_ids[predicted],
-                        corpus.token_bytes[predicted],
-                    )
-                    # arrays are copied, since the corpus may be released meanwhile
-                    yield (duplicate, document), tuple(array.copy() for array in arrays)
+                    num_labels = predicted.stop - predicted.start  # fewer than tokens at the document's end
+                    # Rows are tokens, labels, their bytes, and where there are labels
+                    piece = np.zeros((4, end - start), np.int32)
+                    piece[0] = corpus.token_ids[start:end]
+                    piece[1, :num_labels] = corpus.token_ids[predicted]
+                    piece[2, :num_labels] = corpus.token_bytes[predicted]
+                    piece[3, :num_labels] = 1
+                    yield (duplicate, document), piece
 
     def collect(self, drawn, counts):
-        tokens, labels_of, bytes_of = zip(*drawn, strict=True)
-        lengths, num_labels = (np.array([len(ids) for ids in arrays]) for arrays in (tokens, labels_of))
-        mask = np.ones(lengths.sum(), bool)
-        mask[np.cumsum(lengths)[num_labels < lengths] - 1] = False  # where documents end
-        labels, label_bytes = np.zeros((2, len(mask)), np.int32)
-        labels[mask], label_bytes[mask] = np.concatenate(labels_of), np.concatenate(bytes_of)
+        tokens, labels, label_bytes, mask = np.concatenate(drawn, axis=1)
+        lengths = np.array([piece.shape[1] for piece in drawn])
         num_bytes = sum_ranges(label_bytes, lengths)
-        counts["num_predictions"] += len(labels[mask])
+        counts["num_predictions"] += int(mask.sum())
         counts["num_bytes"] += int(num_bytes.sum())
         return make_sequences(
             CAUSAL_LAYOUT | LABEL_BYTES,
             "",
-            tokens=np.concatenate(tokens),
+            tokens=tokens,
             labels=labels,
             label_mask=mask,
             label_bytes=label_bytes,

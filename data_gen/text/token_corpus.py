@@ -1,21 +1,18 @@
 """Tokenized documents in flat columns, one file each, which processes map.
 
-Two documents of sentences, for BERT:
+Two documents, which are the first and the third of their file:
 
     token_ids         [5 6 7 8 9 5]
     sentence_offsets  [0 3 5 6]        sentence i is token_ids[offsets[i]:offsets[i + 1]]
     document_offsets  [0 2 3]          document i is the sentences offsets[i]:offsets[i + 1]
+    document_files    [0 0]            the text file, from 0
+    document_numbers  [1 3]            the document's place in it, from 1
 
-Two documents without sentences, "a dog" and "é", for causal language modelling; 0 opens and closes each:
+Those for causal language modelling, here "a dog" and "é", have pieces of any size for sentences. 0 opens and
+closes each document:
 
     token_ids         [0 64 4 290 0 0 127 103 0]
     token_bytes       [0  1 1   3 0 0   2   0 0]     UTF-8 bytes of the text that the token represents
-    document_offsets  [0 5 9]                        document i is token_ids[offsets[i]:offsets[i + 1]]
-
-Both have the origins of documents, here of one file with another document between the two:
-
-    document_files    [0 0]            the text file, from 0
-    document_numbers  [1 3]            the document's place in it, from 1
 """
 
 import contextlib
@@ -34,7 +31,7 @@ DTYPES = {"token_ids": np.int32, "token_bytes": np.int32, "document_files": np.i
 ORIGINS = ("document_files", "document_numbers")
 # Values are, for offsets, the column that they index
 SENTENCES = {"token_ids": "", "sentence_offsets": "token_ids", "document_offsets": "sentence_offsets"}
-STREAMS = {"token_ids": "", "token_bytes": "", "document_offsets": "token_ids"}
+STREAMS = {**SENTENCES, "token_bytes": ""}
 HELD_TOKENS = 2**18  # until they are written
 COPY_VALUES = 2**20  # joined at once
 
@@ -44,9 +41,9 @@ class TokenCorpus:
     """Documents of tokens; no document and no sentence is empty."""
 
     token_ids: np.ndarray  # int32 [T]
-    document_offsets: np.ndarray  # int64 [documents + 1], into sentences, or into tokens without any
-    sentence_offsets: np.ndarray | None = None  # int64 [sentences + 1]; None without sentences
-    token_bytes: np.ndarray | None = None  # int32 [T]; None with sentences
+    document_offsets: np.ndarray  # int64 [documents + 1]
+    sentence_offsets: np.ndarray  # int64 [sentences + 1]
+    token_bytes: np.ndarray | None = None  # int32 [T], of `STREAMS`
     document_files: np.ndarray | None = None  # int32 [documents]
     document_numbers: np.ndarray | None = None  # int64 [documents]
 
@@ -59,7 +56,7 @@ class TokenCorpus:
         release(column for column in vars(self).values() if column is not None)
 
     def document_lengths(self, documents):
-        """Tokens of documents of sentences, given by their numbers, int `[n]`: int64 `[n]`."""
+        """Tokens of documents, given by their numbers, int `[n]`: int64 `[n]`."""
         first, last = self.document_offsets[documents], self.document_offsets[np.asarray(documents) + 1]
         return self.sentence_offsets[last] - self.sentence_offsets[first]
 
@@ -67,9 +64,8 @@ class TokenCorpus:
 def write_corpus(pieces, layout, folder, file_index):
     """Write the documents of a text file in bounded memory; returns their number.
 
-    `pieces` are (document number, tokens, for `STREAMS` also their bytes), with `SENTENCES` a sentence each.
+    `pieces` are (document number, tokens of a sentence, for `STREAMS` also their bytes).
     """
-    has_sentences = "sentence_offsets" in layout
     values = [name for name, into in layout.items() if not into]
     held = {name: [] for name in (*layout, *ORIGINS)}
     last, num_documents, num_sentences, num_tokens = None, 0, 0, 0
@@ -80,23 +76,21 @@ def write_corpus(pieces, layout, folder, file_index):
                 files[name].write(np.array(found, _dtype(name)).tobytes())
                 found.clear()
 
-        if has_sentences:
-            held["sentence_offsets"].append(0)
+        held["sentence_offsets"].append(0)
         for number, *columns in pieces:
             if number != last:
-                held["document_offsets"].append(num_sentences if has_sentences else num_tokens)
+                held["document_offsets"].append(num_sentences)
                 held["document_numbers"].append(number)
                 held["document_files"].append(file_index)
                 last, num_documents = number, num_documents + 1
             for name, column in zip(values, columns, strict=True):
                 held[name].extend(column)
             num_tokens += len(columns[0])
-            if has_sentences:
-                held["sentence_offsets"].append(num_tokens)
-                num_sentences += 1
+            held["sentence_offsets"].append(num_tokens)
+            num_sentences += 1
             if len(held["token_ids"]) >= HELD_TOKENS:
                 flush()
-        held["document_offsets"].append(num_sentences if has_sentences else num_tokens)
+        held["document_offsets"].append(num_sentences)
         flush()
     return num_documents
 
@@ -171,7 +165,7 @@ def release(arrays):
 
 def _map(file, dtype):
     # `np.memmap` is slow to index and hides its mapping
-    is_empty = not os.fstat(file.fileno()).st_size  # which cannot be mapped
+    is_empty = not os.fstat(file.fileno()).st_size  # an empty file cannot be mapped
     content = b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     return np.frombuffer(content, np.dtype(dtype))
 

@@ -12,15 +12,13 @@ from pathlib import Path
 import pytest
 from interrupts import interruptible
 from recorded_calls import assert_refused, run
-from text_files import NUM_DOCUMENTS, make_config, read_all_bytes, read_split, write_text
+from text_files import NUM_DOCUMENTS, make_config, read_split, write_text
 
 from bert_packed import schema
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.records.provenance import find_documents, find_sources
 from data_gen.create_pretraining_data import main
-from data_gen.jobs import runners
-from data_gen.jobs.steps import Job
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
 from data_gen.text import create_job
@@ -46,49 +44,29 @@ def test_a_document_a_line_is_told(text, tmp_path, between, label, cause):
     assert seen.error.count("a blank line between documents") == 1
 
 
-def test_urls_give_the_same_bytes(text, tmp_path):
-    """Input, output and vocabulary are URLs; `memory://` is a file system in memory."""
-    settings = {"provenance": True, "eval_fraction": 0.2}
+def test_outputs_behind_urls(text, tmp_path):
+    """What `tests/data_gen/jobs/test_steps.py` has not: mistakes, traces, files that are replaced."""
     storage.make_folder("memory://create")
     contents = {"text.txt": text[0].read_bytes(), "words.txt": text[1].read_bytes(), "one.txt": b"doc0 doc1"}
     for name, content in contents.items():
         with storage.open_file(f"memory://create/{name}", "wb") as file:
             file.write(content)
+    remote, out = ("memory://create/text.txt", "memory://create/words.txt"), "memory://create/out"
     with pytest.raises(InputError, match="eval_fraction"):
-        create_job.create(
-            make_config(("memory://create/one.txt", text[1]), "memory://create/none", eval_fraction=0.2)
-        )
-    assert not storage.exists("memory://create/none")
-    create_job.create(make_config(text, tmp_path / "out", **settings))
-    expected = read_all_bytes(tmp_path / "out")
-    remote = ("memory://create/text.txt", "memory://create/words.txt")
-    manifest = create_job.create(make_config(remote, "memory://create/out", **settings))
-    assert manifest["inputs"][0]["path"] == "memory://create/text.txt"
-    found = {}
-    for name in storage.list_names("memory://create/out"):
-        with storage.open_file(f"memory://create/out/{name}") as file:
-            found[name] = file.read()
-    assert found.keys() == expected.keys()
-    assert {name for name in found if found[name] != expected[name]} == {"manifest.json"}
-    entries = {split: content["files"] for split, content in manifest["splits"].items()}
-    local = json.loads(expected["manifest.json"])["splits"]
-    assert entries == {split: content["files"] for split, content in local.items()}
+        create_job.create(make_config(("memory://create/one.txt", text[1]), out, eval_fraction=0.2))
+    assert not storage.exists(out)
+    create_job.create(make_config(remote, out, provenance=True))
     packing = {"max_seq_length": 32, "num_workers": 1, "num_shards": 1, "provenance": True}
-    pack(
-        PackConfig(
-            input_file="memory://create/out/train-*.tfrecord", output_dir="memory://create/packs", **packing
-        )
-    )
+    pack(PackConfig(f"{out}/train-*.tfrecord", output_dir="memory://create/packs", **packing))
     shard = "memory://create/packs/packed-00000-of-00001.tfrecord"
     documents = find_documents(find_sources(shard, 3), shard)
     assert documents and {document.path for document in documents} == {"memory://create/text.txt"}
-    with pytest.raises(InputError, match="`output_dir` must not be the directory of an input file"):
-        create_job.create(make_config(remote, "memory://create"))
-    with pytest.raises(InputError, match="`output_dir` must be empty"):
-        create_job.create(make_config(remote, "memory://create/out"))
-    again = make_config((remote[0], ""), "memory://create/out", vocab_size=60, overwrite=True)
+    for folder, message in (("memory://create", "not be the directory of an input file"), (out, "be empty")):
+        with pytest.raises(InputError, match=f"`output_dir` must {message}"):
+            create_job.create(make_config(remote, folder))
+    again = make_config((remote[0], ""), out, vocab_size=60, overwrite=True)
     assert create_job.create(again)["vocab_size"] <= 60  # trained there
-    assert "train-00000-of-00003.provenance.npz" not in storage.list_names("memory://create/out")
+    assert "train-00000-of-00003.provenance.npz" not in storage.list_names(out)
 
 
 def flags_of(text, output_dir, **changes):
@@ -159,19 +137,10 @@ def test_help_and_interrupt(tmp_path):
     assert begun.exists()
 
 
-@pytest.mark.parametrize(
-    ("limit", "expected"), [(2**24, [1]), (10, [runners.num_cores()])], ids=["little", "much"]
-)
-def test_processes_are_started_where_they_pay(text, tmp_path, monkeypatch, limit, expected):
-    found = []
-
-    class WatchedJob(Job):
-        def __init__(self, work_folder, num_workers, runner):
-            found.append(num_workers)
-            super().__init__(work_folder, 1, runner)
-
-    monkeypatch.setattr(create_job, "Job", WatchedJob)
-    assert create_job.TEXT_BYTES_THAT_PAY == 2**24
-    monkeypatch.setattr(create_job, "TEXT_BYTES_THAT_PAY", limit)
-    create_job.create(make_config(text, tmp_path / "out", num_workers=0))
-    assert found == expected
+def test_processes_are_started_where_they_pay(text, tmp_path):
+    recorded = [(create_job, "choose_num_workers"), (create_job, "Job")]
+    flags = {**flags_of(text, tmp_path / "out"), "num_workers": 0}
+    calls = run(main, CreateConfig, recorded, **flags).calls
+    size = text[0].stat().st_size
+    assert calls["choose_num_workers"] == [{"num_workers": 0, "num_bytes": size, "bytes_that_pay": 2**24}]
+    assert [call["num_workers"] for call in calls["Job"]] == [1]

@@ -13,14 +13,13 @@ from unpacked_records import list_packed, list_unpacked, make_features, read_pac
 from bert_packed import schema
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
-from bert_packed.packing.plan import from_json, validate_plan
-from bert_packed.records import tfrecords
 from bert_packed.records.provenance import read_manifest
 from data_gen import sample_data
 from data_gen.jobs.output import open_output_dir
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
 from data_gen.pack_tfrecords import main
+from data_gen.verification import compare_files
 
 S = 16
 LENGTHS = np.random.default_rng(3).integers(2, S + 1, 80)
@@ -55,29 +54,20 @@ def test_every_sequence_is_packed_once_as_the_manifest_says(tmp_path, features, 
     packs = packs_in(out)
     assert Counter(list_packed(packs)) == Counter(list_unpacked(features))
     assert packs[schema.INPUT_MASK].max() == manifest["depth"] <= (80 if depth == "max" else depth)
-    plan = from_json(manifest["plan"])
-    histogram = np.bincount(LENGTHS, minlength=S + 1)[1:]
-    validate_plan(plan, histogram)
-    assert manifest["histogram"]["counts"] == histogram[histogram > 0].tolist()
-    assert manifest["num_sequences"] == 80
-    assert manifest["efficiency"] == np.mean(packs[schema.INPUT_MASK] > 0)
-    assert manifest["packing_factor"] == 80 / len(packs[schema.INPUT_IDS])
+    assert [entry["name"] for entry in manifest["files"]] == [
+        f"packed-0000{i}-of-00004.tfrecord" for i in range(4)
+    ]
+    # `tests/data_gen/test_manifest_claims.py` shows that no number of the manifest is false then
+    files = sorted(str(path) for path in out.glob("*.tfrecord"))
+    assert compare_files([input_file], files, "error").is_good
+    assert manifest["inputs"][0]["path"] == input_file and manifest["num_sequences"] == 80
     assert -(-LENGTHS.sum() // S) <= manifest["lower_bound"] <= manifest["num_packs"]
     used = np.count_nonzero(packs[schema.MASKED_LM_WEIGHTS], axis=1)
     assert manifest["spec"] == {
         "max_seq_length": S,
-        "max_sequences_per_pack": plan.depth if depth == "max" else depth,
+        "max_sequences_per_pack": manifest["depth"] if depth == "max" else depth,
         "max_predictions_per_pack": used.max(),
     }
-    assert [entry["name"] for entry in manifest["files"]] == [
-        f"packed-0000{i}-of-00004.tfrecord" for i in range(4)
-    ]
-    for entry in manifest["files"]:
-        assert entry["num_records"] == tfrecords.count_records(out / entry["name"])
-        assert entry["sha256"] == storage.file_sha256(out / entry["name"])
-    assert manifest["inputs"] == [
-        {"path": input_file, "num_records": 80, "sha256": storage.file_sha256(input_file)}
-    ]
     assert manifest["num_packs"] == num_packs  # pinned
 
 

@@ -95,19 +95,18 @@ def test_reading_and_writing_move_the_bar_within_a_file(tmp_path, bars, monkeypa
     from bert_packed.records import tfrecords
     from data_gen import pack_job, pack_steps
     from data_gen.pack_config import PackConfig
-    from data_gen.text import corpus, create_job, create_steps
+    from data_gen.text import create_job, create_steps
     from data_gen.text.create_config import CreateConfig
 
     monkeypatch.setattr(progress, "SECONDS_BETWEEN", 0)
     monkeypatch.setattr(pack_steps, "PACKS_AT_ONCE", 50)
     monkeypatch.setattr(create_steps, "PAIRS_AT_ONCE", 50)
-    monkeypatch.setattr(corpus, "READ_BYTES", 500)
     monkeypatch.setattr(tfrecords, "READ_BATCH", 100)
     lengths = np.random.default_rng(0).integers(3, S + 1, 500)
     write_features(tmp_path / "a.tfrecord", make_features(lengths, S))
     common = {"max_seq_length": S, "num_shards": 1, "num_workers": 1}
     pack_job.pack(PackConfig(f"{tmp_path}/a.tfrecord", output_dir=f"{tmp_path}/packs", **common))
-    (tmp_path / "a.txt").write_text("one two three\nfour five\n\n" * 200)
+    (tmp_path / "a.txt").write_text("one two three\nfour five\n\n" * 2000)
     create_job.create(CreateConfig(f"{tmp_path}/a.txt", f"{tmp_path}/out", vocab_size=60, **common))
     read, _, _, _, write, train, tokenize, _, make = bars
     for bar in (read, write, train, tokenize, make):

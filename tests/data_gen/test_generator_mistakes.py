@@ -2,9 +2,9 @@
 
 import pytest
 from causal_files import write_causal
+from recorded_calls import assert_refused
 from unpacked_records import make_features, write_features
 
-from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
 from bert_packed.packing.algorithms import ALGORITHM_NAMES
 from data_gen import pack_tfrecords
@@ -166,14 +166,11 @@ def test_settings_that_records_cannot_follow(tmp_path, write, changes, message):
         ({**OF_WIKIPEDIA, "max_predictions_per_pack": 9}, "per_pack` must be left out with --dry_run"),
     ],
 )
-def test_mistakes_of_a_dry_run(tmp_path, monkeypatch, capsys, flags, message):
+def test_mistakes_of_a_dry_run(tmp_path, monkeypatch, flags, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.json").write_text("[1, 2]")
-    (tmp_path / "empty.json").write_text('{"lengths": [3], "counts": [0]}')
-    argv = ["p.py", "--dry_run", *(f"--{name}={value}" for name, value in flags.items())]
-    assert run(pack_tfrecords.main, PackConfig, argv) == 2
-    printed = capsys.readouterr().err
-    assert message in printed and printed.count("\n") == 1
+    (tmp_path / "empty.json").write_text('{"lengths": [3, 5], "counts": [0, 0]}')
+    assert_refused(pack_tfrecords.main, PackConfig, message, dry_run=True, **flags)
     assert not (tmp_path / "packing_report").exists()
 
 

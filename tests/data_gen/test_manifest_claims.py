@@ -1,27 +1,19 @@
 """A manifest beside packs that says what is not so is found out, whatever it lies about."""
 
-import dataclasses
 import json
 import os
 import shutil
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from unpacked_records import make_features, write_features
+from recorded_calls import run
+from unpacked_records import make_features, read_packs, write_features
 
 from bert_packed import schema
-from bert_packed.assembly.record_kinds import BertKind, plan_lengths
-from bert_packed.core.command_line import run
-from bert_packed.packing import plan as plans
-from bert_packed.packing.histogram import to_json
-from bert_packed.records.read_bert import read_packed, read_unpacked
-from bert_packed.records.record_rules import read_pack_spec
-from bert_packed.schema import PackSpec
-from data_gen.manifest_claims import FileFacts, find_false_claims
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
+from data_gen.verification import compare_files
 from data_gen.verify_tfrecords import VerifyConfig, main
 
 S = 16
@@ -47,43 +39,25 @@ def packs(made, tmp_path):
     return Path(shutil.copytree(made / "packs", tmp_path / "packs"))
 
 
-def facts_of(path):
-    """Facts about a file of packs."""
-    found = FileFacts()
-    for part in read_packed(str(path)):
-        found.add_packs(part, len(set(part["record_numbers"].tolist())))
-        found.add_lengths(part["lengths"])
-    return found
-
-
-@pytest.fixture(scope="module")
-def facts(made):
-    """Facts about the files, read once."""
-    paths, inputs = sorted((made / "packs").glob("*.tfrecord")), FileFacts()
-    for part in read_unpacked(f"{made}/in.tfrecord"):
-        inputs.num_records += len(part)
-        inputs.num_overlong.update(BertKind(S, "truncate").fit(part)[1])
-    assert inputs.num_records == 60 and inputs.num_overlong["truncated"] > 3
-    packed = {path.name: facts_of(path) for path in paths}
-    return packed, {f"{made}/in.tfrecord": inputs}, read_pack_spec([str(paths[0])])
+def false_claims(packs, input_file, overlong="error"):
+    files = sorted(str(path) for path in packs.glob("*.tfrecord"))
+    return compare_files([str(input_file)], files, overlong).false_claims
 
 
 @pytest.fixture
-def find(packs, facts):
+def find(made, packs):
     """Function that finds what is false in the manifest of `packs`."""
-    packed, inputs, spec = facts
-    return lambda: find_false_claims({f"{packs}/{name}": its for name, its in packed.items()}, inputs, spec)
+    return lambda: false_claims(packs, made / "in.tfrecord", "truncate")
 
 
 @pytest.fixture
-def verify(made, capsys):
+def verify(made):
     """Function that compares packs with the inputs: exit status, the verdict, what is printed below it."""
 
     def compare(pattern):
-        flags = (f"--input_file={made}/in.tfrecord", f"--packed_file={pattern}")
-        status = run(main, VerifyConfig, ["verify_tfrecords.py", *flags])
-        lines = capsys.readouterr().out.splitlines()
-        return status, lines[2].split("  ")[0], lines[3:]
+        seen = run(main, VerifyConfig, input_file=made / "in.tfrecord", packed_file=pattern)
+        _, _, row, *sentences = seen.out.splitlines()
+        return seen.status, row.split("  ")[0], sentences
 
     return compare
 
@@ -115,12 +89,12 @@ def test_true_claims_are_accepted(packs, find, verify):
     assert manifest["num_overlong"]["truncated"]
     assert manifest["plan"]["certificate"]["bounds"].keys() >= {"material", "depth", "L2"}
     assert verify(f"{packs}/*.tfrecord") == (0, "equal", [])
-    assert find() == []
+    assert find() == ()
     # a weaker bound than is proven is no lie, if the rest follows from it
     num_packs = manifest["num_packs"]
     weaker = {"lower_bound": 1, "gap": float(num_packs - 1)}
     change(packs, lambda manifest: (manifest.update(weaker), manifest["plan"]["certificate"].update(weaker)))
-    assert find() == []
+    assert find() == ()
     change(packs, put("num_packs", value=add(1)))
     status, verdict, sentences = verify(f"{packs}/*.tfrecord")
     assert (status, verdict) == (1, "false manifest") and "`num_packs` must be" in sentences[0]
@@ -191,10 +165,10 @@ def test_every_false_claim_is_named(packs, find, word, edit):
     assert all(sentence.startswith(f"{packs}/manifest.json: ") for sentence in sentences)
 
 
-def test_limits_are_true_up_to_the_last_number(packs, facts, find):
+def test_limits_are_true_up_to_the_last_number(packs, find):
     text = (packs / "manifest.json").read_text()
     manifest = json.loads(text)
-    largest = max(its.largest_id for its in facts[0].values())
+    largest = int(read_packs(sorted(packs.glob("*.tfrecord")))[schema.MASKED_LM_IDS].max())
     bounds = manifest["plan"]["certificate"]["bounds"]
     limits = {
         "`vocab_size` must be above": (("vocab_size",), largest + 1, largest),
@@ -211,45 +185,36 @@ def test_limits_are_true_up_to_the_last_number(packs, facts, find):
             assert any(word in sentence for sentence in find()) == is_false, (word, value)
 
 
-def find_false_bounds(folder, real, said, lower_bound, bounds=None):
-    """False claims about bounds in a manifest that has the plan `said`, beside packs of the plan `real`."""
-    (folder / "x.tfrecord").write_bytes(b"packs")
-    plan = said.to_json()
-    plan["certificate"]["bounds"].update(bounds or {})
-    manifest = {"kind": "packed", "inputs": [], "num_records": 0, "num_overlong": {}, "plan": plan}
-    manifest |= {name: getattr(real, name) for name in ("num_packs", "num_sequences", "efficiency", "depth")}
-    manifest |= {"packing_factor": real.packing_factor, "histogram": to_json(real.histogram())}
-    manifest |= {"lower_bound": lower_bound, "gap": (real.num_packs - lower_bound) / lower_bound}
-    manifest["spec"] = {"max_seq_length": S, "max_sequences_per_pack": 2, "max_predictions_per_pack": 1}
-    manifest["files"] = [{"name": "x.tfrecord", "num_records": real.num_packs, "sha256": ""}]
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    facts = FileFacts(real.num_packs, depth=real.depth, strategies=Counter(real.strategies))
-    facts.add_lengths(np.repeat(np.arange(1, S + 1), real.histogram()))
-    found = find_false_claims({str(folder / "x.tfrecord"): facts}, {}, PackSpec(**manifest["spec"]))
-    assert "sha256" in found[0]
-    return [sentence for sentence in found if "must be at most" in sentence]
+def pack_lengths(folder, lengths):
+    """Pack sequences of these lengths; returns the packs and a function that finds what is false of them."""
+    path = write_features(folder / "in.tfrecord", make_features(lengths, S))
+    pack(PackConfig(path, f"{folder}/packs", max_seq_length=S, num_workers=1))
+    return folder / "packs", lambda: false_claims(folder / "packs", path)
 
 
 def test_a_bound_without_its_proof_is_false(tmp_path):
     """S=16 holds two of length 6 or 7: 30 packs, where the cheap bounds say 25. The dual values prove it."""
-    plan = plans.from_json(plan_lengths([0] * 5 + [30, 30] + [0] * 9, "cghp", S, "max")["plan"])
-    cheap = [bound for name, bound in plan.certificate.bounds.items() if name != "LP"]
-    assert plan.num_packs == plan.certificate.lower_bound == 30 > max(cheap) == 25
-    assert find_false_bounds(tmp_path, plan, plan, 30) == []
-    without = dataclasses.replace(plan, dual_values=())
-    (sentence,) = find_false_bounds(tmp_path, plan, without, 30)
-    assert "`lower_bound` must be at most 25," in sentence
-    # The bound does not hold of more packs than there are either, even if the plan beside it says so
-    twice = dataclasses.replace(plan, strategies={key: 2 * count for key, count in plan.strategies.items()})
-    assert "`lower_bound` must be at most 30, " in find_false_bounds(tmp_path, plan, twice, 60)[0]
+    packs, find = pack_lengths(tmp_path, [6, 7] * 30)
+    manifest = json.loads((packs / "manifest.json").read_text())
+    cheap = [bound for name, bound in manifest["plan"]["certificate"]["bounds"].items() if name != "LP"]
+    assert manifest["num_packs"] == manifest["lower_bound"] == 30 > max(cheap) == 25 and find() == ()
+    # The bound does not hold of more packs than there are, even if the plan says so
+    change(packs, put("plan", "strategies", value=lambda before: [[one, 2 * n] for one, n in before]))
+    change(packs, put("lower_bound", value=60))
+    assert any("`lower_bound` must be at most 30, " in sentence for sentence in find())
+    (packs / "manifest.json").write_text(json.dumps(manifest))
+    change(packs, put("plan", "dual_values", value=[]))
+    assert any("`lower_bound` must be at most 25," in sentence for sentence in find())
 
 
 @pytest.mark.parametrize("claimed, is_true", [(30, True), (31, False)])
 def test_dual_values_prove_their_bound_where_another_is_as_good(tmp_path, claimed, is_true):
     """Thirty of length 9 in S = 16 are thirty packs, says L2 as well; manifests may state both."""
-    plan = plans.make_plan("cghp", S, "max", [((9,), 30)], (), [0] * 8 + [1] + [0] * 7)
-    assert "LP" not in plan.certificate.bounds and plan.certificate.lower_bound == 30
-    assert (find_false_bounds(tmp_path, plan, plan, 30, {"LP": claimed}) == []) == is_true
+    packs, find = pack_lengths(tmp_path, [9] * 30)
+    change(packs, put("plan", "dual_values", value=[0] * 8 + [1] + [0] * 7))
+    assert "LP" not in json.loads((packs / "manifest.json").read_text())["plan"]["certificate"]["bounds"]
+    change(packs, put("plan", "certificate", "bounds", "LP", value=claimed))
+    assert (find() == ()) == is_true
 
 
 @pytest.mark.parametrize(
@@ -276,15 +241,13 @@ def test_a_file_that_is_listed_and_missing(packs, verify):
     )
 
 
-def test_inputs_are_checked_from_any_folder(packs, facts, monkeypatch):
-    packed, inputs, spec = facts
-    (path,) = inputs
-    relative = os.path.relpath(path, packs)
+def test_inputs_are_checked_from_any_folder(made, packs, find, monkeypatch):
+    relative = os.path.relpath(made / "in.tfrecord", packs)
     lie = {"path": "in.tfrecord", "relative_path": relative, "num_records": 60, "sha256": "0" * 64}
     change(packs, put("inputs", value=[lie]))
     monkeypatch.chdir("/")
-    (sentence,) = find_false_claims({f"{packs}/{name}": its for name, its in packed.items()}, inputs, spec)
-    assert f"sha256 of {path}" in sentence
+    (sentence,) = find()
+    assert f"sha256 of {made}/in.tfrecord" in sentence
 
 
 def test_some_of_the_files_are_held_to_their_own_entries_only(packs, verify):
@@ -294,3 +257,12 @@ def test_some_of_the_files_are_held_to_their_own_entries_only(packs, verify):
     assert (status, verdict) == (1, "different")  # the other packs were not read
     (sentence,) = [sentence for sentence in sentences if "manifest.json" in sentence]
     assert "num_records of packed-00001-of-00003" in sentence
+
+
+def test_a_folder_may_have_two_names(made, packs, tmp_path):
+    """Its packs together are all of the manifest's."""
+    (tmp_path / "link").symlink_to(packs)
+    first, *others = sorted(packs.glob("*.tfrecord"))
+    change(packs, put("num_packs", value=add(5)))
+    files = [str(first), *(f"{tmp_path}/link/{path.name}" for path in others)]
+    assert "`num_packs`" in " ".join(compare_files([f"{made}/in.tfrecord"], files, "truncate").false_claims)

@@ -1,6 +1,5 @@
 """The sizes of runs and parts, which bound the memory, leave no trace in the packs."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,6 @@ from crash import all_bytes
 from unpacked_records import make_features, write_features
 
 from bert_packed.core import storage
-from bert_packed.core.settings import InputError
 from bert_packed.records import tfrecords
 from data_gen import pack_steps
 from data_gen.assignments import read_run
@@ -94,27 +92,7 @@ def test_small_runs_and_parts_give_the_same_bytes(tmp_path, groups, write, chang
     assert all_bytes(tmp_path / "small") == all_bytes(tmp_path / "whole")
 
 
-@pytest.fixture
-def packing(tmp_path):
-    path = write_features(tmp_path / "in.tfrecord", make_features([5, 6, 7, 5, 5, 9], S))
-    flags = {"max_seq_length": S, "num_workers": 1, "random_seed": 77}
-    return PackConfig(input_file=path, output_dir=str(tmp_path / "out"), **flags)
-
-
-def test_a_file_that_changes_before_its_checksum_is_refused(packing, monkeypatch):
-    """The manifest would vouch for what was not read."""
-    file_sha256 = storage.file_sha256
-
-    def change(path):
-        os.utime(path, (1, 1))
-        return file_sha256(path)
-
-    monkeypatch.setattr(storage, "file_sha256", change)
-    with pytest.raises(InputError, match=r"in\.tfrecord must stay as it is while it is read"):
-        pack(packing)
-
-
-def test_runs_leave_the_disk_once_they_are_sorted(packing, monkeypatch):
+def test_runs_leave_the_disk_once_they_are_sorted(tmp_path, monkeypatch):
     seen, measure = [], pack_steps.measure_part
 
     def look(work_and_part):
@@ -122,5 +100,6 @@ def test_runs_leave_the_disk_once_they_are_sorted(packing, monkeypatch):
         return measure(work_and_part)
 
     monkeypatch.setattr(pack_steps, "measure_part", look)
-    pack(packing)
+    path = write_features(tmp_path / "in.tfrecord", make_features([5, 6, 7, 5, 5, 9], S))
+    pack(PackConfig(path, f"{tmp_path}/out", max_seq_length=S, num_workers=1))
     assert seen and all(names == ["sorted-0-000000-000000.run"] for names in seen)

@@ -1,8 +1,6 @@
 """Byte-level vocabularies of encoders: special tokens by name, word starts and line ends by offsets."""
 
-import json
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ from tokenizers.models import WordLevel
 
 from bert_packed.core.settings import InputError
 from bert_packed.text import byte_bpe, tokenization
-from bert_packed.text.vocabularies import ByteBpe, load_maskable
+from bert_packed.text.vocabularies import ByteBpe, WordPieces, load_maskable
 
 
 @pytest.fixture(params=TOKENIZERS)
@@ -64,42 +62,33 @@ def test_equal_texts_give_equal_vocabularies(tmp_path):
         byte_bpe.train([LINES], 259, is_encoder=True)
 
 
-def without_mask(path):
-    content = json.loads(roberta().to_str().replace("<mask>", "<other>"))
-    byte_bpe.save(Tokenizer.from_str(json.dumps(content)), path)
-
-
-def words(path):
-    vocabulary = {token: i for i, token in enumerate(tokenization.SPECIAL_TOKENS)}
-    byte_bpe.save(Tokenizer(WordLevel(vocabulary, unk_token="[UNK]")), path)
-
-
-def drawn_at_random(path):
-    """BPE-dropout: the packs, and what is encoded later, would have other tokens each time."""
-    tokenizer = roberta()
-    tokenizer.model.dropout = 0.1
-    byte_bpe.save(tokenizer, path)
-
-
-def check_bytes(path):
-    ByteBpe(0, is_encoder=True).check(path)
-
-
+ROBERTA = roberta().to_str()
+WITHOUT_MASK = ROBERTA.replace("<mask>", "<other>")
+# The packs, and what is encoded later, would have other tokens each time
+WITH_DROPOUT = ROBERTA.replace('"dropout":null', '"dropout":0.1')
+WORDS = Tokenizer(
+    WordLevel({token: i for i, token in enumerate(tokenization.SPECIAL_TOKENS)}, "[UNK]")
+).to_str()
+ONE_WORD = Tokenizer(WordLevel({"<s>": 0}, "<s>")).to_str()
+check_bytes, check_words = ByteBpe(0, is_encoder=True).check, WordPieces(0, True).check
 BOTH = load_maskable, check_bytes
 
 
 @pytest.mark.parametrize(
-    ("make", "name", "readers", "message"),
+    ("content", "name", "readers", "message"),
     [
-        (without_mask, "a.json", BOTH, r"must hold .*<mask>, <pad>, to mask tokens\."),
-        (words, "a.json", BOTH, r"must be byte-level BPE .*Received: .*, WordLevel, "),
-        (drawn_at_random, "a.json", (load_maskable, byte_bpe.load), r"no dropout.* with dropout=0\.1\.$"),
-        (words, "a.txt", (load_maskable,), r"one WordPiece a line, or end in \.json where it is byte"),
-        (Path.touch, "a.txt", (check_bytes,), r"must be a tokenizer\.json, as `tokenizers` writes it"),
+        (WITHOUT_MASK, "a.json", BOTH, r"must hold .*<mask>, <pad>, to mask tokens\."),
+        (WORDS, "a.json", BOTH, r"must be byte-level BPE .*Received: .*, WordLevel, "),
+        (WITH_DROPOUT, "a.json", (load_maskable, byte_bpe.load), r"no dropout.* with dropout=0\.1\.$"),
+        (WORDS, "a.txt", (load_maskable,), r"one WordPiece a line, or end in \.json where it is byte"),
+        (WORDS, "a.json", (check_words,), r"a tokenizer\.json is for --tokenizer=byte_bpe"),
+        (ONE_WORD, "a.json", (byte_bpe.load,), "open and close a document"),
+        ("", "a.txt", (check_bytes,), r"must be a tokenizer\.json, as `tokenizers` writes it"),
+        ('{"model": 3}', "a.json", (ByteBpe(0).check,), r"must be a tokenizer\.json.*Received: .*/a\.json"),
     ],
 )
-def test_other_tokenizers_are_refused(tmp_path, make, name, readers, message):
-    make(tmp_path / name)
+def test_other_tokenizers_are_refused(tmp_path, content, name, readers, message):
+    (tmp_path / name).write_text(content)
     for read in readers:
         with pytest.raises(InputError, match=message):
             read(str(tmp_path / name))

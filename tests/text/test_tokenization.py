@@ -42,18 +42,13 @@ def test_vocabulary_round_trip_and_roles(tmp_path):
     assert loaded == VOCABULARY
     assert (loaded.cls_id, loaded.sep_id, loaded.mask_id, len(loaded)) == (2, 3, 4, 17)
     assert [loaded.tokens[i] for i in loaded.ordinary_ids] == WORDS
-    assert [t for t, c in zip(loaded.tokens, loaded.is_continuation, strict=True) if c] == [
-        "##aff", "##able", "##ing", "##ed",
-    ]  # fmt: skip
+    assert np.array(loaded.tokens)[loaded.is_continuation].tolist() == ["##aff", "##able", "##ing", "##ed"]
 
 
 @pytest.mark.parametrize(
     "content, message",
     [
-        (
-            '{"model": {}}',
-            r"one WordPiece a line, or end in \.json .* byte-level BPE\. Received: .*vocab\.txt,",
-        ),
+        ('{"model": {}}', r"one WordPiece a line, or end in \.json .* Received: .*vocab\.txt,"),
         ("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n", r"vocab\.txt, where \[MASK\] is missing"),
         ("a\nb\n", r"where \[PAD\], \[UNK\], \[CLS\], \[SEP\], \[MASK\] are missing"),
         ("[UNK]\n[PAD]\n[CLS]\n[SEP]\n[MASK]\n", r"\[PAD\] in its first line.*it is in line 2"),

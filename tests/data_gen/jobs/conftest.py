@@ -102,7 +102,7 @@ def make_jobs(folder):
     }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def jobs(tmp_path_factory):
     """Dict from name to `JobCase`, each done once: the bytes, and how many steps it took."""
     folder = tmp_path_factory.mktemp("jobs")

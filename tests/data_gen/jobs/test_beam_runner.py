@@ -6,9 +6,9 @@ import sys
 import types
 
 import pytest
+from recorded_calls import run
 from unpacked_records import make_features, write_features
 
-from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
 from data_gen.jobs.steps import Job, Step
 from data_gen.pack_config import PackConfig
@@ -27,15 +27,15 @@ def fail(number):
     return number
 
 
-def mistake(runner, options, tmp_path, capsys, monkeypatch):
-    """The one line of packing with this runner and these options."""
+def mistake(runner, options, tmp_path, monkeypatch):
+    """The one line of packing with this runner and these options, without the name of the command."""
     monkeypatch.setenv("BEAM_OPTIONS", options)
     path = write_features(tmp_path / "in.tfrecord", make_features([5, 6], 16))
     flags = {"input_file": path, "output_dir": tmp_path / "out", "max_seq_length": 16, "runner": runner}
-    assert run(main, PackConfig, ["p.py", *(f"--{k}={v}" for k, v in flags.items())]) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("p.py: error: ")]
-    assert not (tmp_path / "out").exists()
-    return line
+    seen = run(main, PackConfig, **flags)
+    assert seen.status == 2 and not (tmp_path / "out").exists()
+    (line,) = [line for line in seen.error.splitlines() if line.startswith("command: error: ")]
+    return line.removeprefix("command: error: ")
 
 
 OPTIONS = "--project=p --temp_location=gs://b/tmp --staging_location=gs://b/tmp"
@@ -57,19 +57,19 @@ OPTIONS = "--project=p --temp_location=gs://b/tmp --staging_location=gs://b/tmp"
         ("PortableRunner", "--job_endpoint=127.0.0.1:9", "no job server at --job_endpoint=127.0.0.1:9: "),
     ],
 )
-def test_options_that_are_none(tmp_path, capsys, monkeypatch, runner, options, message):
+def test_options_that_are_none(tmp_path, monkeypatch, runner, options, message):
     from data_gen.jobs import beam_runner
 
     monkeypatch.setattr(beam_runner, "PARTS", {})
-    line = mistake(runner, options, tmp_path, capsys, monkeypatch)
-    assert line.startswith(f"p.py: error: `BEAM_OPTIONS` must be flags of {runner}: ") and message in line
+    line = mistake(runner, options, tmp_path, monkeypatch)
+    assert line.startswith(f"`BEAM_OPTIONS` must be flags of {runner}: ") and message in line
     assert line.endswith(f"Received: {options!r}.")
 
 
 @needs_beam
 @pytest.mark.skipif(importlib.util.find_spec("apitools") is not None, reason="apache-beam[gcp] is installed")
-def test_dataflow_that_is_not_installed(tmp_path, capsys, monkeypatch):
-    line = mistake("DataflowRunner", "", tmp_path, capsys, monkeypatch)
+def test_dataflow_that_is_not_installed(tmp_path, monkeypatch):
+    line = mistake("DataflowRunner", "", tmp_path, monkeypatch)
     assert "pip install 'apache-beam[gcp]'. Received: " in line
 
 

@@ -9,14 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+from recorded_calls import assert_refused
 
 from bert_packed.core import storage
-from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
 from data_gen.jobs import runners
 from data_gen.jobs.steps import Job, Step
 from data_gen.pack_config import PackConfig
-from data_gen.pack_job import pack
 from data_gen.pack_tfrecords import main
 
 S = 32
@@ -24,6 +23,7 @@ BEAM = [
     pytest.mark.skipif(importlib.util.find_spec("apache_beam") is None, reason="needs the extra `beam`"),
     pytest.mark.filterwarnings("default"),
 ]
+BY_BEAM = {"num_workers": 0, "runner": "DirectRunner"}
 
 
 def square(number):
@@ -124,38 +124,43 @@ def test_cores_are_those_that_the_process_may_use(monkeypatch):
     assert runners.choose_num_workers(0, 11, 10) == 64
 
 
-@pytest.mark.parametrize("name", ["pack", "create", "create causal", "pack rows"])
 @pytest.mark.parametrize(
-    "changes", [{"num_workers": 2}, pytest.param({"runner": "DirectRunner"}, marks=BEAM)]
+    ("name", "changes"),
+    [
+        *((name, {"num_workers": 2}) for name in ("pack", "create", "create causal", "pack rows")),
+        pytest.param("create", BY_BEAM, marks=BEAM),
+        pytest.param("pack rows", BY_BEAM, marks=BEAM),
+    ],
 )
 def test_no_byte_depends_on_processes_and_runner(tmp_path, jobs, name, changes):
-    changes = {"num_workers": 0, **changes} if "runner" in changes else changes
     assert jobs[name].run(tmp_path / "out", **changes) == jobs[name].bytes
 
 
-def test_a_runner_that_is_not_installed(tmp_path, jobs, capsys, monkeypatch):
+def test_a_runner_that_is_not_installed(tmp_path, jobs, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    out = tmp_path / "out"
-    for num_workers, message in (
-        (0, "pip install 'bert_packed[beam]'. Received: FlinkRunner"),
-        (2, "must be 0"),
-    ):
-        argv = jobs["pack"].argv(out, runner="FlinkRunner", num_workers=num_workers)
-        assert run(main, PackConfig, argv) == 2
-        error = capsys.readouterr().err
-        assert message in error and error.count("\n") == 1
-    assert not out.exists()
+    flags = {**jobs["pack"].settings, "output_dir": tmp_path / "out", "runner": "FlinkRunner"}
+    message = "pip install 'bert_packed[beam]'. Received: FlinkRunner"
+    assert_refused(main, PackConfig, message, **{**flags, "num_workers": 0})
+    assert_refused(main, PackConfig, "must be 0", **{**flags, "num_workers": 2})
+    assert not (tmp_path / "out").exists()
 
 
-def test_remote_paths_go_through_tensorflow(jobs):
-    job = jobs["pack"]
-    storage.make_folder("memory://in")
-    for name in ("a", "b"):
-        with storage.open_file(f"memory://in/{name}.tfrecord", "wb") as file:
-            file.write((job.whole.parent / f"{name}.tfrecord").read_bytes())
-    manifest = pack(job.config("memory://out", input_file="memory://in/*.tfrecord", provenance=False))
-    names = {entry["name"] for entry in manifest["files"]}
-    assert set(storage.list_names("memory://out")) == {*names, "manifest.json"}
-    for name in names:
-        with storage.open_file(f"memory://out/{name}") as file:
-            assert file.read() == job.bytes[name]
+@pytest.mark.parametrize("name", ["pack", "create", "create causal"])
+def test_urls_give_the_same_bytes(tmp_path, jobs, name):
+    """Inputs, vocabulary and output are URLs; `memory://` is a file system in memory."""
+    job, place = jobs[name], "memory://jobs"
+    storage.make_folder(place)
+    for path in filter(Path.is_file, job.whole.parent.iterdir()):
+        with storage.open_file(f"{place}/{path.name}", "wb") as file:
+            file.write(path.read_bytes())
+    strings = {key: value for key, value in job.settings.items() if isinstance(value, str)}
+    moved = {key: value.replace(str(job.whole.parent), place) for key, value in strings.items()}
+    out = f"{place}/{name} out"
+    manifest = job.function(job.config(out, **moved))
+    assert manifest["inputs"][0]["path"].startswith(f"{place}/a.")
+    found = {}
+    for path in storage.list_names(out):
+        with storage.open_file(f"{out}/{path}") as file:
+            found[path] = file.read()
+    assert found.keys() == job.bytes.keys()
+    assert {path for path in found if found[path] != job.bytes[path]} == {"manifest.json"}

@@ -2,18 +2,17 @@
 
 import re
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 from byte_tokenizers import SPECIAL_IDS, TOKENIZERS
+from text_files import read_split, restore
+from unpacked_records import read_packs
 
 from bert_packed import schema
 from bert_packed.data.dynamic_masking import DynamicMasking
 from bert_packed.objectives.features import BATCH_NAMES
-from bert_packed.records import provenance, tfrecords
-from bert_packed.records.examples import parse_examples
-from bert_packed.records.record_rules import read_pack_spec
+from bert_packed.records import provenance
 from bert_packed.text import byte_bpe
 from bert_packed.text.masking import MaskingRules
 from bert_packed.text.vocabularies import load_maskable
@@ -46,25 +45,13 @@ def make(folder, name, output_dir, **settings):
     return create_job.create(CreateConfig(output_dir=str(output_dir), **{**given, **settings}))
 
 
-def read(pattern, lengths, sizes):
-    wanted = {name: sizes[kind] for name, kind in lengths.items()}
-    paths = sorted(Path(pattern.parent).glob(pattern.name))
-    parts = [parse_examples(batch, wanted) for path in paths for batch in tfrecords.read_batches(path)]
-    return {name: np.concatenate([part[name] for part in parts]) for name in wanted}
-
-
-def sequences_of(folder, prediction_slots=15, length=LENGTH):
+def sequences_of(folder):
     """Unpacked records as triples: tokens that are masked, tokens as they were, positions of predictions."""
-    sizes = {"S": length, "P": prediction_slots, 1: 1}
-    features = read(Path(folder) / "*.tfrecord", schema.UNPACKED_LENGTHS, sizes)
-    found = []
+    features = read_split(folder, "train", LENGTH, num_predictions=15)
+    whole, found = restore(features), []
     for row, size in enumerate(features[schema.INPUT_MASK].sum(axis=1)):
-        masked = features[schema.INPUT_IDS][row, :size]
-        used = features[schema.MASKED_LM_WEIGHTS][row] > 0
-        places = features[schema.MASKED_LM_POSITIONS][row, used]
-        whole = masked.copy()
-        whole[places] = features[schema.MASKED_LM_IDS][row, used]
-        found.append((masked, whole, places))
+        places = features[schema.MASKED_LM_POSITIONS][row, features[schema.MASKED_LM_WEIGHTS][row] > 0]
+        found.append((features[schema.INPUT_IDS][row, :size], whole[row, :size], places))
     return found
 
 
@@ -101,15 +88,15 @@ def test_records_hold_the_text_between_special_tokens(made):
     assert (folder / "instances/tokenizer.json").read_bytes() == (folder / "given.json").read_bytes()
 
 
-def test_a_share_of_the_tokens_is_masked(made):
+def test_masks_and_labels_are_of_this_vocabulary(made):
     name, folder, *_ = made
     start, end, mask, _ = SPECIAL_IDS[name]
-    found = sequences_of(folder / "instances")
-    sizes, predictions = (np.array([len(one[part]) for one in found]) for part in (0, 2))
+    masked, whole, places = zip(*sequences_of(folder / "instances"), strict=True)
+    sizes, predictions = (np.array([len(one) for one in some]) for some in (masked, places))
     assert abs(predictions - PROBABILITY * sizes).max() <= 0.5
-    assert abs(predictions.sum() / sizes.sum() - PROBABILITY) < 0.005
-    hidden = np.concatenate([masked[places] for masked, _, places in found])
-    labels = np.concatenate([whole[places] for _, whole, places in found])
+    hidden, labels = (
+        np.concatenate([ids[at] for ids, at in zip(some, places, strict=True)]) for some in (masked, whole)
+    )
     assert 0.75 < np.mean(hidden == mask) < 0.85 and not np.isin(labels, [start, end, mask]).any()
     drawn = hidden[(hidden != mask) & (hidden != labels)]
     ordinary = load_maskable(folder / "given.json").ordinary_ids
@@ -151,8 +138,7 @@ def test_packs_are_verified_traced_and_masked_again(made):
     assert manifest["packing_factor"] > 1.9 and manifest["tokenizer"] == "byte_bpe"
     (path,) = (folder / "packed").glob("*.tfrecord")
     assert compare_files(inputs, [str(path)], "error").is_good
-    spec = read_pack_spec([str(path)])
-    features = read(path, schema.PACKED_LENGTHS, {letter: spec.size(letter) for letter in "SKP"})
+    features = read_packs([str(path)])
     batch = {ours: features[theirs] for theirs, ours in BATCH_NAMES.items() if theirs in features}
     vocabulary = load_maskable(folder / "given.json")
     rules = MaskingRules(do_whole_word_mask=True)

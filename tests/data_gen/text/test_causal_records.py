@@ -5,19 +5,15 @@ import gzip
 import itertools
 import json
 
-import numpy as np
 import pytest
 from causal_files import read_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text_files import write_text
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from bert_packed import schema
-from bert_packed.core.settings import InputError
 from bert_packed.records.provenance import find_documents
 from bert_packed.text import byte_bpe, tokenization
-from bert_packed.text.vocabularies import ByteBpe, WordPieces
 from data_gen.text import corpus, create_job
 from data_gen.text.create_config import CreateConfig
 from data_gen.text.text_records import count_bytes, encode_texts
@@ -46,7 +42,7 @@ def encode(texts, tokenizer, folder):
 
 def documents_of(streams):
     """The documents of a corpus: list of (ids, bytes of each)."""
-    starts = streams.document_offsets.tolist()
+    starts = streams.sentence_offsets[streams.document_offsets].tolist()
     return [
         (streams.token_ids[first:last].tolist(), streams.token_bytes[first:last].tolist())
         for first, last in itertools.pairwise(starts)
@@ -106,20 +102,6 @@ def test_a_tokenizer_of_others(tmp_path):
     assert ids == [7, 0, 2, 1, 0, 3]
     # bytes are of the text before normalization: the accent, which "é" leaves behind, goes to "b"
     assert num_bytes == [0, 1, 2, 4, 2, 1]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "must be a tokenizer.json.*Received: .*t.json"),
-        ('{"model": 3}', "must be a tokenizer.json"),
-        (Tokenizer(models.WordLevel({"a": 0}, "a")).to_str(), "open and close a document"),
-    ],
-)
-def test_no_tokenizer(tmp_path, content, message):
-    (tmp_path / "t.json").write_text(content)
-    with pytest.raises(InputError, match=message):
-        make(tmp_path / "out", "", tokenizer="byte_bpe", vocab_file=str(tmp_path / "t.json"))
 
 
 # Text with its spaces
@@ -196,32 +178,3 @@ def test_pieces_of_documents_by_a_plain_loop(tmp_path, length):
     assert content["num_predictions"] == sum(size + 1 for size in sizes)
     assert content["num_sequences"] == sum(map(len, by_document.values()))
     assert manifest["objective"] == "causal_lm" and manifest["vocab_size"] == 605
-
-
-@pytest.mark.parametrize("tokenizer", ["byte_bpe", "wordpiece"])
-def test_manifest_splits_and_text_agree(tmp_path, tokenizer):
-    text, _ = write_text(tmp_path)
-    given = {"tokenizer": tokenizer, "vocab_size": 300, "eval_fraction": 0.2}
-    manifest = make(tmp_path / "out", text, **given)
-    num_bytes = sum(split["num_bytes"] for split in manifest["splits"].values())
-    assert num_bytes == sum(len(document) for document in text.read_text().split("\n\n"))
-    name = "tokenizer.json" if tokenizer == "byte_bpe" else "vocab.txt"
-    vocabulary = ByteBpe(300) if tokenizer == "byte_bpe" else WordPieces(300, True)
-    described = vocabulary.describe(str(tmp_path / "out" / name))
-    assert {key: manifest[key] for key in described} == described
-    assert manifest["tokenizer"] == tokenizer and ("do_lower_case" in manifest) == (tokenizer == "wordpiece")
-    for split, content in manifest["splits"].items():
-        records = read_examples((tmp_path / "out").glob(f"{split}-*.tfrecord"))
-        assert content["num_sequences"] == len(records) > 0
-        assert content["num_bytes"] == sum(record[schema.NUM_BYTES][0] for record in records)
-        assert content["num_predictions"] == sum(sum(record[schema.LABEL_MASK]) for record in records)
-        lengths = [len(record[schema.INPUT_IDS]) for record in records]
-        assert dict(zip(*content["histogram"].values(), strict=True)) == dict(
-            zip(*map(np.ndarray.tolist, np.unique(lengths, return_counts=True)), strict=True)
-        )
-
-
-def test_a_tokenizer_where_word_pieces_are_wanted(tmp_path):
-    byte_bpe.save(TRAINED, tmp_path / "tokenizer.json")
-    with pytest.raises(InputError, match=r"a tokenizer\.json is for --tokenizer=byte_bpe"):
-        make(tmp_path / "out", "", vocab_file=str(tmp_path / "tokenizer.json"))

@@ -1,18 +1,20 @@
 """Records of text: every record follows from the seed, splits never mix, what is cut is counted."""
 
-import hashlib
 import json
 import logging
 from pathlib import Path
 
 import numpy as np
 import pytest
-from text_files import NUM_DOCUMENTS, make_config, read_split, restore, write_text
+from causal_files import read_examples
+from text_files import NUM_DOCUMENTS, count_words, make_config, read_split, restore, write_text
 
 from bert_packed import schema
+from bert_packed.core import storage
 from bert_packed.packing.histogram import to_json
 from bert_packed.records.provenance import find_documents, provenance_path
 from bert_packed.text.tokenization import SPECIAL_TOKENS
+from bert_packed.text.vocabularies import ByteBpe, WordPieces
 from data_gen.text import create_job, create_steps
 
 
@@ -21,66 +23,42 @@ def text(tmp_path):
     return write_text(tmp_path)
 
 
-def test_records_manifest_and_files_agree(text, tmp_path):
-    manifest = create_job.create(make_config(text, tmp_path / "out", eval_fraction=0.2))
-    assert json.loads((tmp_path / "out/manifest.json").read_text()) == manifest
-    assert manifest["kind"] == "unpacked"
-    assert not {"objective", "tokenizer"} & (manifest.keys() | manifest["settings"].keys())
-    assert manifest["settings"]["max_predictions_per_seq"] == 5
-    assert manifest["vocab_size"] == NUM_DOCUMENTS + 5
-    assert (tmp_path / "out/vocab.txt").read_bytes() == text[1].read_bytes()
-    assert manifest["vocab_sha256"] == hashlib.sha256(text[1].read_bytes()).hexdigest()
-    assert manifest["inputs"][0]["sha256"] == hashlib.sha256(text[0].read_bytes()).hexdigest()
-    names = {"manifest.json", "vocab.txt"}
+CAUSAL = {"objective": "causal_lm", "dupe_factor": 10, "vocab_size": 300, "vocab_file": ""}
+
+
+@pytest.mark.parametrize("changes", [{}, CAUSAL, {**CAUSAL, "tokenizer": "byte_bpe"}])
+def test_records_manifest_and_files_agree(text, tmp_path, changes):
+    out = tmp_path / "out"
+    manifest = create_job.create(make_config(text, out, eval_fraction=0.2, **changes))
+    assert json.loads((out / "manifest.json").read_text()) == manifest and manifest["kind"] == "unpacked"
+    vocabulary = ByteBpe(300) if "tokenizer" in changes else WordPieces(300, True)
+    vocab_path = out / vocabulary.file_name
+    described = vocabulary.describe(vocab_path)
+    assert described.items() <= manifest.items()
+    assert ("do_lower_case" in manifest) == ("tokenizer" not in changes)
+    names = {"manifest.json": None, vocab_path.name: manifest["vocab_sha256"]}
     for split, content in manifest["splits"].items():
-        features = read_split(tmp_path / "out", split)
-        lengths = features[schema.INPUT_MASK].sum(axis=1)
+        records = read_examples(out.glob(f"{split}-*.tfrecord"))
+        lengths = [len(one[schema.INPUT_IDS]) if changes else sum(one[schema.INPUT_MASK]) for one in records]
         assert content["histogram"] == to_json(np.bincount(lengths, minlength=33)[1:])
-        assert content["num_sequences"] == len(lengths) == sum(f["num_records"] for f in content["files"])
-        for entry in content["files"]:
-            data = (tmp_path / "out" / entry["name"]).read_bytes()
-            assert entry["sha256"] == hashlib.sha256(data).hexdigest()
-            names.add(entry["name"])
-    assert {path.name for path in (tmp_path / "out").iterdir()} == names
-    assert manifest["splits"]["train"]["num_documents"] == 24
-    assert manifest["splits"]["eval"]["num_documents"] == 6
-
-
-def test_eval_documents_never_enter_train(text, tmp_path):
-    create_job.create(make_config(text, tmp_path / "out", eval_fraction=0.2, dupe_factor=3))
-    found = {}
-    for split in ("train", "eval"):
-        features = read_split(tmp_path / "out", split)
-        ids = restore(features)
-        found[split] = set(np.unique(ids[ids >= len(SPECIAL_TOKENS)]).tolist())
-        # a random next is of another document, an actual one of the same
-        for row, types, mask, label in zip(
-            ids,
-            features[schema.SEGMENT_IDS],
-            features[schema.INPUT_MASK],
-            features[schema.NEXT_SENTENCE_LABELS][:, 0],
-            strict=True,
-        ):
-            words = row >= len(SPECIAL_TOKENS)
-            (document_a,) = set(row[words & (types == 0) & (mask == 1)].tolist())
-            (document_b,) = set(row[words & (types == 1)].tolist())
-            assert (document_a != document_b) == label
-    assert not found["train"] & found["eval"]
-    assert len(found["train"] | found["eval"]) == NUM_DOCUMENTS
-
-
-def count_own_words(features):
-    """Uses of each WordPiece as text of its sequence's own document: int `[V]`, by a loop."""
-    counts = np.zeros(NUM_DOCUMENTS + len(SPECIAL_TOKENS), int)
-    for ids, types, label in zip(
-        restore(features),
-        features[schema.SEGMENT_IDS],
-        features[schema.NEXT_SENTENCE_LABELS][:, 0],
-        strict=True,
-    ):
-        for token, is_b in zip(ids.tolist(), types.tolist(), strict=True):
-            counts[token] += token >= len(SPECIAL_TOKENS) and not (is_b and label)
-    return counts[len(SPECIAL_TOKENS) :]
+        assert content["num_sequences"] == len(records) == sum(f["num_records"] for f in content["files"])
+        names |= {entry["name"]: entry["sha256"] for entry in content["files"]}
+        if changes:
+            assert content["num_bytes"] == sum(record[schema.NUM_BYTES][0] for record in records)
+            assert content["num_predictions"] == sum(sum(record[schema.LABEL_MASK]) for record in records)
+    assert {path.name for path in out.iterdir()} == names.keys()
+    assert all(storage.file_sha256(out / name) == checksum for name, checksum in names.items() if checksum)
+    assert manifest["inputs"][0]["sha256"] == storage.file_sha256(text[0])
+    assert [content["num_documents"] for content in manifest["splits"].values()] == [24, 6]
+    if changes:
+        num_bytes = sum(content["num_bytes"] for content in manifest["splits"].values())
+        assert num_bytes == sum(map(len, text[0].read_text().split("\n\n")))
+        assert manifest["objective"] == "causal_lm"
+        assert manifest["tokenizer"] == changes.get("tokenizer", "wordpiece")
+    else:
+        assert not {"objective", "tokenizer"} & (manifest.keys() | manifest["settings"].keys())
+        assert manifest["settings"]["max_predictions_per_seq"] == 5
+        assert vocab_path.read_bytes() == text[1].read_bytes()
 
 
 @pytest.mark.parametrize("is_small", [True, False], ids=["small batches", "batches as they are"])
@@ -95,11 +73,14 @@ def test_each_document_is_drawn_dupe_factor_times_and_traced(text, tmp_path, mon
     settings = {"dupe_factor": 3, "eval_fraction": 0.2, "num_shards": 4, "provenance": True}
     manifest = create_job.create(make_config((f"{tmp_path}/?.txt", text[1]), tmp_path / "out", **settings))
     features = {split: read_split(tmp_path / "out", split) for split in ("train", "eval")}
-    found = {split: count_own_words(features[split]) for split in features}
+    found, borrowed = ({split: count_words(features[split])[i] for split in features} for i in range(2))
     is_eval = found["eval"] > 0
     assert is_eval.sum() == 6
     assert found["eval"].tolist() == (sizes * is_eval).tolist()
     assert found["train"].tolist() == (3 * sizes * ~is_eval).tolist()
+    # random nexts do not mix splits either
+    assert borrowed["train"][~is_eval].all() and not borrowed["train"][is_eval].any()
+    assert borrowed["eval"].any() and not borrowed["eval"][~is_eval].any()
     for split, content in manifest["splits"].items():
         read = content["num_tokens_read"]
         assert (read, content["num_tokens_used"], content["num_tokens_cut"]) == (found[split].sum(), read, 0)
@@ -126,7 +107,7 @@ def test_tokens_that_were_cut_are_counted(text, tmp_path, caplog, monkeypatch):
     features = read_split(tmp_path / "out", "train")
     num_words = len(text[0].read_text().split())
     assert content["num_tokens_read"] == 2 * num_words
-    assert content["num_tokens_used"] == count_own_words(features).sum() < 2 * num_words
+    assert content["num_tokens_used"] == count_words(features)[0].sum() < 2 * num_words
     assert content["num_tokens_cut"] == 2 * num_words - content["num_tokens_used"]
     assert content["num_random_nexts"] == features[schema.NEXT_SENTENCE_LABELS].sum()
     share = f"{100 * content['num_tokens_cut'] / (2 * num_words):.1f} %"

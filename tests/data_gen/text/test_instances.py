@@ -3,10 +3,14 @@
 import numpy as np
 import pytest
 from drawn_instances import make, make_corpus, make_pairs, random_documents, rows
+from unpacked_records import PREDICTIONS, load, write_features
 
 from bert_packed import schema
+from bert_packed.records.sequences import BERT_LAYOUT
 from data_gen.text import instances
 from data_gen.text.instances import InstanceRules
+
+TOKENS = (schema.INPUT_IDS, schema.SEGMENT_IDS)
 
 
 def draw_all(corpus, documents, rules, seed=0):
@@ -146,25 +150,19 @@ def test_a_document_does_not_depend_on_the_others_asked_for():
     assert not np.array_equal(duplicates[0], duplicates[2])
 
 
-def test_features_are_padded_and_complete():
+def test_features_are_padded_and_complete(tmp_path):
     corpus, vocabulary = make_corpus(random_documents(4))
     sequences = make(corpus, vocabulary, InstanceRules(40, 9))
     features = instances.to_features(sequences, 40, 9)
-    num = len(sequences)
     sizes = {"S": 40, "P": 9, 1: 1}
-    wanted = {name: (num, sizes[kind]) for name, kind in schema.UNPACKED_LENGTHS.items()}
+    wanted = {name: (len(sequences), sizes[kind]) for name, kind in schema.UNPACKED_LENGTHS.items()}
     assert {name: values.shape for name, values in features.items()} == wanted
-    used = features[schema.INPUT_MASK] == 1
-    assert (used.sum(axis=1) == sequences["lengths"]).all()
-    assert np.array_equal(used, np.arange(40) < sequences["lengths"][:, np.newaxis])
-    assert np.array_equal(features[schema.INPUT_IDS][used], sequences["tokens"])
-    assert np.array_equal(features[schema.SEGMENT_IDS][used], sequences["token_type_ids"])
-    assert not features[schema.INPUT_IDS][~used].any() and not features[schema.SEGMENT_IDS][~used].any()
-    weighted = features[schema.MASKED_LM_WEIGHTS] == 1
-    assert np.array_equal(features[schema.MASKED_LM_IDS][weighted], sequences["prediction_ids"])
-    assert np.array_equal(features[schema.MASKED_LM_POSITIONS][weighted], sequences["prediction_positions"])
-    assert not features[schema.MASKED_LM_IDS][~weighted].any()
     assert features[schema.MASKED_LM_WEIGHTS].dtype == np.float32
+    found = load(write_features(tmp_path / "a.tfrecord", features))
+    for name in BERT_LAYOUT:
+        np.testing.assert_array_equal(found[name], sequences[name], name)
+    for names, used in (TOKENS, schema.INPUT_MASK), (PREDICTIONS, schema.MASKED_LM_WEIGHTS):
+        assert not any(features[name][features[used] == 0].any() for name in names)
 
 
 def test_pinned_sequence():

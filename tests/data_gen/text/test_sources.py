@@ -4,11 +4,12 @@ import json
 
 import numpy as np
 import pytest
-from text_files import NUM_DOCUMENTS, make_config, read_all_bytes, read_split, restore, write_text
+from crash import all_bytes
+from text_files import NUM_DOCUMENTS, count_words, make_config, read_split, write_text
 
 from bert_packed.core.settings import InputError
-from bert_packed.schema import INPUT_IDS, NEXT_SENTENCE_LABELS, SEGMENT_IDS
-from bert_packed.text.tokenization import SPECIAL_TOKENS
+from bert_packed.schema import INPUT_IDS
+from data_gen.text import sources
 from data_gen.text.create_job import create
 from data_gen.text.sources import (
     choose_readings,
@@ -47,6 +48,7 @@ def test_a_weight_is_a_number_behind_the_last_colon(tmp_path):
     ]
     assert find(tmp_path, "~/c:d.txt:3") == [("c:d.txt", 3, ["c:d.txt"])]
     assert find(tmp_path, "~/e:2") == [("e:2", 1, ["e:2"])]  # a file's whole name
+    assert sources._split_weight("7") == ("7", 1)  # a folder's whole name
     assert find(tmp_path, "~/a.txt:1000000") == [("a.txt", 10**6, ["a.txt"])]
     assert find(tmp_path, "~/e:2:3") == [("e:2", 3, ["e:2"])]
     assert find(tmp_path, "~/f,g.txt:2,~/a.txt") == [("f,g.txt", 2, ["f,g.txt"]), ("a.txt", 1, ["a.txt"])]
@@ -140,26 +142,14 @@ def two_sources(tmp_path):
     return f"{tmp_path}/wiki/*.txt", f"{tmp_path}/books/*.txt", vocab
 
 
-def count_words(ids):
-    """Number of each document's word in the sequences: int `[NUM_DOCUMENTS]`."""
-    words = ids[ids >= len(SPECIAL_TOKENS)] - len(SPECIAL_TOKENS)
-    return np.bincount(words, minlength=NUM_DOCUMENTS)
-
-
-def own_words(features):
-    """Words of a sequence's own document, and of random nexts."""
-    is_borrowed, ids = features[SEGMENT_IDS] * features[NEXT_SENTENCE_LABELS] == 1, restore(features)
-    return count_words(ids * ~is_borrowed), count_words(ids * is_borrowed)
-
-
 def test_documents_are_drawn_and_counted_by_weight(two_sources, tmp_path):
     wiki, books, vocab = two_sources
     settings = {"dupe_factor": 4, "eval_fraction": 0.2, "provenance": True}
     pattern = f"{wiki}:2.5,{books}:0.25"
     manifest = create(make_config((pattern, vocab), tmp_path / "out", **settings))
     sizes = np.array([2 + 3 * i % 17 for i in range(NUM_DOCUMENTS)])
-    train, borrowed = own_words(read_split(tmp_path / "out", "train"))
-    held_out, _ = own_words(read_split(tmp_path / "out", "eval"))
+    train, borrowed = count_words(read_split(tmp_path / "out", "train"))
+    held_out, _ = count_words(read_split(tmp_path / "out", "eval"))
     is_eval = held_out > 0
     # held-out documents count once each, at any weight
     assert held_out.tolist() == (sizes * is_eval).tolist() and is_eval.sum() == 6
@@ -193,7 +183,7 @@ def test_weights_of_one_change_no_byte(two_sources, tmp_path):
     found = {}
     for name, pattern in {"plain": f"{wiki},{books}", "one": f"{books}:1,{wiki}:1.0"}.items():
         create(make_config((pattern, vocab), tmp_path / name, provenance=True))
-        found[name] = read_all_bytes(tmp_path / name)
+        found[name] = all_bytes(tmp_path / name)
         del found[name]["manifest.json"]
     assert found["plain"] == found["one"]
 
