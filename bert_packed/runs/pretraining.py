@@ -31,8 +31,14 @@ from bert_packed.runs.interleaved_timing import Contender, compare
 from bert_packed.runs.pretraining_config import PretrainingConfig, PretrainingResult
 from bert_packed.runs.pretraining_data import PackedData, check_fits, model_config_of, read_data
 from bert_packed.runs.run_batches import eval_batches, train_batches
-from bert_packed.runs.run_summary import describe_cost, describe_run, last_figures, show_line, tell_skipped
-from bert_packed.runs.step_cost import measured_flops_per_second
+from bert_packed.runs.run_summary import (
+    describe_cost,
+    describe_run,
+    last_figures,
+    measured_flops_per_second,
+    show_line,
+    tell_skipped,
+)
 from bert_packed.training import loop, metrics_log
 from bert_packed.training.backend import TRAINING_COPIES, Profile, check_memory, out_of_memory_names
 from bert_packed.training.engines import make_engine

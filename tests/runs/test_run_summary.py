@@ -13,11 +13,11 @@ from bert_packed.architectures.bert.model import count_flops
 from bert_packed.architectures.registry import PRETRAINING, ablate
 from bert_packed.core.progress import count_of, describe_duration
 from bert_packed.objectives.pretraining import pretraining_objective
-from bert_packed.runs import interleaved_timing, run_summary, step_cost
+from bert_packed.runs import interleaved_timing, run_summary
 from bert_packed.runs.interleaved_timing import Contender, compare
 from bert_packed.runs.pretraining import Run
 from bert_packed.runs.pretraining_config import PretrainingConfig
-from bert_packed.runs.step_cost import estimate_step_seconds, step_flops
+from bert_packed.runs.run_summary import estimate_step_seconds
 from bert_packed.schema import PackSpec
 from bert_packed.training.metrics_log import eval_columns, train_columns
 
@@ -34,18 +34,17 @@ def test_flops_of_a_step():
     per_block = [16 * 8 * 8] * 4 + [16 * 16 * 8] * 2 + [16 * 8 * 32] * 2
     head = [5 * 8 * 8, 5 * 8 * 11]
     flops = 3 * 2 * 4 * (2 * sum(per_block) + sum(head))
-    assert step_flops(FLOPS, spec, batch_size=4) == flops
-    # what the matrix products leave out comes on top
+    # What the matrix products leave out comes on top
     assert estimate_step_seconds(FLOPS, spec, 4, 1e6) == pytest.approx(1.5 * flops / 1e6)
 
 
 def test_the_machine_is_as_fast_as_its_best_product(monkeypatch):
     clock = Clock()
     product = clock.taking([50, 4, 0.5, 0.25], result=np.zeros((1, 1)))  # the first compiles
-    monkeypatch.setattr(step_cost, "time", clock)
-    monkeypatch.setattr(step_cost, "compiled", lambda function: product)
+    monkeypatch.setattr(run_summary, "time", clock)
+    monkeypatch.setattr(run_summary, "compiled", lambda function: product)
     # a product of side 1024 is 1024 ** 3 multiplications, and as many additions
-    assert step_cost.measured_flops_per_second(repeats=3) == 2 * 1024**3 / 0.25
+    assert run_summary.measured_flops_per_second(repeats=3) == 2 * 1024**3 / 0.25
 
 
 def test_a_fast_machine_is_timed_on_a_larger_product(monkeypatch):
@@ -59,9 +58,9 @@ def test_a_fast_machine_is_timed_on_a_larger_product(monkeypatch):
         sides.append((len(matrix), str(matrix.dtype).rpartition("'")[0].rpartition("'")[2] or matrix.dtype))
         return products[len(matrix)](matrix)
 
-    monkeypatch.setattr(step_cost, "time", clock)
-    monkeypatch.setattr(step_cost, "compiled", lambda function: product)
-    rate = step_cost.measured_flops_per_second(repeats=2, dtype="bfloat16")
+    monkeypatch.setattr(run_summary, "time", clock)
+    monkeypatch.setattr(run_summary, "compiled", lambda function: product)
+    rate = run_summary.measured_flops_per_second(repeats=2, dtype="bfloat16")
     assert rate == pytest.approx(2 * 2048**3 / 3e-3)
     assert [side for side, _ in sides] == [1024] * 3 + [2048] * 3
     assert {str(dtype) for _, dtype in sides} == {"bfloat16"}
@@ -85,8 +84,8 @@ def test_the_peak_of_a_run_is_of_all_its_devices(replicas, rate, peak):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_products_of_a_run_in_either_precision_are_measured(monkeypatch, dtype):
     for name in ("MATMUL_SIZE", "LARGEST_MATMUL"):
-        monkeypatch.setattr(step_cost, name, 8)
-    assert step_cost.measured_flops_per_second(repeats=2, dtype=dtype) > 0
+        monkeypatch.setattr(run_summary, name, 8)
+    assert run_summary.measured_flops_per_second(repeats=2, dtype=dtype) > 0
 
 
 @pytest.mark.parametrize(
