@@ -58,10 +58,8 @@ def check_export(config, model_config, data):
 def export_step(folder, step, model, weights, config, data):
     """Write `export-STEP`, whole or not at all, in place of an earlier export of the step; return its path.
 
-    Raises `NotFiniteError` where a weight is NaN or infinite, and `OSError` where the disk is full.
+    Raises `NotFiniteError` where a weight is NaN or infinite.
     """
-    # All records are of one vocabulary, so the first manifest that has the rule speaks for all
-    cased = [manifest["do_lower_case"] for manifest in data.train.manifests if "do_lower_case" in manifest]
     with write_folder(folder / f"export-{step}") as partial:
         write_hugging_face(
             partial,
@@ -69,7 +67,7 @@ def export_step(folder, step, model, weights, config, data):
             weights,
             vocab_file=config.export_vocab_file or find_copy(folder),
             max_length=trained_length(read_run(folder)),
-            do_lower_case=cased[0] if cased else True,
+            do_lower_case=data.train.do_lower_case is not False,
         )
         write_model_card(partial, model, _read_record(folder, step), step)
     return folder / f"export-{step}"
@@ -125,14 +123,14 @@ def write_model_card(folder, model, run=None, step=None, audit=None, languages="
         f"- {family.name.lower()}",
         "- sequence-packing",
     ]
-    texts = [text for origin, manifest in _manifests(run) for text in _texts(origin, manifest)]
+    manifests = _manifests(run)
+    texts = [text for origin, manifest in manifests for text in _texts(origin, manifest)]
     front += [*origins(run.get("flags", {}).get("init_checkpoint", ""), texts, languages), "---"]
     sections = {
-        "Held-out scores": [f"- {score}: {value:.6g}" for score, value in (run.get("scores") or {}).items()]
-        or ["Not known."],
-        "Data": _data(run),
-        "Packing": _packing(run),
-        "Recipe": _recipe(run, step),
+        "Held-out scores": [f"- {score}: {value:.6g}" for score, value in (run.get("scores") or {}).items()],
+        "Data": _data(manifests),
+        "Packing": _packing(manifests),
+        "Recipe": [] if step is None else _recipe(run, step),
         "Audit": _audit(audit),
         "Not known": ["License, intended use and limits, and languages unless the head has them: add them."],
     }
@@ -140,7 +138,7 @@ def write_model_card(folder, model, run=None, step=None, audit=None, languages="
     if registry.ablations(model.config):
         lines += [f"**Packing was broken on purpose: {', '.join(registry.ablations(model.config))}.**", ""]
     for title, content in sections.items():
-        lines += [f"## {title}", "", *content, ""]
+        lines += [f"## {title}", "", *(content or ["Not known."]), ""]
     (Path(folder) / CARD_FILE).write_text("\n".join(lines), encoding="utf-8")
 
 
@@ -163,10 +161,7 @@ def _code(folder, name):
     return ["```python", f"from transformers import {', '.join(opened.values())}", *lines, "```"]
 
 
-def _data(run):
-    manifests = _manifests(run)
-    if not manifests:
-        return ["Not known."]
+def _data(manifests):
     lines = []
     for folder, manifest in manifests:
         sequences = f"{manifest['num_sequences']:,} sequences"
@@ -199,24 +194,19 @@ def _texts(folder, manifest):
     return texts.values()
 
 
-def _packing(run):
-    manifests = _manifests(run)
-    if not manifests:
-        return ["Not known."]
-    lines = ["| packs | tokens each | most sequences in one | packing factor | tokens that are no padding |"]
-    lines.append("|---|---|---|---|---|")
+def _packing(manifests):
+    rows = []
     for _, manifest in manifests:
         spec, efficiency = manifest["spec"], f"{100 * manifest['efficiency']:.2f} %"
-        lines.append(
+        rows.append(
             f"| {manifest['num_packs']:,} | {spec['max_seq_length']} | {spec['max_sequences_per_pack']} | "
             f"{manifest['packing_factor']:.3f} | {efficiency} |"
         )
-    return lines
+    head = "| packs | tokens each | most sequences in one | packing factor | tokens that are no padding |"
+    return [head, "|---|---|---|---|---|", *rows] if rows else []
 
 
 def _recipe(run, step):
-    if step is None:
-        return ["Not known."]
     flags = run["flags"]
     steps, packs = flags.get("num_train_steps"), flags.get("train_batch_size")
     lines = [f"{step:,} optimizer steps" + (f" of {steps:,}." if steps else ".")]

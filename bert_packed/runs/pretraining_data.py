@@ -99,6 +99,12 @@ class PackedFiles:
         return sorted({m["vocab_sha256"] for m in self.manifests if m.get("vocab_sha256")})
 
     @property
+    def do_lower_case(self):
+        """True or False as the manifests say of WordPieces, or None where none does."""
+        # All records are of one vocabulary, so the first manifest that has the rule speaks for all
+        return next((m["do_lower_case"] for m in self.manifests if "do_lower_case" in m), None)
+
+    @property
     def vocab_size(self):
         """Size of the vocabulary, or None where no manifest has it."""
         return max((manifest.get("vocab_size") or 0 for manifest in self.manifests), default=0) or None
@@ -155,11 +161,12 @@ def read_data(config, processes=ALONE):
     """
     # This comes before a reading of all records, which may take long
     check_own(config.output_dir)
-    names = ("input_file", "eval_input_file", "unpacked_input_file")
     check_losses(config, config.objective)
+    names = ("input_file", "eval_input_file", "unpacked_input_file")
     train, held_out, unpacked = (_find_packs(config, name) for name in names)
-    _check_rows(config, train, {"eval_input_file": held_out, "unpacked_input_file": unpacked})
-    check_claims(config, {"input_file": train, "eval_input_file": held_out})
+    others = {"eval_input_file": held_out, "unpacked_input_file": unpacked}
+    _check_rows(config, train, others)
+    _check_claims(config, {"input_file": train, "eval_input_file": held_out})
     _check_balance(config, train)
     # The correction adapts LAMB's betas to the sequences of a step, which are then unknown
     if train.packing_factor is None and config.packing_correction == "betas":
@@ -167,7 +174,7 @@ def read_data(config, processes=ALONE):
             "`packing_correction` must be none where no manifest.json beside the records gives the packing "
             "factor. Received: betas."
         )
-    _check_vocabularies({name: found for name, found in zip(names, (train, held_out, unpacked), strict=True)})
+    _check_vocabularies({"input_file": train, **others})
     if unpacked.files:
         _check_comparable(train, unpacked)
     # This comes before the scan, too: a missing vocabulary should not cost a pass over all records
@@ -180,8 +187,8 @@ def read_data(config, processes=ALONE):
     if train.num_rows:
         _check_all_rows(train)
     inputs = {
-        "input_file": describe_inputs(train.files, train.found, are_checked=True),
-        "eval_input_file": describe_inputs(held_out.files, held_out.found, are_checked=True),
+        name: describe_inputs(found.files, found.found, are_checked=True)
+        for name, found in (("input_file", train), ("eval_input_file", held_out))
     }
     return PackedData(train, held_out, unpacked, inputs, vocabulary, make_masking(config, vocabulary))
 
@@ -206,16 +213,13 @@ def read_eval_data(config):
     check_losses(config, config.objective)
     held_out = _find_packs(config, "eval_input_file")
     _check_rows(config, NO_PACKS, {"eval_input_file": held_out})
-    check_claims(config, {"eval_input_file": held_out})
+    _check_claims(config, {"eval_input_file": held_out})
     describe_inputs(held_out.files)
     return PackedData(held_out, held_out, NO_PACKS, {})
 
 
-def check_claims(config, found):
-    """Check `max_seq_length` and `max_predictions_per_seq` against records and the instances' manifests.
-
-    `found` is a dict from flag name to `PackedFiles`. Raises `InputError` where they disagree.
-    """
+def _check_claims(config, found):
+    """Check `max_seq_length` and `max_predictions_per_seq` against records and the instances' manifests."""
     for name, packs in found.items():
         if not packs.files:
             continue
@@ -225,16 +229,15 @@ def check_claims(config, found):
                 f"Received: {config.max_seq_length}."
             )
         most = config.max_predictions_per_seq
-        manifests = {folder: read_manifest(folder, any_json=True) or {} for folder in packs.input_folders}
-        known = {folder: _predictions_in(manifest) for folder, manifest in manifests.items()}
+        known = {folder: _predictions_in(folder) for folder in packs.input_folders}
         for folder, number in known.items():
             if most and number not in (None, most):
                 raise InputError(
                     f"`max_predictions_per_seq` must be that of the instances of `{name}`, {number} by "
                     f"{folder}/{MANIFEST_NAME}. Received: {most}."
                 )
-        if most and None in (*known.values(), *([] if known else [None])):
-            # If no manifest has it, the first packs are read, though others may hold more
+        # Where a manifest does not have it, the first packs are read, though others may hold more
+        if most and (not known or None in known.values()):
             number = int(next(read_packed(packs.files[0]))["num_predictions"].max())
             if number > most:
                 raise InputError(
@@ -243,8 +246,9 @@ def check_claims(config, found):
                 )
 
 
-def _predictions_in(manifest):
-    """The `max_predictions_per_seq` of a manifest of instances, or None."""
+def _predictions_in(folder):
+    """The `max_predictions_per_seq` of the instances in a folder, by their manifest; None without one."""
+    manifest = read_manifest(folder, any_json=True) or {}
     settings = manifest.get("settings")
     number = settings.get("max_predictions_per_seq") if isinstance(settings, dict) else None
     return number if manifest.get("kind") == "unpacked" and type(number) is int else None

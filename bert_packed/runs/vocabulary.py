@@ -289,13 +289,11 @@ def find_records_vocabulary(config, train):
     with open_file(path) as file:
         content = file.read()
     is_wordpieces = file_name(path) == VOCAB_FILE
-    cased = [manifest["do_lower_case"] for manifest in train.manifests if "do_lower_case" in manifest]
     found = RecordsVocabulary(
         path,
         content,
         len(load_vocab(path)) if is_wordpieces else byte_bpe.load(path).vocab_size,
-        # All records are of one vocabulary, so the first manifest that has the rule speaks for all
-        cased[0] if cased and is_wordpieces else None,
+        train.do_lower_case if is_wordpieces else None,
     )
     checksum = found.facts["sha256"]
     # Ids of the records would mean other WordPieces, and random replacements would be none of theirs
