@@ -72,7 +72,7 @@ def test_packed_and_unpacked_files_give_the_same_figures(job, mlm_loss):
         files = find_files(f"{job}/{name}/*.tfrecord", "input_file")
         spec = read_pack_spec(files)
         total = {}
-        for batch in CheckedBatches(eval_batches(files, spec, 4), files, spec, config):
+        for batch in CheckedBatches(eval_batches(files, spec, 16), files, spec, config):
             total = add_sums(total, to_floats(engine.eval_step(batch)))
         figures.append({**total, **engine.objective.means(total)})
     assert figures[0] == pytest.approx(figures[1], rel=1e-5)

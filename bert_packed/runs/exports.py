@@ -9,10 +9,10 @@ from pathlib import Path
 
 from bert_packed.architectures import registry
 from bert_packed.checkpoints import checkpoint
-from bert_packed.checkpoints.export_formats import check_vocabulary, write_hugging_face
+from bert_packed.checkpoints.export_formats import write_hugging_face
 from bert_packed.core.hub import DATA_SET
 from bert_packed.core.settings import InputError
-from bert_packed.core.storage import file_sha256, read_json, write_folder
+from bert_packed.core.storage import read_json, write_folder
 from bert_packed.records.inputs import folder_of
 from bert_packed.records.provenance import read_manifest, resolve_path
 from bert_packed.runs.pretraining_config import PretrainingConfig
@@ -31,28 +31,6 @@ TASKS = {
     registry.TOKEN_CLASSIFICATION: "token-classification",
     CAUSAL_LM: "text-generation",
 }
-FIELDS = {field.name: field for field in dataclasses.fields(PretrainingConfig)}
-# Flags that may change while a run continues, so no result depends on them
-NOT_RESULTS = {name for name, field in FIELDS.items() if field.metadata["changeable"]}
-
-
-def check_export(config, model_config, data):
-    """Check the tokenizer that a run is to export, before the run starts.
-
-    Raises `InputError` where the vocabulary is no such file, has more tokens than the model, or is not the
-    records'; `OSError` where it cannot be read.
-    """
-    path = config.export_vocab_file
-    if not path:
-        return
-    check_vocabulary(path, model_config, "export_vocab_file")
-    known = data.train.vocabularies or ([data.vocabulary.facts["sha256"]] if data.vocabulary else [])
-    # There is nothing to compare with without manifests and `vocab_file`
-    if known and file_sha256(path) not in known:
-        raise InputError(
-            "`export_vocab_file` must be the vocabulary of `input_file`, by the manifest.json beside that or "
-            f"by `vocab_file`. Received: {path}, another one."
-        )
 
 
 def export_step(folder, step, model, weights, config, data):
@@ -217,11 +195,14 @@ def _recipe(run, step):
     if backends:
         lines.append(f"Trained under {', then '.join(backends)}.")
     lines += ["", "```"]
-    defaults = {name: field.default for name, field in FIELDS.items()} if "objective" in flags else {}
+    fields = dataclasses.fields(PretrainingConfig)
+    # Flags that may change while a run continues, so no result depends on them
+    changeable = {field.name for field in fields if field.metadata["changeable"]}
+    defaults = {field.name: field.default for field in fields} if "objective" in flags else {}
     lines += [
         f"--{name}={value}"
         for name, value in flags.items()
-        if name not in NOT_RESULTS and value != defaults.get(name, "")
+        if name not in changeable and value != defaults.get(name, "")
     ]
     return [*lines, "```"]
 

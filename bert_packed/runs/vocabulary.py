@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bert_packed.architectures.registry import family_of, load_model_config
 from bert_packed.checkpoints import checkpoint
+from bert_packed.checkpoints.export_formats import check_vocabulary
 from bert_packed.checkpoints.sentence_transformers import read_settings
 from bert_packed.core.hub import in_cache
 from bert_packed.core.settings import InputError
@@ -254,6 +255,25 @@ def keep_copy(folder, vocabulary):
         file.write(vocabulary.content)
     path = folder / run_directory.RUN_FILE
     write_json(path, {**run_directory.read_run(folder), "vocabulary": vocabulary.facts})
+
+
+def check_export(config, model_config, data):
+    """Check the tokenizer that a run is to export, before the run starts.
+
+    Raises `InputError` where the vocabulary is no such file, has more tokens than the model, or is not the
+    records'; `OSError` where it cannot be read.
+    """
+    path = config.export_vocab_file
+    if not path:
+        return
+    check_vocabulary(path, model_config, "export_vocab_file")
+    known = data.train.vocabularies or ([data.vocabulary.facts["sha256"]] if data.vocabulary else [])
+    # There is nothing to compare with without manifests and `vocab_file`
+    if known and file_sha256(path) not in known:
+        raise InputError(
+            "`export_vocab_file` must be the vocabulary of `input_file`, by the manifest.json beside that or "
+            f"by `vocab_file`. Received: {path}, another one."
+        )
 
 
 def with_run_vocabulary(config):

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from tiny import make_engine
 
 from bert_packed.runs import exports
-from bert_packed.runs.pretraining_data import PackedFiles
+from bert_packed.runs.input_files import PackedFiles
 from bert_packed.runs.vocabulary import known_length
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.nonfinite import NotFiniteError

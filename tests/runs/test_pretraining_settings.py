@@ -22,7 +22,7 @@ from bert_packed.checkpoints import checkpoint
 from bert_packed.objectives.features import BATCH_NAMES
 from bert_packed.records import tfrecords
 from bert_packed.records.example_bytes import serialize_examples
-from bert_packed.runs import pretraining, vocabulary
+from bert_packed.runs import pretraining, run_summary, vocabulary
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.text import tokenization
 from bert_packed.text.masking import MaskingRules
@@ -115,7 +115,7 @@ def run_to_loop(folder, **flags):
             (loop, "train"): train,
             (sample_data, "build_missing"): lambda: None,
             (pretraining, "compare"): lambda contenders, _: [{"data": one.name} for one in contenders],
-            (pretraining, "measured_flops_per_second"): lambda dtype: 1e9,
+            (run_summary, "measured_flops_per_second"): lambda dtype: 1e9,
         },
         output_dir=folder,
         **flags,
