@@ -72,9 +72,8 @@ def files(tmp_path_factory):
     (folder / "next").mkdir()
     next_tokens.write_packs(folder / "next" / "packed.tfrecord", next_tokens.packed_and_unpacked()[0])
     ablated = ablate(WIDE, CHANGED["ablation"])
-    earlier = make_engine(
-        config=ablated, seed=7, optimizer=build_optimizer(PretrainingConfig(input_file="x", output_dir="y"))
-    )
+    optimizer = build_optimizer(PretrainingConfig(input_file="x", output_dir="y"))
+    earlier = make_engine(config=ablated, seed=7, optimizer=optimizer)
     for variable in earlier.optimizer.variables:
         variable.assign(np.full(variable.shape, MOMENT).astype(variable.dtype))
     earlier.optimizer.iterations.assign(STEPS_BEFORE)
@@ -146,17 +145,19 @@ def changed(files, tmp_path_factory):
     return seen
 
 
+def run_masked(folder, files, **sizes):
+    return run_to_loop(folder, **given(files[0], **MASKED, vocab_file=files[0] / "vocab.txt", **sizes))
+
+
 @pytest.fixture(scope="module")
 def masked(files, tmp_path_factory):
-    flags = {**given(files[0]), **MASKED, "vocab_file": files[0] / "vocab.txt"}
-    return run_to_loop(tmp_path_factory.mktemp("masked"), **flags)
+    return run_masked(tmp_path_factory.mktemp("masked"), files)
 
 
 @pytest.fixture(scope="module")
 def grown(files, tmp_path_factory):
     sizes = {"train_batch_size": 6, "initial_batch_size": 2, "batch_warmup_steps": 4, "micro_batch_size": 2}
-    flags = {**given(files[0]), **MASKED, "vocab_file": files[0] / "vocab.txt", **sizes}
-    return run_to_loop(tmp_path_factory.mktemp("grown"), **flags)
+    return run_masked(tmp_path_factory.mktemp("grown"), files, **sizes)
 
 
 def divided_by(seen, loss="mlm_loss", predicted="prediction_sequences"):
@@ -215,17 +216,9 @@ SEEN = recorded_calls.SEEN | {
 
 # These settings have their place in any run
 IN_ANY_RUN = [
-    *(
-        "epsilon",
-        "weight_decay",
-        "max_grad_norm",
-        "bert_config_file",
-        "remat",
-        "dtype",
-        "mlm_loss",
-        "ablation",
-    ),
-    *("hidden_dropout_prob", "attention_probs_dropout_prob", "train_batch_size", "micro_batch_size"),
+    *("epsilon", "weight_decay", "max_grad_norm", "bert_config_file", "remat", "dtype", "mlm_loss"),
+    *("ablation", "hidden_dropout_prob", "attention_probs_dropout_prob", "train_batch_size"),
+    "micro_batch_size",
 ]
 
 
