@@ -1,4 +1,4 @@
-"""`--compile_for`: the step of a tiny BERT, compiled for accelerators that are not here, and what is refused."""
+"""`--compile_for`: the step of a tiny BERT, compiled for accelerators that are not here; refusals."""
 
 import re
 
