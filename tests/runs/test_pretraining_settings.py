@@ -17,8 +17,9 @@ from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
 
 from bert_packed import cli
 from bert_packed.architectures.bert.model import count_flops
-from bert_packed.architectures.registry import PRETRAINING, ablate, config_json
+from bert_packed.architectures.registry import PRETRAINING, ablate, ablations, config_json
 from bert_packed.checkpoints import checkpoint
+from bert_packed.checkpoints.starting_weights import read_config
 from bert_packed.objectives.features import BATCH_NAMES
 from bert_packed.records import tfrecords
 from bert_packed.records.example_bytes import serialize_examples
@@ -199,6 +200,8 @@ SEEN = recorded_calls.SEEN | {
     "keep_optimizer_state": (kept, (STEPS_BEFORE, {MOMENT})),
     "mlm_loss": (divided_by, ["num_predictions"]),
     "ablation": (lambda seen: config_of(seen).ablation_no_next_sentence, True),
+    "ablation of a checkpoint": (lambda seen: ablations(read_config(seen.folder)), ["no_next_sentence"]),
+    "ablation, for people": (lambda seen: "ABLATION   no_next_sentence: PACKING IS BROKEN" in seen.out, True),
     "train_batch_size": (lambda seen: len(seen.batch["token_ids"]), 6),
     "eval_batch_size": (lambda seen: [len(batch) for batch in seen.engine.evaluated], [4]),
     "eval_steps": (lambda seen: seen.config.eval_steps, 5),
