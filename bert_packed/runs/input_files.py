@@ -132,7 +132,7 @@ def describe_inputs(paths, scans=None, are_checked=False):
     for path, scan in zip(paths, scans or map(tfrecords.scan_file, paths), strict=True):
         # Records with the checksum of a manifest need not be decoded to be trusted
         if promised.get(path) != {"sha256": scan.sha256, "num_records": scan.num_records}:
-            # names the record if the file is damaged
+            # This names the record if the file is damaged
             num_records = scan.num_records if are_checked else tfrecords.count_records(path)
             inputs.check_promises(promised.get(path, {}), path, num_records, scan.sha256)
         described.append({"path": str(path), "sha256": scan.sha256, "num_records": scan.num_records})

@@ -138,22 +138,16 @@ class TrainConfig:
         """Names of the splits of the text."""
         return ("train", "eval") if self.eval_fraction else ("train",)
 
-    @property
-    def data_settings(self):
-        """Settings that the instances and packs depend on: dict, with whole paths."""
-        return {name: value for name, value in self._settings().items() if name not in TRAINING}
-
-    @property
-    def training_settings(self):
-        """Settings that the training alone depends on: dict, with whole paths."""
-        return {name: value for name, value in self._settings().items() if name in TRAINING}
-
-    def _settings(self):
+    def recorded(self):
+        """Settings that the result depends on, with whole paths: dict of `data` and `training`."""
         settings = result_settings(self)
         if self.text_column == "text":  # older calls had no other
             del settings["text_column"]
-        paths = [name for name in PATHS if settings[name] and settings[name] not in MODEL_SIZES]
-        return settings | {name: name_of(os.path.abspath(settings[name])) for name in paths}
+        for name in PATHS:
+            if settings[name] and settings[name] not in MODEL_SIZES:
+                settings[name] = name_of(os.path.abspath(settings[name]))
+        training = {name: settings.pop(name) for name in TRAINING}
+        return {"data": settings, "training": training}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -161,7 +161,7 @@ def test_a_machine_with_copies_of_its_own_reads_them(files, store, tmp_path, rea
     found = run_together(2, work)
     assert [same(scans, files) for scans in found] == [True] * 2
     assert sorted(read) == sorted([*files, *files] * 2)
-    # it also says if they are other files
+    # It also says if they are other files
     scan = inputs.scan_unchanged
 
     def scan_other(path):
