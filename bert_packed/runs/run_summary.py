@@ -84,14 +84,8 @@ def describe_cost(config, model_config, model_flops, data, flops_per_second):
 
 
 def estimate_step_seconds(model_flops, spec, batch_size, flops_per_second):
-    """Rough seconds per step over full packs: for a BERT within a factor of two, on CPUs.
-
-    A Mamba takes longer: most of its time goes into the scan, which is no matrix product.
-
-    Args:
-        model_flops: An objective's function from sums to floating-point operations, forward and backward.
-        spec: `schema.PackSpec`.
-    """
+    """Rough seconds per step over full packs: for a BERT within a factor of two, on CPUs."""
+    # A Mamba takes longer: most of its time goes into the scan, which is no matrix product
     num_tokens = batch_size * spec.max_seq_length
     sums = {
         "num_tokens": num_tokens,

@@ -157,33 +157,27 @@ def check_as_trained(config, vocab_path):
     if not config.init_checkpoint:
         return
     folder = run_folder(config.init_checkpoint)
+    run = run_directory.read_run(folder) if folder else None
+    path = folder / run_directory.RUN_FILE if folder else Path(config.init_checkpoint) / TOKENIZER_CONFIG
+    case = trained_case(run) if folder else known_case(config.init_checkpoint)
+    # A tokenizer.json has its own rule
+    if file_name(vocab_path) == VOCAB_FILE and case not in (None, config.do_lower_case):
+        raise InputError(
+            f"`do_lower_case` must be as in the training of `init_checkpoint`, {case} by {path}. "
+            f"Received: {config.do_lower_case}."
+        )
     if not folder:
-        path = Path(config.init_checkpoint) / TOKENIZER_CONFIG
-        _check_case(config, vocab_path, known_case(config.init_checkpoint), path)
         beside = _vocab_beside(config.init_checkpoint, [file_name(vocab_path)])
         if beside and not _have_equal_tokens(beside, vocab_path, Path(vocab_path).read_bytes()):
             raise InputError(
                 f"`vocab_file` must have the tokens of {beside}. Received: {vocab_path}, with others."
             )
         return
-    run, path = run_directory.read_run(folder), folder / run_directory.RUN_FILE
-    kept = run.get("vocabulary") or {}
-    _check_case(config, vocab_path, trained_case(run), path)
-    known = {kept.get("sha256"), run["data"].get("vocab_sha256")} - {None}
+    known = {(run.get("vocabulary") or {}).get("sha256"), run["data"].get("vocab_sha256")} - {None}
     if known and file_sha256(vocab_path) not in known:
         raise InputError(
             f"`vocab_file` must be the one that `init_checkpoint` was trained with, by {path}. "
             f"Received: {vocab_path}, another one."
-        )
-
-
-def _check_case(config, vocab_path, do_lower_case, path):
-    """Refuse another `do_lower_case` than a model's, which `path` says; None where it is not known."""
-    # A tokenizer.json has its own rule
-    if file_name(vocab_path) == VOCAB_FILE and do_lower_case not in (None, config.do_lower_case):
-        raise InputError(
-            f"`do_lower_case` must be as in the training of `init_checkpoint`, {do_lower_case} by {path}. "
-            f"Received: {config.do_lower_case}."
         )
 
 

@@ -98,12 +98,6 @@ def test_a_second_phase_keeps_the_moments(whole):
     assert rates == pytest.approx([0.005, 0.01, 0.01, 0.005])
 
 
-def test_steps_are_those_of_epochs(whole):
-    flags = json.loads((whole("epochs")[1] / "run.json").read_text())["flags"]
-    # 15 packs make four steps of 4
-    assert (flags["num_train_steps"], flags["num_train_epochs"]) == (4, 0)
-
-
 def lose_the_last(folder, last):
     shutil.rmtree(folder / f"checkpoint-{last}")
 
@@ -149,8 +143,11 @@ def test_a_run_continues_bit_for_bit(whole, tmp_path, name, befall, last, messag
     assert steps == [last] * (2 if name == "plain" else 1)
 
 
-def test_steps_of_epochs_may_be_given_as_steps(whole, tmp_path):
+def test_steps_are_those_of_epochs_and_may_be_given(whole, tmp_path):
     flags, uninterrupted, _ = whole("epochs")
+    recorded = json.loads((uninterrupted / "run.json").read_text())["flags"]
+    # 15 packs make four steps of 4
+    assert (recorded["num_train_steps"], recorded["num_train_epochs"]) == (4, 0)
     folder = shutil.copytree(uninterrupted, tmp_path / "run")
     changes = {"output_dir": folder, "num_train_epochs": 0, "num_train_steps": 4}
     assert COMPLETE in pretrain(**{**flags, **changes}).out
