@@ -89,15 +89,6 @@ def test_a_run_leaves_what_it_says(uninterrupted):
     assert [int(row["step"]) for row in read_rows(uninterrupted / "eval_metrics.csv")] == [5, 8]
 
 
-def test_a_second_phase_keeps_the_moments(whole):
-    _, folder, out = whole("second phase")
-    assert "its optimizer's moments, of 8 steps, are kept" in out
-    assert load_file(folder / "checkpoint-4" / "training.safetensors")["lamb/iteration"] == 8 + 4
-    # The schedule is of this phase: it warms up for two steps, then goes down
-    rates = [float(row["learning_rate"]) for row in read_rows(folder / "metrics.csv")]
-    assert rates == pytest.approx([0.005, 0.01, 0.01, 0.005])
-
-
 def lose_the_last(folder, last):
     shutil.rmtree(folder / f"checkpoint-{last}")
 
