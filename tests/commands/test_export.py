@@ -89,7 +89,6 @@ MISTAKES = [
         {"init_checkpoint": "{models}/hf", "bert_config_file": "mamba-tiny"},
         "must be mamba. Received: bert.",
     ),
-    ("mamba", {"max_sequences_per_pack": 3}, "must be left out unless --format=saved_model. Received: 3."),
     pytest.param(
         "mamba",
         {"format": "saved_model", "max_predictions_per_pack": 76},

@@ -17,7 +17,7 @@ import pytest
 from packs import batch_of
 from pretraining_command import assert_refused, flags_of, pretrain, write_all, write_batch
 from safetensors.numpy import save_file
-from tiny import CONFIG, MAX_SEQ_LENGTH
+from tiny import CONFIG, MAX_SEQ_LENGTH, manifest_of
 
 from bert_packed.runs import pretraining
 from bert_packed.text.tokenization import SPECIAL_TOKENS
@@ -36,10 +36,9 @@ def data(tmp_path_factory):
     for name, words in {"long": 40, "plain": 4}.items():
         (folder / f"{name}.txt").write_text("word\n" * words)
     (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "pack"]) + "\n")
-    manifest = {"kind": "packed", "files": [], "num_sequences": 30, "num_packs": 15}
-    manifest |= {"histogram": {"lengths": [6]}, "vocab_size": 31, "vocab_sha256": "a"}
     (folder / "same").mkdir()
     shutil.copy(folder / "packed-0.tfrecord", folder / "same")
+    manifest = manifest_of(vocab_size=31, vocab_sha256="a")
     (folder / "same" / "manifest.json").write_text(json.dumps(manifest))
     return folder
 

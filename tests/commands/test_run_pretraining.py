@@ -26,7 +26,7 @@ from pretraining_command import (
     write_batch,
 )
 from safetensors.numpy import load_file
-from tiny import MAX_SEQ_LENGTH
+from tiny import MAX_SEQ_LENGTH, manifest_of
 
 from bert_packed.records.tfrecords import read_records
 from bert_packed.runs import pretraining
@@ -248,8 +248,7 @@ def test_packed_against_unpacked_is_reported(data, tmp_path, monkeypatch):
     changes = {**ALONE, "num_train_steps": 2, "micro_batch_size": 0}
     flags = flags_of(packs, tmp_path / "run", unpacked_input_file=unpacked_file, json=report, **changes)
     assert pretrain(**flags).status == 2  # no manifest says how many sequences a pack holds
-    promise = {"num_sequences": 30, "num_packs": 15, "files": [], "histogram": {"lengths": [6]}}
-    (packs / "manifest.json").write_text(json.dumps({"kind": "packed", **promise}))
+    (packs / "manifest.json").write_text(json.dumps(manifest_of(num_sequences=30)))
     assert pretrain(**flags, overwrite=True).status == 0
     content = json.loads(report.read_text())
     assert [row["data"] for row in content["metrics"]] == ["train"]

@@ -183,6 +183,10 @@ MISTAKES = {
         ({"format": "onnx"}, "`format` must be one of hf, keras, saved_model"),
         ({"format": "keras", "vocab_file": "v"}, "`vocab_file` must be left out"),
         ({"format": "keras", "audit_file": "v"}, "`audit_file` must be left out unless --format=hf"),
+        *(
+            ({name: 3}, f"`{name}` must be left out unless --format=saved_model. Received: 3.")
+            for name in ("max_sequences_per_pack", "max_predictions_per_pack")
+        ),
     ],
     TrainConfig: [
         ({"vocab_file": "v", "vocab_size": 50}, "`vocab_size` must be left out with vocab_file"),

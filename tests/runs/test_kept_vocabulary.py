@@ -7,6 +7,7 @@ import shutil
 import pytest
 from exports import run_export
 from pretraining_command import arguments, run, write_all
+from tiny import manifest_of
 
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256
@@ -23,8 +24,7 @@ def data(tmp_path_factory):
     """Packs whose manifest says that they are of a cased vocabulary, which lies beside them."""
     folder = write_all(tmp_path_factory.mktemp("data"))
     (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "Pack", "##ed"]) + "\n")
-    manifest = {"kind": "packed", "num_packs": 15, "num_sequences": 36, "histogram": {"lengths": [6]}}
-    manifest |= {"vocab_sha256": file_sha256(folder / "vocab.txt"), "do_lower_case": False, "files": []}
+    manifest = manifest_of(vocab_sha256=file_sha256(folder / "vocab.txt"), do_lower_case=False)
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
 

@@ -11,7 +11,7 @@ import next_tokens
 import numpy as np
 import pytest
 from packs import random_packs, write_packs
-from tiny import CONFIG, MAX_SEQ_LENGTH, write_data
+from tiny import CONFIG, MAX_SEQ_LENGTH, manifest_of, write_data
 from unpacked_records import make_features, write_features
 
 from bert_packed.architectures.registry import OBJECTIVE_HEADS
@@ -54,15 +54,8 @@ def place(root, tmp_path):
                 copy.write(source.read())
             sha256 = scan_file(path).sha256
             listed.append({"name": os.path.basename(path), "num_records": count, "sha256": sha256})
-        manifest = {
-            "kind": "packed",
-            "num_packs": 15,
-            "num_sequences": 36,
-            "vocab_size": CONFIG.vocab_size,
-            "vocab_sha256": "aa",
-            "histogram": {"lengths": [3, 6], "counts": [30, 6]},
-            "files": listed,
-        } | changes
+        claims = {"vocab_size": CONFIG.vocab_size, "vocab_sha256": "aa", "files": listed}
+        manifest = manifest_of(**claims | changes)
         storage.write_text(f"{folder}/manifest.json", json.dumps(manifest))
         return f"{folder}/*.tfrecord"
 

@@ -13,7 +13,7 @@ import pytest
 import recorded_calls
 from packs import VOCAB_SIZE, batch_of, random_packs, random_sequence, write_packs
 from recorded_calls import SAVES, add_results, arguments, other_run, run
-from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
+from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine, manifest_of
 
 from bert_packed import cli
 from bert_packed.architectures.bert.model import count_flops
@@ -62,8 +62,8 @@ def files(tmp_path_factory):
     single = batch_of([[s] for pack in packs["b"] for s in pack], MAX_SEQ_LENGTH, 1, 8)
     features = {name: single[ours] for name, ours in BATCH_NAMES.items()}
     tfrecords.write_records(folder / "unpacked.tfrecord", serialize_examples(features))
-    manifest = {"kind": "packed", "files": [], "num_sequences": 12 * FACTOR, "num_packs": 12}
-    (folder / "b" / "manifest.json").write_text(json.dumps({**manifest, "histogram": {"lengths": [6]}}))
+    manifest = manifest_of(num_sequences=12 * FACTOR, num_packs=12)
+    (folder / "b" / "manifest.json").write_text(json.dumps(manifest))
     narrow = dataclasses.replace(CONFIG, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     for name, config in (("narrow", narrow), ("wide", WIDE)):
         (folder / f"{name}.json").write_text(json.dumps(dataclasses.asdict(config)))

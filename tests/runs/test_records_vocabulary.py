@@ -5,7 +5,7 @@ import os
 
 import pytest
 from byte_tokenizers import ours
-from tiny import write_data
+from tiny import manifest_of, write_data
 
 from bert_packed.architectures.bert.config import ModelConfig
 from bert_packed.core import storage
@@ -26,15 +26,8 @@ def packed(tmp_path, monkeypatch):
         os.mkdir(name)
     write_data(tmp_path / "packed")
     save_vocab(Vocabulary((*SPECIAL_TOKENS, "a", "##b")), "vocab.txt")
-    manifest = {
-        "kind": "packed",
-        "num_packs": 15,
-        "num_sequences": 36,
-        "histogram": {"lengths": [3, 6], "counts": [30, 6]},
-        "vocab_sha256": storage.file_sha256("vocab.txt"),
-        "inputs": [describe_path("instances/train-0.tfrecord", "packed")],
-        "files": [],
-    }
+    inputs = [describe_path("instances/train-0.tfrecord", "packed")]
+    manifest = manifest_of(vocab_sha256=storage.file_sha256("vocab.txt"), inputs=inputs)
     (tmp_path / "packed" / "manifest.json").write_text(json.dumps(manifest))
     return tmp_path / "packed"
 
