@@ -104,9 +104,8 @@ class PackedFiles:
     @property
     def longest(self):
         """Longest sequence in the manifests, or 0."""
-        return max(
-            (max(manifest["histogram"]["lengths"], default=0) for manifest in self.manifests), default=0
-        )
+        lengths = (max(manifest["histogram"]["lengths"], default=0) for manifest in self.manifests)
+        return max(lengths, default=0)
 
 
 NO_PACKS = PackedFiles([], None, [], False)

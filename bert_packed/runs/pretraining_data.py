@@ -280,11 +280,9 @@ def _check_comparable(train, unpacked):
             "`unpacked_input_file` needs the packing factor of `input_file`, from a manifest.json beside it. "
             "Received: none."
         )
-    if sum(m["num_sequences"] for m in unpacked.manifests) not in (
-        # The number of unpacked records is unknown, as no manifest is beside them
-        0,
-        sum(m["num_sequences"] for m in train.manifests),
-    ):
+    counts = [sum(m["num_sequences"] for m in found.manifests) for found in (unpacked, train)]
+    # The number of unpacked records is unknown where no manifest is beside them
+    if counts[0] not in (0, counts[1]):
         raise InputError(
             "`unpacked_input_file` must hold the sequences of `input_file`. Received manifests with other "
             "numbers of sequences."
