@@ -1,12 +1,33 @@
 """`--compile_for`: the step of a tiny BERT, compiled for accelerators that are not here; refusals."""
 
+import dataclasses
+import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
-from compile_for_command import LENGTH, MICRO, PACKS, command, write_all
+from packs import random_packs, write_packs
+from tiny import CONFIG
 
 pytest.importorskip("libtpu", reason="pip install -e '.[aot]'")
 
+ROOT = Path(__file__).parents[2]
+LENGTH, PACKS, MICRO = 128, 8, 4
+MODEL = dataclasses.replace(
+    CONFIG,
+    hidden_size=128,
+    num_hidden_layers=1,
+    num_attention_heads=4,
+    intermediate_size=256,
+    vocab_size=512,
+    max_position_embeddings=LENGTH,
+    hidden_dropout_prob=0.1,
+    attention_probs_dropout_prob=0.1,
+)
 # A multiply-add is two operations, of the whole step and its three products of each: forward, and backward by
 # both factors. A few tiny products of [CLS] become sums on a TPU
 LAYER = 2 * (4 * 128 * 128 + 2 * 128 * 256 + 2 * LENGTH * 128)
@@ -19,7 +40,40 @@ def kernel_of(target):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return write_all(tmp_path_factory.mktemp("aot"))
+    """Packs and the model's config."""
+    folder = tmp_path_factory.mktemp("aot")
+    packs = random_packs(np.random.default_rng(0), 4, LENGTH)
+    write_packs(folder / "packed.tfrecord", packs, LENGTH, num_predictions=24)
+    (folder / "bert_config.json").write_text(json.dumps(dataclasses.asdict(MODEL)))
+    return folder
+
+
+def command(folder, target, backend="jax", start=(ROOT / "run_pretraining.py",), **flags):
+    """`run_pretraining.py --compile_for` in a process: that, ended, and its report where there is one."""
+    flags = {
+        "input_file": folder / "packed.tfrecord",
+        "bert_config_file": folder / "bert_config.json",
+        "train_batch_size": PACKS,
+        "micro_batch_size": MICRO,
+        "compile_only": folder / "compiled",
+        "compile_for": target,
+        **flags,
+    }
+    (folder / "compiled" / "step.json").unlink(missing_ok=True)
+    argv = [f"--{name}={value}" for name, value in flags.items()]
+    # A user has none of the options that tests compile with
+    ours = ("XLA_FLAGS", "TF_XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS", "JAX_COMPILATION_CACHE_DIR")
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    done = subprocess.run(
+        [sys.executable, *start, *argv],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env=environment | {"KERAS_BACKEND": backend},
+    )
+    written = folder / "compiled" / "step.json"
+    return done, json.loads(written.read_text()) if written.exists() else None
 
 
 @pytest.fixture(scope="module")
