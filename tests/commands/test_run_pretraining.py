@@ -113,7 +113,7 @@ MOMENTS = [
     ("plain", damage_the_last, 8, [CONTINUED, DAMAGED, "training.safetensors must have the SHA-256"]),
     ("plain", lose_the_evaluation, 8, [COMPLETE]),
     ("plain", lambda *_: None, 8, [COMPLETE]),
-    ("epochs", lose_the_last, 4, [CONTINUED]),
+    ("epochs", lambda *_: None, 4, [COMPLETE]),
     ("second phase", lose_the_last, 4, [CONTINUED]),
 ]
 
@@ -298,7 +298,7 @@ def test_weights_that_are_not_finite_are_never_saved(data, tmp_path, plant):
         return sums
 
     plant(start)
-    changes = {"save_checkpoints_steps": 1, "keep_checkpoint_max": 1, "num_train_steps": 3}
+    changes = {"save_checkpoints_steps": 1, "keep_checkpoint_max": 1, "num_train_steps": 3, **ALONE}
     seen = pretrain(**flags_of(data, tmp_path / "run", **changes))
     assert seen.status == 2 and "checkpoint-3 is not written" in seen.error and seen.error.count("\n") == 1
     assert f"start from {tmp_path}/run/checkpoint-2, the last good checkpoint" in seen.error
@@ -322,7 +322,7 @@ def test_a_step_that_is_not_finite_is_left_out(data, tmp_path, plant):
 
     plant(start)
     folder = tmp_path / "run"
-    flags = flags_of(data, folder, num_train_steps=3, log_steps=1)
+    flags = flags_of(data, folder, num_train_steps=3, log_steps=1, **ALONE)
     seen = pretrain(**flags)
     (line,) = [line for line in seen.error.splitlines() if "left out" in line]
     assert seen.status == 0 and line.startswith("step 2 is left out, the weights stay: ")

@@ -225,7 +225,7 @@ def test_meshes_and_steps_to_profile():
 
 
 def test_steps_of_epochs_read_every_pack():
-    for epochs, packs, steps in ((2.0, 15, 8), (1.0, 16, 4), (0.07, 100, 2), (0.001, 15, 1)):
+    for epochs, packs, steps in ((2.0, 15, 8), (1.0, 16, 4), (0.07, 100, 2), (0.55, 15, 3), (0.001, 15, 1)):
         found = config(num_train_epochs=epochs, train_batch_size=4).resolved(packs)
         assert (found.num_train_steps, found.num_train_epochs) == (steps, 0.0)
     growth = {"initial_batch_size": 2, "micro_batch_size": 2, "batch_warmup_steps": 4}
