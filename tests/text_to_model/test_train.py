@@ -256,7 +256,9 @@ def test_another_training_may_begin_until_a_checkpoint_is_there(text, finished, 
     """It is on the same packs, which are kept."""
     folder = copy(finished, tmp_path / "my", "run", "model")
     before = files_in(folder)
-    assert before - begun(folder, text, num_train_epochs=5.0) == {"audit.json", "flags/pretrain.flags"}
+    other = {"num_train_epochs": 5.0, "train_batch_size": 3, "learning_rate": 0.5, "attention": "dense"}
+    other |= {"distribution": "mirrored", "bert_config_file": "bert-tiny"}
+    assert before - begun(folder, text, **other) == {"audit.json", "flags/pretrain.flags"}
 
 
 @pytest.mark.parametrize(
