@@ -1,4 +1,4 @@
-"""Manifests beside a run's records: checked on this machine and behind a URL alike."""
+"""Manifests beside a run's records, behind a URL as on this machine."""
 
 import contextlib
 import dataclasses
@@ -30,10 +30,10 @@ from data_gen.pack_job import pack
 COUNTS = (9, 6)
 
 
-@pytest.fixture(params=["local", "memory://training"])
-def root(request, tmp_path):
-    """A folder of this machine, or of TensorFlow's file system in memory."""
-    folder = str(tmp_path / "data") if request.param == "local" else f"{request.param}-{tmp_path.name}"
+@pytest.fixture
+def root(tmp_path):
+    """A folder behind a URL, in memory; the records of other tests are files of this machine."""
+    folder = f"memory://training-{tmp_path.name}"
     yield folder
     storage.remove_folder(folder)
 
