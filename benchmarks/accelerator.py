@@ -189,7 +189,7 @@ def describe_device():
     """The first device of JAX: a row of a table."""
     import jax
 
-    from bert_packed.runs.step_cost import measured_flops_per_second
+    from bert_packed.runs.run_summary import measured_flops_per_second
 
     first = jax.devices()[0]
     known = accelerator_of(first.device_kind)

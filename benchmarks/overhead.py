@@ -145,7 +145,7 @@ def fresh_mask_steps(config, folder):
 def masked_batches(config, folder):
     """A run's engine, and its endless batches: dict from `WITH` and `WITHOUT` fresh masks."""
     from bert_packed.runs.pretraining import Run
-    from bert_packed.runs.run_batches import train_batches
+    from bert_packed.runs.pretraining_data import train_batches
 
     dynamic = PretrainingConfig(
         input_file=config.input_file,

@@ -4,8 +4,8 @@
 """
 
 import dataclasses
-import importlib
 import importlib.metadata
+import pkgutil
 import sys
 from collections.abc import Callable
 
@@ -28,11 +28,11 @@ class Command:
 
     def load_config(self):
         """The class of the settings."""
-        return _load(self.config)
+        return pkgutil.resolve_name(self.config)
 
     def load_function(self) -> Callable:
         """The function that does the work."""
-        return _load(self.function)
+        return pkgutil.resolve_name(self.function)
 
 
 COMMANDS = {
@@ -91,11 +91,6 @@ COMMANDS = {
         "bert_packed.runs.checkpoint_export:export_checkpoint",
     ),
 }
-
-
-def _load(name):
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
 
 
 def usage():
@@ -185,17 +180,12 @@ def squad(config):
     if config.is_sample:
         from data_gen.sample_data import QUESTIONS_FILE, build_vocabulary
 
-        # A checkpoint's ids mean the WordPieces of the vocabulary beside it
-        own_vocab = (
-            "" if config.vocab_file or config.init_checkpoint else build_vocabulary(config.do_lower_case)
-        )
-        config = dataclasses.replace(
-            config,
-            train_file=str(QUESTIONS_FILE),
-            predict_file=str(QUESTIONS_FILE),
-            vocab_file=config.vocab_file or own_vocab,
-            bert_config_file=config.bert_config_file or ("" if config.init_checkpoint else "bert-tiny"),
-        )
+        vocab_file, model = config.vocab_file, config.bert_config_file
+        if not config.init_checkpoint:  # whose ids mean the WordPieces of the vocabulary beside it
+            vocab_file = vocab_file or build_vocabulary(config.do_lower_case)
+            model = model or "bert-tiny"
+        files = dict.fromkeys(("train_file", "predict_file"), str(QUESTIONS_FILE))
+        config = dataclasses.replace(config, **files, vocab_file=vocab_file, bert_config_file=model)
     return fine_tune(config)
 
 

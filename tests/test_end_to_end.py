@@ -28,7 +28,7 @@ def run(module, config_class, **flags):
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    """A text, taken through create, pack (packed and at depth 1) and verify."""
+    """A text, taken through create, pack (at every depth and at depth 1) and verify."""
     folder = tmp_path_factory.mktemp("job")
     rng = np.random.default_rng(0)
     documents = [
@@ -36,26 +36,25 @@ def job(tmp_path_factory):
             " ".join(rng.choice(WORDS[number % 7 :: 7], rng.integers(3, 9))) + "."
             for _ in range(rng.integers(1, 9))
         )
-        for number in range(60)
+        for number in range(40)
     ]
     (folder / "text.txt").write_text("\n\n".join(documents))
     length = {"max_seq_length": MAX_SEQ_LENGTH, "num_workers": 1, "num_shards": 2}
     files = {"input_file": folder / "text.txt", "output_dir": folder / "instances"}
-    sizes = {"vocab_size": 160, "dupe_factor": 2, "eval_fraction": 0.2}
+    sizes = {"vocab_size": 160, "dupe_factor": 2, "eval_fraction": 0}
     assert run(create_pretraining_data, CreateConfig, **files, **sizes, **length) == 0
-    for split in ("train", "eval"):
-        records = f"{folder}/instances/{split}-*.tfrecord"
-        for name, depth in (("packed", "max"), ("unpacked", 1)):
-            files = {"input_file": records, "output_dir": folder / name / split}
-            assert run(pack_tfrecords, PackConfig, **files, **length, max_sequences_per_pack=depth) == 0
-            files = {"input_file": records, "packed_file": f"{folder}/{name}/{split}/*.tfrecord"}
-            assert run(verify_tfrecords, verify_tfrecords.VerifyConfig, **files) == 0
+    records = f"{folder}/instances/train-*.tfrecord"
+    for name, depth in (("packed", "max"), ("unpacked", 1)):
+        files = {"input_file": records, "output_dir": folder / name}
+        assert run(pack_tfrecords, PackConfig, **files, **length, max_sequences_per_pack=depth) == 0
+        files = {"input_file": records, "packed_file": f"{folder}/{name}/*.tfrecord"}
+        assert run(verify_tfrecords, verify_tfrecords.VerifyConfig, **files) == 0
     return folder
 
 
 def test_packs_hold_several_sequences(job):
     packed, unpacked = (
-        json.loads((job / name / "train" / "manifest.json").read_text()) for name in ("packed", "unpacked")
+        json.loads((job / name / "manifest.json").read_text()) for name in ("packed", "unpacked")
     )
     assert packed["packing_factor"] > 1.3 and packed["depth"] >= 2
     assert unpacked["packing_factor"] == 1 and unpacked["spec"]["max_sequences_per_pack"] == 1
@@ -65,19 +64,15 @@ def test_packs_hold_several_sequences(job):
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("mlm_loss", ["per_sequence", "per_token"])
 def test_packed_and_unpacked_files_give_the_same_figures(job, mlm_loss):
-    config = _with_vocabulary(job)
+    vocab_size = json.loads((job / "instances" / "manifest.json").read_text())["vocab_size"]
+    config = dataclasses.replace(CONFIG, vocab_size=vocab_size, max_position_embeddings=MAX_SEQ_LENGTH)
     engine = make_engine(mlm_loss, config)
     figures = []
     for name in ("packed", "unpacked"):
-        files = find_files(f"{job}/{name}/eval/*.tfrecord", "eval_input_file")
+        files = find_files(f"{job}/{name}/*.tfrecord", "input_file")
         spec = read_pack_spec(files)
         total = {}
-        for batch in CheckedBatches(eval_batches(files, spec, 4), files, spec, config):
+        for batch in CheckedBatches(eval_batches(files, spec, 16), files, spec, config):
             total = add_sums(total, to_floats(engine.eval_step(batch)))
         figures.append({**total, **engine.objective.means(total)})
     assert figures[0] == pytest.approx(figures[1], rel=1e-5)
-
-
-def _with_vocabulary(job):
-    vocab_size = json.loads((job / "instances" / "manifest.json").read_text())["vocab_size"]
-    return dataclasses.replace(CONFIG, vocab_size=vocab_size, max_position_embeddings=MAX_SEQ_LENGTH)

@@ -46,6 +46,13 @@ def write_data(folder, num_packs=(9, 6), seed=0):
     return files
 
 
+def manifest_of(**claims):
+    """The manifest of packs of `write_data`, with other claims: dict."""
+    histogram = {"lengths": [3, 6], "counts": [30, 6]}
+    counts = {"num_packs": 15, "num_sequences": 36, "histogram": histogram}
+    return {"kind": "packed", "files": [], **counts, **claims}
+
+
 @dataclasses.dataclass
 class Trained:
     """An engine, figures of its steps, moments after the first, weights and state after the last."""

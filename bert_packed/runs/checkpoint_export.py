@@ -18,7 +18,11 @@ def export_checkpoint(config):
     do not fit, or the folder is in use.
     """
     config = dataclasses.replace(config, init_checkpoint=find_model(config.init_checkpoint))
-    check_backend(config, choose_backend())
+    backend = choose_backend()
+    if config.format == "saved_model" and backend != "tensorflow":
+        raise InputError(
+            f"`format` must not be saved_model unless KERAS_BACKEND=tensorflow. Received: {backend}."
+        )
     output = check_output(config.output_dir)
     # These import Keras, which --help need not wait for
     from bert_packed.architectures.packed_model import build_model
@@ -37,7 +41,13 @@ def export_checkpoint(config):
     head, num_outputs = starting_weights.stored_head(config.init_checkpoint)
     if head not in family.heads:
         head = family.heads[0]  # loading says whose tensors they are
-    check_shapes(config, family, export_formats.signature_letters(head))
+    for name, letter in (("max_sequences_per_pack", "K"), ("max_predictions_per_pack", "P")):
+        # A size that nothing reads would be taken for honoured
+        if getattr(config, name) and letter not in export_formats.signature_letters(head):
+            raise InputError(
+                f"`{name}` must be left out for this {family.name}, whose SavedModel has no input of that "
+                f"size. Received: {getattr(config, name)}."
+            )
     check_memory(model_config)
     model = build_model(head, model_config, seed=0, num_outputs=num_outputs)
     found = starting_weights.load(config.init_checkpoint, named_weights(model), model_config, head)
@@ -65,14 +75,6 @@ def export_checkpoint(config):
         print(f"pushed to {push_folder(output, config.push_to_hub)}")
 
 
-def check_backend(config, backend):
-    """Raise `InputError` where a backend cannot write the format."""
-    if config.format == "saved_model" and backend != "tensorflow":
-        raise InputError(
-            f"`format` must not be saved_model unless KERAS_BACKEND=tensorflow. Received: {backend}."
-        )
-
-
 def check_output(output_dir):
     """The path of a folder that an export may take; raises `InputError`."""
     output = Path(output_dir).resolve()
@@ -96,6 +98,7 @@ def check_fits(config, model_config):
 FORMATS = ("hf", "keras", "saved_model")
 DEFAULT_DEPTH, DEFAULT_PREDICTIONS = 3, 76
 IF_HF = {"format=hf": "be left out unless --format=hf"}
+IF_SAVED_MODEL = {"format=saved_model": "be left out unless --format=saved_model"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,10 +149,14 @@ class ExportConfig:
     batch_size: int = setting(8, "saved_model: packs per call", minimum=1, group="SavedModel")
     max_seq_length: int = setting(512, "saved_model: tokens per pack", minimum=1)
     max_sequences_per_pack: int = setting(
-        0, "saved_model of a BERT that pre-trains or classifies: sequences per pack; 0 = 3"
+        0,
+        "saved_model of a BERT that pre-trains or classifies: sequences per pack; 0 = 3",
+        only_with=IF_SAVED_MODEL,
     )
     max_predictions_per_pack: int = setting(
-        0, "saved_model of a BERT that pre-trains: masked-LM positions per pack; 0 = 76"
+        0,
+        "saved_model of a BERT that pre-trains: masked-LM positions per pack; 0 = 76",
+        only_with=IF_SAVED_MODEL,
     )
 
     def __post_init__(self):
@@ -167,16 +174,3 @@ class ExportConfig:
             self.max_sequences_per_pack or min(DEFAULT_DEPTH, self.max_seq_length),
             self.max_predictions_per_pack or DEFAULT_PREDICTIONS,
         )
-
-
-def check_shapes(config, family, letters):
-    """Raise `InputError` where a size is given that no input of the export has."""
-    for name, letter in (("max_sequences_per_pack", "K"), ("max_predictions_per_pack", "P")):
-        # A size that nothing reads would be taken for honoured
-        value, why = getattr(config, name), None
-        if config.format != "saved_model":
-            why = "unless --format=saved_model"
-        elif letter not in letters:
-            why = f"for this {family.name}, whose SavedModel has no input of that size"
-        if value and why:
-            raise InputError(f"`{name}` must be left out {why}. Received: {value}.")

@@ -86,12 +86,7 @@ def _run_of_shapes(config, target):
 
 
 def compile_step(run):
-    """List of the `StepProgram`s of the training step of a `Run`, over the devices of its target.
-
-    Raises:
-        TooLargeError: the step needs more memory than an absent device has.
-        MemoryError: a device of this process has too little.
-    """
+    """List of the `StepProgram`s of a run; `TooLargeError` or `MemoryError` where a step does not fit."""
     config, target, engine = run.config, run.target, run.build_engine()
     if config.layout != "none":
         print(engine.replicas.layout.describe(run.model_config))
@@ -103,22 +98,13 @@ def compile_step(run):
 
 
 def find_largest(run):
-    """Find the largest micro-batch whose step fits the absent devices of a `Run`, as `search_largest` does.
-
-    A step has the packs of `train_batch_size`, rounded up to whole micro-batches. One of a single micro-batch
-    has no gradients to add up, and so may fit where one of several does not.
-
-    Returns:
-        (config with that micro-batch, its `StepProgram`s).
-
-    Raises:
-        TooLargeError: not even one pack a device fits.
-    """
+    """Find the largest micro-batch whose step fits the absent devices: its config and `StepProgram`s."""
     config, target = run.config, run.target
     unit = target.num_devices if config.layout == "none" else count_replicas(config.layout, config.mesh_shape)
     found = {}
 
     def fits(size):
+        # A step of one micro-batch has no gradients to add up, so it may fit where one of several does not
         num_parts = -(-config.train_batch_size // (size * unit))
         tried = dataclasses.replace(
             config,
@@ -145,12 +131,9 @@ def find_largest(run):
 
 
 def forecast(report, target):
-    """Figures of a step beside those of the devices that it was compiled for: dict.
-
-    `peak_share` is of the peak of products in bfloat16, from the compiler's estimate; None where it has none,
-    or the program has Pallas kernels, which count as they declare.
-    """
+    """Figures of a step beside those of the devices that it was compiled for: dict."""
     seconds, flops = report["estimated_seconds"], report["matmul_flops"]
+    # The peak is of products in bfloat16; operations of Pallas kernels count as these declare
     is_known = seconds is not None and flops is not None and not report["kernels"]
     return {
         "device_kind": target.devices[0].device_kind,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from bert_packed.architectures import registry
 from bert_packed.checkpoints import checkpoint
-from bert_packed.checkpoints.export_formats import check_vocabulary, write_hugging_face
+from bert_packed.checkpoints.export_formats import write_hugging_face
 from bert_packed.core.hub import DATA_SET
 from bert_packed.core.settings import InputError
-from bert_packed.core.storage import file_sha256, read_json, write_folder
+from bert_packed.core.storage import read_json, write_folder
 from bert_packed.records.inputs import folder_of
 from bert_packed.records.provenance import read_manifest, resolve_path
 from bert_packed.runs.pretraining_config import PretrainingConfig
@@ -31,37 +31,13 @@ TASKS = {
     registry.TOKEN_CLASSIFICATION: "token-classification",
     CAUSAL_LM: "text-generation",
 }
-FIELDS = {field.name: field for field in dataclasses.fields(PretrainingConfig)}
-# Flags that may change while a run continues, so no result depends on them
-NOT_RESULTS = {name for name, field in FIELDS.items() if field.metadata["changeable"]}
-
-
-def check_export(config, model_config, data):
-    """Check the tokenizer that a run is to export, before the run starts.
-
-    Raises `InputError` where the vocabulary is no such file, has more tokens than the model, or is not the
-    records'; `OSError` where it cannot be read.
-    """
-    path = config.export_vocab_file
-    if not path:
-        return
-    check_vocabulary(path, model_config, "export_vocab_file")
-    known = data.train.vocabularies or ([data.vocabulary.facts["sha256"]] if data.vocabulary else [])
-    # There is nothing to compare with without manifests and `vocab_file`
-    if known and file_sha256(path) not in known:
-        raise InputError(
-            "`export_vocab_file` must be the vocabulary of `input_file`, by the manifest.json beside that or "
-            f"by `vocab_file`. Received: {path}, another one."
-        )
 
 
 def export_step(folder, step, model, weights, config, data):
     """Write `export-STEP`, whole or not at all, in place of an earlier export of the step; return its path.
 
-    Raises `NotFiniteError` where a weight is NaN or infinite, and `OSError` where the disk is full.
+    Raises `NotFiniteError` where a weight is NaN or infinite.
     """
-    # All records are of one vocabulary, so the first manifest that has the rule speaks for all
-    cased = [manifest["do_lower_case"] for manifest in data.train.manifests if "do_lower_case" in manifest]
     with write_folder(folder / f"export-{step}") as partial:
         write_hugging_face(
             partial,
@@ -69,7 +45,7 @@ def export_step(folder, step, model, weights, config, data):
             weights,
             vocab_file=config.export_vocab_file or find_copy(folder),
             max_length=trained_length(read_run(folder)),
-            do_lower_case=cased[0] if cased else True,
+            do_lower_case=data.train.do_lower_case is not False,
         )
         write_model_card(partial, model, _read_record(folder, step), step)
     return folder / f"export-{step}"
@@ -125,14 +101,14 @@ def write_model_card(folder, model, run=None, step=None, audit=None, languages="
         f"- {family.name.lower()}",
         "- sequence-packing",
     ]
-    texts = [text for origin, manifest in _manifests(run) for text in _texts(origin, manifest)]
+    manifests = _manifests(run)
+    texts = [text for origin, manifest in manifests for text in _texts(origin, manifest)]
     front += [*origins(run.get("flags", {}).get("init_checkpoint", ""), texts, languages), "---"]
     sections = {
-        "Held-out scores": [f"- {score}: {value:.6g}" for score, value in (run.get("scores") or {}).items()]
-        or ["Not known."],
-        "Data": _data(run),
-        "Packing": _packing(run),
-        "Recipe": _recipe(run, step),
+        "Held-out scores": [f"- {score}: {value:.6g}" for score, value in (run.get("scores") or {}).items()],
+        "Data": _data(manifests),
+        "Packing": _packing(manifests),
+        "Recipe": [] if step is None else _recipe(run, step),
         "Audit": _audit(audit),
         "Not known": ["License, intended use and limits, and languages unless the head has them: add them."],
     }
@@ -140,7 +116,7 @@ def write_model_card(folder, model, run=None, step=None, audit=None, languages="
     if registry.ablations(model.config):
         lines += [f"**Packing was broken on purpose: {', '.join(registry.ablations(model.config))}.**", ""]
     for title, content in sections.items():
-        lines += [f"## {title}", "", *content, ""]
+        lines += [f"## {title}", "", *(content or ["Not known."]), ""]
     (Path(folder) / CARD_FILE).write_text("\n".join(lines), encoding="utf-8")
 
 
@@ -163,10 +139,7 @@ def _code(folder, name):
     return ["```python", f"from transformers import {', '.join(opened.values())}", *lines, "```"]
 
 
-def _data(run):
-    manifests = _manifests(run)
-    if not manifests:
-        return ["Not known."]
+def _data(manifests):
     lines = []
     for folder, manifest in manifests:
         sequences = f"{manifest['num_sequences']:,} sequences"
@@ -199,24 +172,19 @@ def _texts(folder, manifest):
     return texts.values()
 
 
-def _packing(run):
-    manifests = _manifests(run)
-    if not manifests:
-        return ["Not known."]
-    lines = ["| packs | tokens each | most sequences in one | packing factor | tokens that are no padding |"]
-    lines.append("|---|---|---|---|---|")
+def _packing(manifests):
+    rows = []
     for _, manifest in manifests:
         spec, efficiency = manifest["spec"], f"{100 * manifest['efficiency']:.2f} %"
-        lines.append(
+        rows.append(
             f"| {manifest['num_packs']:,} | {spec['max_seq_length']} | {spec['max_sequences_per_pack']} | "
             f"{manifest['packing_factor']:.3f} | {efficiency} |"
         )
-    return lines
+    head = "| packs | tokens each | most sequences in one | packing factor | tokens that are no padding |"
+    return [head, "|---|---|---|---|---|", *rows] if rows else []
 
 
 def _recipe(run, step):
-    if step is None:
-        return ["Not known."]
     flags = run["flags"]
     steps, packs = flags.get("num_train_steps"), flags.get("train_batch_size")
     lines = [f"{step:,} optimizer steps" + (f" of {steps:,}." if steps else ".")]
@@ -227,11 +195,14 @@ def _recipe(run, step):
     if backends:
         lines.append(f"Trained under {', then '.join(backends)}.")
     lines += ["", "```"]
-    defaults = {name: field.default for name, field in FIELDS.items()} if "objective" in flags else {}
+    fields = dataclasses.fields(PretrainingConfig)
+    # Flags that may change while a run continues, so no result depends on them
+    changeable = {field.name for field in fields if field.metadata["changeable"]}
+    defaults = {field.name: field.default for field in fields} if "objective" in flags else {}
     lines += [
         f"--{name}={value}"
         for name, value in flags.items()
-        if name not in NOT_RESULTS and value != defaults.get(name, "")
+        if name not in changeable and value != defaults.get(name, "")
     ]
     return [*lines, "```"]
 

@@ -25,14 +25,10 @@ from bert_packed.objectives.pretraining import choose_objective
 from bert_packed.parallel.processes import ALONE, Alone
 from bert_packed.parallel.replicas import check_shares, make_replicas
 from bert_packed.parallel.targets import Target, devices_here
-from bert_packed.runs import run_directory, vocabulary
-from bert_packed.runs.exports import check_export, export_step
+from bert_packed.runs import pretraining_data, run_directory, run_summary, vocabulary
+from bert_packed.runs.exports import export_step
 from bert_packed.runs.interleaved_timing import Contender, compare
 from bert_packed.runs.pretraining_config import PretrainingConfig, PretrainingResult
-from bert_packed.runs.pretraining_data import PackedData, check_fits, model_config_of, read_data
-from bert_packed.runs.run_batches import eval_batches, train_batches
-from bert_packed.runs.run_summary import describe_cost, describe_run, last_figures, show_line, tell_skipped
-from bert_packed.runs.step_cost import measured_flops_per_second
 from bert_packed.training import loop, metrics_log
 from bert_packed.training.backend import TRAINING_COPIES, Profile, check_memory, out_of_memory_names
 from bert_packed.training.engines import make_engine
@@ -60,7 +56,7 @@ class Run:
     config: PretrainingConfig
     processes: Alone = ALONE
     target: Target = dataclasses.field(default_factory=devices_here)
-    data: PackedData | None = None
+    data: pretraining_data.PackedData | None = None
     model_config: BaseConfig | None = None
     folder: Path | None = None
     latest: Path | None = None
@@ -105,15 +101,15 @@ class Run:
         Checked here: that `output_dir` is empty or a run's; files, shapes, manifests, vocabularies and every
         byte of the records; that they fit model and objective; the vocabulary of exports.
         """
-        self.data = read_data(self.config, self.processes)
+        self.data = pretraining_data.read_data(self.config, self.processes)
         self.config = self.config.resolved(self.data.num_packs)
         self.fit_model()
-        check_export(self.config, self.model_config, self.data)
+        vocabulary.check_export(self.config, self.model_config, self.data)
 
     def fit_model(self):
         """Make the model's config by flags and vocabulary, and check that the records fit it."""
-        self.model_config = model_config_of(self.config, self.data)
-        check_fits(self.data, self.model_config, self.config)
+        self.model_config = pretraining_data.model_config_of(self.config, self.data)
+        pretraining_data.check_fits(self.data, self.model_config, self.config)
 
     @contextlib.contextmanager
     def open_directory(self):
@@ -133,7 +129,7 @@ class Run:
                     starting_weights.check(start, self.model_config, OBJECTIVE_HEADS[config.objective])
                 vocabulary.check_start(start, self.model_config, self.data.vocabulary)
                 # A mistake in them would otherwise show after training
-                for _ in itertools.islice(eval_batches(self), config.max_eval_steps or None):
+                for _ in itertools.islice(pretraining_data.eval_batches(self), config.max_eval_steps or None):
                     continue
             yield
 
@@ -144,7 +140,7 @@ class Run:
         checkpoint. Only then is an earlier run removed, and a new one recorded.
         """
         config, processes, data = self.config, self.processes, self.data
-        processes.say(describe_run(config, self.model_config, data, self.kernels.description))
+        processes.say(run_summary.describe_run(config, self.model_config, data, self.kernels.description))
         steps_before = 0
         if config.keep_optimizer_state:
             # The optimizer needs the number when it is built: its schedule begins at that step
@@ -175,10 +171,12 @@ class Run:
         is_complete = self.first_step == config.num_train_steps
         rate = None
         if processes.is_first and not is_complete:
-            rate = measured_flops_per_second(dtype=DTYPES_OF_PRODUCTS[config.dtype])
+            rate = run_summary.measured_flops_per_second(dtype=DTYPES_OF_PRODUCTS[config.dtype])
         scale = self.scale(rate)
         if rate and not self.latest:
-            processes.say(describe_cost(config, self.model_config, scale.model_flops, self.data, rate))
+            processes.say(
+                run_summary.describe_cost(config, self.model_config, scale.model_flops, self.data, rate)
+            )
         hooks = self.hooks(scale)
         if is_complete:
             processes.say(f"the run is complete: {self.latest} holds all {self.first_step:,} steps")
@@ -193,7 +191,7 @@ class Run:
             return PretrainingResult(config.output_dir, [], [], stopped_by)
         metrics = []
         if processes.is_first:
-            metrics = last_figures(self.folder, self.objective.figures)
+            metrics = run_summary.last_figures(self.folder, self.objective.figures)
             if self.engine.num_train_traces:
                 print(f"compiled   {self.engine.num_train_traces} training program")
             self.report(metrics)
@@ -271,7 +269,7 @@ class Run:
 
         def note_skipped(step, why, sources):
             # Each process knows where its own packs are from
-            tell_skipped(step, why, sources)
+            run_summary.tell_skipped(step, why, sources)
             run_directory.record_skipped(folder, self.processes.index, step, why, sources)
 
         def prune():
@@ -279,9 +277,9 @@ class Run:
                 checkpoint.prune_checkpoints(folder, config.keep_checkpoint_max)
 
         return loop.Hooks(
-            batches=functools.partial(train_batches, self),
+            batches=functools.partial(pretraining_data.train_batches, self),
             log=log.write,
-            show=show_line if is_first else lambda _: None,
+            show=run_summary.show_line if is_first else lambda _: None,
             evaluate=(lambda step: eval_log[0].write(self.evaluate(step))) if eval_log else None,
             save=self.save,
             export=self.export if config.export_every else None,
@@ -318,7 +316,7 @@ class Run:
 
     def evaluate(self, step):
         """Evaluate the held-out packs; returns the row of a step: dict."""
-        with contextlib.closing(ReadAhead(eval_batches(self))) as batches:
+        with contextlib.closing(ReadAhead(pretraining_data.eval_batches(self))) as batches:
             sums = loop.evaluate(self.engine, batches, self.config.max_eval_steps)
         means = self.engine.objective.means(sums)
         return {"step": step, **means, "num_sequences": int(sums["num_sequences"])}
@@ -350,7 +348,7 @@ class Run:
             ("unpacked", self.build_engine(), unpacked, 1.0),
             ("packed", self.engine, packed, packed.packing_factor),
         ):
-            with contextlib.closing(train_batches(full, packs=packs)) as ahead:
+            with contextlib.closing(pretraining_data.train_batches(full, packs=packs)) as ahead:
                 batches = list(itertools.islice(ahead, NUM_TIMED_STEPS))
             # The factor is of all data: these few packs may hold more or fewer sequences
             per_step = factor * config.train_batch_size

@@ -1,117 +1,27 @@
-"""Packed records of a run, read and checked before the first batch: files, shapes, counts, factor."""
+"""Data of a pre-training run: packs that are checked before the first step, and their batches."""
 
 import dataclasses
 import functools
+import itertools
 import os
 
-import numpy as np
-
 from bert_packed.architectures import registry
-from bert_packed.assembly.assignment import PackOrder
 from bert_packed.checkpoints.export_formats import check_form
 from bert_packed.core.settings import InputError
-from bert_packed.data.dynamic_masking import DynamicMasking
-from bert_packed.data.read_order import index_files
+from bert_packed.data import input_pipeline
+from bert_packed.data.batches import CheckedBatches, GrowingBatches, ReadAhead
+from bert_packed.data.dynamic_masking import DynamicMasking, MaskedBatches
+from bert_packed.data.read_order import ProcessShard, balance_steps
 from bert_packed.objectives.pretraining import check_losses, check_records
 from bert_packed.parallel.processes import ALONE
+from bert_packed.parallel.replicas import count_replicas, group_of
 from bert_packed.records import record_rules
 from bert_packed.records.inputs import find_files, folder_of
-from bert_packed.records.provenance import MANIFEST_NAME, dicts_in, read_manifest, resolve_path
+from bert_packed.records.provenance import MANIFEST_NAME, read_manifest
 from bert_packed.records.read_bert import read_packed
-from bert_packed.records.read_causal import find_num_rows
-from bert_packed.records.tfrecords import FileScan
-from bert_packed.runs.input_files import describe_inputs, scan_inputs
+from bert_packed.runs.input_files import NO_PACKS, PackedFiles, describe_inputs, packed_manifest, scan_inputs
 from bert_packed.runs.run_directory import SCANS_FILE, check_own
 from bert_packed.runs.vocabulary import RecordsVocabulary, find_records_vocabulary, make_masking
-from bert_packed.schema import PackSpec
-
-
-@dataclasses.dataclass(frozen=True)
-class PackedFiles:
-    """The records that one flag names."""
-
-    files: list[str]  # none where the flag is empty
-    spec: PackSpec | None  # their fixed shapes; None without files
-    manifests: list[dict]  # beside them, of those folders that have one of packed records
-    has_all_manifests: bool  # whether every folder has one
-    found: list[FileScan] | None = None  # of each file; None where they are not read
-
-    @functools.cached_property
-    def index(self):
-        """Positions of the packs: `PackIndex`; its first use reads the files that are not read yet."""
-        return index_files(self.files, self.found)
-
-    @property
-    def packing_factor(self):
-        """Mean sequences per pack, or None where a folder has no manifest."""
-        if not self.files or not self.has_all_manifests:
-            return None
-        # The manifests have both numbers: counting the sequences would decode every record
-        num_packs = sum(manifest["num_packs"] for manifest in self.manifests)
-        return sum(manifest["num_sequences"] for manifest in self.manifests) / num_packs
-
-    @functools.cached_property
-    def plans(self):
-        """`PackOrder` by folder; of each file its folder, and the number there of its first pack or None."""
-        orders, firsts = {}, {}
-        folders = [folder_of(path) for path in self.files]
-        for folder in {*folders}:
-            manifest = _packed_manifest(folder) or {}
-            if "plan" in manifest:
-                strategies = {tuple(lengths): count for lengths, count in manifest["plan"]["strategies"]}
-                orders[folder] = PackOrder(strategies, manifest["settings"]["random_seed"])
-                before = 0
-                for entry in manifest["files"]:
-                    firsts[folder, entry["name"]] = before
-                    before += entry["num_records"]
-        names = zip(folders, map(os.path.basename, self.files), strict=True)
-        return orders, np.array(folders), [firsts.get(name) for name in names]
-
-    def count_pairs(self, packs):
-        """Pairs of tokens that attention computes in packs of `index`, int64 `[n]`, by manifests' plans."""
-        files = np.searchsorted(self.index.starts, packs, side="right") - 1
-        orders, folders, firsts = self.plans
-        numbers, pairs = packs - self.index.starts[files] + np.array(firsts)[files], np.zeros_like(packs)
-        for folder, order in orders.items():
-            own = folders[files] == folder
-            pairs[own] = order.count_pairs(numbers[own], self.spec.max_seq_length)
-        return pairs
-
-    @functools.cached_property
-    def num_rows(self):
-        """R, rows in which packs follow one another (`--split_sequences`); 0 where each is alone."""
-        return find_num_rows(self.files) if self.files else 0
-
-    @functools.cached_property
-    def input_folders(self):
-        """Folders of what the packs were made of, by the manifests beside them: list, each once."""
-        folders = {}  # a dict keeps their order
-        for folder in dict.fromkeys(folder_of(path) for path in self.files):
-            manifest = read_manifest(folder, any_json=True) or {}
-            for entry in dicts_in(manifest.get("inputs")):
-                if isinstance(entry.get("path"), str):
-                    folders[folder_of(resolve_path(entry, folder))] = None
-        return list(folders)
-
-    @property
-    def vocabularies(self):
-        """Checksums of the vocabularies in the manifests: sorted list."""
-        return sorted({m["vocab_sha256"] for m in self.manifests if m.get("vocab_sha256")})
-
-    @property
-    def vocab_size(self):
-        """Size of the vocabulary, or None where no manifest has it."""
-        return max((manifest.get("vocab_size") or 0 for manifest in self.manifests), default=0) or None
-
-    @property
-    def longest(self):
-        """Longest sequence in the manifests, or 0."""
-        return max(
-            (max(manifest["histogram"]["lengths"], default=0) for manifest in self.manifests), default=0
-        )
-
-
-NO_PACKS = PackedFiles([], None, [], False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,11 +65,12 @@ def read_data(config, processes=ALONE):
     """
     # This comes before a reading of all records, which may take long
     check_own(config.output_dir)
-    names = ("input_file", "eval_input_file", "unpacked_input_file")
     check_losses(config, config.objective)
+    names = ("input_file", "eval_input_file", "unpacked_input_file")
     train, held_out, unpacked = (_find_packs(config, name) for name in names)
-    _check_rows(config, train, {"eval_input_file": held_out, "unpacked_input_file": unpacked})
-    check_claims(config, {"input_file": train, "eval_input_file": held_out})
+    others = {"eval_input_file": held_out, "unpacked_input_file": unpacked}
+    _check_rows(config, train, others)
+    _check_claims(config, {"input_file": train, "eval_input_file": held_out})
     _check_balance(config, train)
     # The correction adapts LAMB's betas to the sequences of a step, which are then unknown
     if train.packing_factor is None and config.packing_correction == "betas":
@@ -167,7 +78,7 @@ def read_data(config, processes=ALONE):
             "`packing_correction` must be none where no manifest.json beside the records gives the packing "
             "factor. Received: betas."
         )
-    _check_vocabularies({name: found for name, found in zip(names, (train, held_out, unpacked), strict=True)})
+    _check_vocabularies({"input_file": train, **others})
     if unpacked.files:
         _check_comparable(train, unpacked)
     # This comes before the scan, too: a missing vocabulary should not cost a pass over all records
@@ -180,8 +91,8 @@ def read_data(config, processes=ALONE):
     if train.num_rows:
         _check_all_rows(train)
     inputs = {
-        "input_file": describe_inputs(train.files, train.found, are_checked=True),
-        "eval_input_file": describe_inputs(held_out.files, held_out.found, are_checked=True),
+        name: describe_inputs(found.files, found.found, are_checked=True)
+        for name, found in (("input_file", train), ("eval_input_file", held_out))
     }
     return PackedData(train, held_out, unpacked, inputs, vocabulary, make_masking(config, vocabulary))
 
@@ -206,16 +117,13 @@ def read_eval_data(config):
     check_losses(config, config.objective)
     held_out = _find_packs(config, "eval_input_file")
     _check_rows(config, NO_PACKS, {"eval_input_file": held_out})
-    check_claims(config, {"eval_input_file": held_out})
+    _check_claims(config, {"eval_input_file": held_out})
     describe_inputs(held_out.files)
     return PackedData(held_out, held_out, NO_PACKS, {})
 
 
-def check_claims(config, found):
-    """Check `max_seq_length` and `max_predictions_per_seq` against records and the instances' manifests.
-
-    `found` is a dict from flag name to `PackedFiles`. Raises `InputError` where they disagree.
-    """
+def _check_claims(config, found):
+    """Check `max_seq_length` and `max_predictions_per_seq` against records and the instances' manifests."""
     for name, packs in found.items():
         if not packs.files:
             continue
@@ -225,16 +133,15 @@ def check_claims(config, found):
                 f"Received: {config.max_seq_length}."
             )
         most = config.max_predictions_per_seq
-        manifests = {folder: read_manifest(folder, any_json=True) or {} for folder in packs.input_folders}
-        known = {folder: _predictions_in(manifest) for folder, manifest in manifests.items()}
+        known = {folder: _predictions_in(folder) for folder in packs.input_folders}
         for folder, number in known.items():
             if most and number not in (None, most):
                 raise InputError(
                     f"`max_predictions_per_seq` must be that of the instances of `{name}`, {number} by "
                     f"{folder}/{MANIFEST_NAME}. Received: {most}."
                 )
-        if most and None in (*known.values(), *([] if known else [None])):
-            # If no manifest has it, the first packs are read, though others may hold more
+        # Where a manifest does not have it, the first packs are read, though others may hold more
+        if most and (not known or None in known.values()):
             number = int(next(read_packed(packs.files[0]))["num_predictions"].max())
             if number > most:
                 raise InputError(
@@ -243,8 +150,9 @@ def check_claims(config, found):
                 )
 
 
-def _predictions_in(manifest):
-    """The `max_predictions_per_seq` of a manifest of instances, or None."""
+def _predictions_in(folder):
+    """The `max_predictions_per_seq` of the instances in a folder, by their manifest; None without one."""
+    manifest = read_manifest(folder, any_json=True) or {}
     settings = manifest.get("settings")
     number = settings.get("max_predictions_per_seq") if isinstance(settings, dict) else None
     return number if manifest.get("kind") == "unpacked" and type(number) is int else None
@@ -287,7 +195,7 @@ def _find_packs(config, name):
     files = find_files(pattern, name)
     spec = record_rules.read_pack_spec(files, name, pattern)
     folders = sorted({folder_of(path) for path in files})
-    manifests = [manifest for folder in folders if (manifest := _packed_manifest(folder))]
+    manifests = [manifest for folder in folders if (manifest := packed_manifest(folder))]
     found = PackedFiles(files, spec, manifests, len(manifests) == len(folders))
     check_records(config, name, found)
     return found
@@ -351,12 +259,6 @@ def _check_all_rows(train):
         )
 
 
-def _packed_manifest(folder):
-    """The manifest of a folder if it is one of packed records, else None."""
-    manifest = read_manifest(folder)
-    return manifest if manifest and manifest.get("kind") == "packed" else None
-
-
 def _check_vocabularies(found):
     known = {name: packs.vocabularies for name, packs in found.items() if packs.vocabularies}
     if len({checksum for checksums in known.values() for checksum in checksums}) > 1:
@@ -378,12 +280,73 @@ def _check_comparable(train, unpacked):
             "`unpacked_input_file` needs the packing factor of `input_file`, from a manifest.json beside it. "
             "Received: none."
         )
-    if sum(m["num_sequences"] for m in unpacked.manifests) not in (
-        # The number of unpacked records is unknown, as no manifest is beside them
-        0,
-        sum(m["num_sequences"] for m in train.manifests),
-    ):
+    counts = [sum(m["num_sequences"] for m in found.manifests) for found in (unpacked, train)]
+    # The number of unpacked records is unknown where no manifest is beside them
+    if counts[0] not in (0, counts[1]):
         raise InputError(
             "`unpacked_input_file` must hold the sequences of `input_file`. Received manifests with other "
             "numbers of sequences."
         )
+
+
+def train_batches(run, first_step=0, packs=None):
+    """`ReadAhead` of the endless batches of a `Run` from `first_step` on, this process's part of each.
+
+    `packs` are `PackedFiles`; None for the training packs.
+    """
+    config, masking, features = run.config, run.data.masking, run.objective.features
+    num_devices, packs = 0 if packs else config.balanced_devices, packs or run.data.train
+    shard, batch_size, first_batch = _shard_of(run), config.train_batch_size, first_step
+    growth, sizes = config.growth, itertools.repeat(batch_size)
+    if growth:
+        # Read micro-batch by micro-batch: a step is as many of them as it has grown to
+        batch_size = config.packs_at_once
+        first_batch = growth.packs_before(first_step) // batch_size
+        sizes = (int(growth.packs(step)) for step in itertools.count(first_step))
+    arrange = None
+    if num_devices > 1:
+        arrange = functools.partial(
+            balance_steps,
+            sizes=sizes,
+            count_pairs=packs.count_pairs,
+            num_devices=num_devices,
+            micro_batch_size=config.packs_at_once,
+            num_packs=packs.index.num_packs,
+            first=first_batch * batch_size,
+        )
+    packed = input_pipeline.train_batches(
+        packs.index,
+        packs.spec,
+        batch_size,
+        config.random_seed,
+        config.shuffle_buffer_size,
+        first_batch,
+        features,
+        shard,
+        arrange,
+    )
+    batches = CheckedBatches(packed, packs.files, packs.spec, run.model_config, features)
+    if masking:
+        batches = MaskedBatches(batches, masking, packs.index, shard, batch_size, first_batch)
+    if growth:
+        batches = GrowingBatches(batches, growth, first_step)
+    return ReadAhead(batches)
+
+
+def eval_batches(run):
+    """Batches of the held-out packs of a `Run`, this process's part of each; none without such packs."""
+    packs, features = run.data.eval, run.objective.features
+    if not packs.files:
+        return ()
+    packed = input_pipeline.eval_batches(
+        packs.files, packs.spec, run.config.eval_batch_size, features, _shard_of(run), packs.index
+    )
+    return CheckedBatches(packed, packs.files, packs.spec, run.model_config, features)
+
+
+def _shard_of(run):
+    config, num, index = run.config, run.processes.num, run.processes.index
+    if config.layout != "none":
+        # The processes that share one copy of the model compute the same packs
+        index, num = group_of(index, num, count_replicas(config.layout, config.mesh_shape))
+    return ProcessShard(config.packs_at_once, index, num)

@@ -1,15 +1,22 @@
-"""The settings of a pre-training run, in groups, each under one heading of `--help`.
-
-Names are google-research/bert's wherever it has one.
-"""
+"""The settings of a pre-training run. Names are google-research/bert's wherever it has one."""
 
 import dataclasses
 
 from bert_packed.architectures.registry import MODEL_SIZES, WEIGHTINGS, parse_ablation
 from bert_packed.core.settings import advanced, setting, variant
 from bert_packed.parallel.targets import parse_target
-from bert_packed.runs import run_config
-from bert_packed.runs.run_config import DATA, LOGS, MASKING, MEMORY, MODEL, OBJECTIVE, OPTIMIZER, RUN, STEPS
+from bert_packed.runs.run_config import (
+    DATA,
+    LOGS,
+    MASKING,
+    MEMORY,
+    MODEL,
+    OBJECTIVE,
+    OPTIMIZER,
+    RUN,
+    STEPS,
+    RunConfig,
+)
 from bert_packed.schema import MLM, MLM_NSP, OBJECTIVES
 from bert_packed.text.masking import MASK_REPLACE_PROB, RANDOM_REPLACE_PROB
 
@@ -42,14 +49,11 @@ def parse_mesh(text):
 
 
 @dataclasses.dataclass(frozen=True)
-class DataSettings(run_config.DataSettings):
-    """Records that a run reads, and where it writes."""
+class PretrainingSettings(RunConfig):
+    """Settings of a pre-training run, by their headings in `--help`."""
 
     output_dir: str = variant(
-        run_config.DataSettings,
-        "output_dir",
-        "",
-        help="where checkpoints, metrics.csv and TensorBoard events go",
+        RunConfig, "output_dir", "", help="where checkpoints, metrics.csv and TensorBoard events go"
     )
     input_file: str = setting(
         "", "packed training TFRecords: comma-separated paths or globs", required=True, group=DATA
@@ -82,20 +86,15 @@ class DataSettings(run_config.DataSettings):
     )
     shuffle_buffer_size: int = advanced(1000, "packs held to shuffle; 1 = the order on disk", minimum=1)
 
-
-@dataclasses.dataclass(frozen=True)
-class ModelSettings(run_config.ModelSettings):
-    """The model, and the weights that it starts from."""
-
     bert_config_file: str = variant(
-        run_config.ModelSettings,
+        RunConfig,
         "bert_config_file",
         "bert-base",
         help=f"size name ({', '.join(MODEL_SIZES)}) or path of a bert_config.json, or of the "
         "config.json of a ModernBERT or Mamba",
     )
     init_checkpoint: str = variant(
-        run_config.ModelSettings,
+        RunConfig,
         "init_checkpoint",
         "",
         help="checkpoint whose weights start this run: a folder of ours or Hugging Face's, NAME or "
@@ -126,11 +125,6 @@ class ModelSettings(run_config.ModelSettings):
         parse=parse_ablation,
     )
 
-
-@dataclasses.dataclass(frozen=True)
-class ObjectiveSettings:
-    """The objective, and the weights of its parts."""
-
     objective: str = setting(
         MLM_NSP,
         "what is learned: mlm_nsp, masked tokens and next sentences, by a BERT; mlm, masked tokens alone, of "
@@ -144,11 +138,6 @@ class ObjectiveSettings:
         choices=WEIGHTINGS,
     )
     lm_loss: str = advanced("per_token", "as mlm_loss, for objective=causal_lm", choices=WEIGHTINGS)
-
-
-@dataclasses.dataclass(frozen=True)
-class MaskingSettings:
-    """Masks of every epoch."""
 
     masking: str = setting(
         "static",
@@ -176,11 +165,6 @@ class MaskingSettings:
         only_with=IF_DYNAMIC,
     )
 
-
-@dataclasses.dataclass(frozen=True)
-class StepSettings(run_config.StepSettings):
-    """Batches, and the steps of the schedule."""
-
     initial_batch_size: int = advanced(
         0,
         "packs of the first step, whole micro-batches; more follow with every step until batch_warmup_steps; "
@@ -204,11 +188,6 @@ class StepSettings(run_config.StepSettings):
         "decay",
     )
 
-
-@dataclasses.dataclass(frozen=True)
-class OptimizerSettings(run_config.OptimizerSettings):
-    """The optimizer, and the form of the decay."""
-
     packing_correction: str = setting(
         "none",
         "betas: beta_1 and beta_2 to the power of the data's packing factor (Efficient Sequence Packing, "
@@ -229,13 +208,8 @@ class OptimizerSettings(run_config.OptimizerSettings):
         only_with={"decay_type=polynomial": "be 1 with decay_type={decay_type}"},
     )
 
-
-@dataclasses.dataclass(frozen=True)
-class DeviceSettings(run_config.DeviceSettings):
-    """Devices that share a step."""
-
     distribution: str = variant(
-        run_config.DeviceSettings,
+        RunConfig,
         "distribution",
         "none",
         only_with={"compile_for=": "be none with compile_for, whose devices all share a step"},
@@ -264,11 +238,6 @@ class DeviceSettings(run_config.DeviceSettings):
         "micro-batch; 0 = as shuffled",
     )
 
-
-@dataclasses.dataclass(frozen=True)
-class LogSettings(run_config.LogSettings):
-    """Evaluations, exports and traces during the run."""
-
     eval_steps: int = setting(
         0, "steps between evaluations; 0 = only at the end", only_with=IF_EVALUATED, group=LOGS
     )
@@ -295,11 +264,6 @@ class LogSettings(run_config.LogSettings):
         parse=parse_profile_steps,
         changeable=True,
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class CallSettings(run_config.CallSettings):
-    """The part of a run that this call does."""
 
     do_train: bool = setting(
         True,

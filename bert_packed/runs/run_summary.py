@@ -1,13 +1,21 @@
-"""Summaries for people before, while and after a run trains: lines of text and rows of tables."""
+"""Summaries of a run for people, and the cost of a step before it is compiled."""
 
 import sys
+import time
+
+from keras import ops
 
 from bert_packed.architectures.registry import ablations, family_of
 from bert_packed.core.progress import count_of, describe_duration
-from bert_packed.runs.step_cost import count_full_steps, estimate_step_seconds
+from bert_packed.training.backend import compiled
 from bert_packed.training.metrics_log import read_rows
 
 LONG_STEP_SECONDS = 30
+MATMUL_SIZE, LARGEST_MATMUL = 1024, 8192
+LEAST_MATMUL_SECONDS = 2e-3
+# Real steps of bert-tiny to bert-base took this much more than their matrix products: element-wise work,
+# softmax and the update come on top
+OVERHEAD = 1.5
 
 
 def describe_run(config, model_config, data, attention):
@@ -50,9 +58,12 @@ def describe_run(config, model_config, data, attention):
 def describe_cost(config, model_config, model_flops, data, flops_per_second):
     """Cost of a full step on this machine, and ways to make it smaller where it is long: lines of text."""
     seconds = estimate_step_seconds(model_flops, data.train.spec, config.train_batch_size, flops_per_second)
+    full_steps = config.num_train_steps
+    if config.growth:
+        full_steps = config.growth.packs_before(config.num_train_steps) / config.train_batch_size
     lines = [
         f"cost       about {describe_duration(seconds)} a step on this machine, about "
-        f"{describe_duration(seconds * count_full_steps(config))} for "
+        f"{describe_duration(seconds * full_steps)} for "
         f"{count_of(config.num_train_steps, 'step')}, and half a minute or more to compile"
     ]
     # A user's first run looks as if it hung in such a step
@@ -70,6 +81,46 @@ def describe_cost(config, model_config, model_flops, data, flops_per_second):
             "shorten it with --num_warmup_steps"
         )
     return "\n".join(lines)
+
+
+def estimate_step_seconds(model_flops, spec, batch_size, flops_per_second):
+    """Rough seconds per step over full packs: for a BERT within a factor of two, on CPUs."""
+    # A Mamba takes longer: most of its time goes into the scan, which is no matrix product
+    num_tokens = batch_size * spec.max_seq_length
+    sums = {
+        "num_tokens": num_tokens,
+        # Attention computes its two products of scores in full: the mask does not save them
+        "num_pairs": num_tokens * spec.max_seq_length,
+        "num_predictions": batch_size * (spec.max_predictions_per_pack or spec.max_seq_length),
+        "num_sequences": 0,
+    }
+    return OVERHEAD * model_flops(sums) / flops_per_second
+
+
+def measured_flops_per_second(repeats=10, dtype="float32"):
+    """This machine's rate at a compiled matrix product of "float32" or "bfloat16": the best of `repeats`."""
+    # The best counts, as other programs slow some of these milliseconds down, but not a whole run. The side
+    # grows from 1024 by doubling: on a small product an accelerator would spend less than on being called
+    product = compiled(lambda a: ops.matmul(a, a))
+    size = MATMUL_SIZE
+    while True:
+        matrix = ops.full((size, size), 1e-3, dtype)
+        # This call compiles, so it is not timed
+        _wait(product(matrix))
+        seconds = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            _wait(product(matrix))
+            seconds.append(time.perf_counter() - start)
+        if min(seconds) >= LEAST_MATMUL_SECONDS or size >= LARGEST_MATMUL:
+            return 2 * size**3 / min(seconds)
+        size *= 2
+
+
+def _wait(matrix):
+    """Wait until a device has computed a matrix, of which one element is fetched."""
+    # `convert_to_numpy` fails on a bfloat16 of TensorFlow
+    return float(matrix[0, 0])
 
 
 def describe_counts(counts):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bert_packed.architectures.registry import family_of, load_model_config
 from bert_packed.checkpoints import checkpoint
+from bert_packed.checkpoints.export_formats import check_vocabulary
 from bert_packed.checkpoints.sentence_transformers import read_settings
 from bert_packed.core.hub import in_cache
 from bert_packed.core.settings import InputError
@@ -156,33 +157,27 @@ def check_as_trained(config, vocab_path):
     if not config.init_checkpoint:
         return
     folder = run_folder(config.init_checkpoint)
+    run = run_directory.read_run(folder) if folder else None
+    path = folder / run_directory.RUN_FILE if folder else Path(config.init_checkpoint) / TOKENIZER_CONFIG
+    case = trained_case(run) if folder else known_case(config.init_checkpoint)
+    # A tokenizer.json has its own rule
+    if file_name(vocab_path) == VOCAB_FILE and case not in (None, config.do_lower_case):
+        raise InputError(
+            f"`do_lower_case` must be as in the training of `init_checkpoint`, {case} by {path}. "
+            f"Received: {config.do_lower_case}."
+        )
     if not folder:
-        path = Path(config.init_checkpoint) / TOKENIZER_CONFIG
-        _check_case(config, vocab_path, known_case(config.init_checkpoint), path)
         beside = _vocab_beside(config.init_checkpoint, [file_name(vocab_path)])
         if beside and not _have_equal_tokens(beside, vocab_path, Path(vocab_path).read_bytes()):
             raise InputError(
                 f"`vocab_file` must have the tokens of {beside}. Received: {vocab_path}, with others."
             )
         return
-    run, path = run_directory.read_run(folder), folder / run_directory.RUN_FILE
-    kept = run.get("vocabulary") or {}
-    _check_case(config, vocab_path, trained_case(run), path)
-    known = {kept.get("sha256"), run["data"].get("vocab_sha256")} - {None}
+    known = {(run.get("vocabulary") or {}).get("sha256"), run["data"].get("vocab_sha256")} - {None}
     if known and file_sha256(vocab_path) not in known:
         raise InputError(
             f"`vocab_file` must be the one that `init_checkpoint` was trained with, by {path}. "
             f"Received: {vocab_path}, another one."
-        )
-
-
-def _check_case(config, vocab_path, do_lower_case, path):
-    """Refuse another `do_lower_case` than a model's, which `path` says; None where it is not known."""
-    # A tokenizer.json has its own rule
-    if file_name(vocab_path) == VOCAB_FILE and do_lower_case not in (None, config.do_lower_case):
-        raise InputError(
-            f"`do_lower_case` must be as in the training of `init_checkpoint`, {do_lower_case} by {path}. "
-            f"Received: {config.do_lower_case}."
         )
 
 
@@ -256,6 +251,25 @@ def keep_copy(folder, vocabulary):
     write_json(path, {**run_directory.read_run(folder), "vocabulary": vocabulary.facts})
 
 
+def check_export(config, model_config, data):
+    """Check the tokenizer that a run is to export, before the run starts.
+
+    Raises `InputError` where the vocabulary is no such file, has more tokens than the model, or is not the
+    records'; `OSError` where it cannot be read.
+    """
+    path = config.export_vocab_file
+    if not path:
+        return
+    check_vocabulary(path, model_config, "export_vocab_file")
+    known = data.train.vocabularies or ([data.vocabulary.facts["sha256"]] if data.vocabulary else [])
+    # There is nothing to compare with without manifests and `vocab_file`
+    if known and file_sha256(path) not in known:
+        raise InputError(
+            "`export_vocab_file` must be the vocabulary of `input_file`, by the manifest.json beside that or "
+            f"by `vocab_file`. Received: {path}, another one."
+        )
+
+
 def with_run_vocabulary(config):
     """An `ExportConfig` whose `vocab_file`, where it is empty, is that of the run of its checkpoint.
 
@@ -289,13 +303,11 @@ def find_records_vocabulary(config, train):
     with open_file(path) as file:
         content = file.read()
     is_wordpieces = file_name(path) == VOCAB_FILE
-    cased = [manifest["do_lower_case"] for manifest in train.manifests if "do_lower_case" in manifest]
     found = RecordsVocabulary(
         path,
         content,
         len(load_vocab(path)) if is_wordpieces else byte_bpe.load(path).vocab_size,
-        # All records are of one vocabulary, so the first manifest that has the rule speaks for all
-        cased[0] if cased and is_wordpieces else None,
+        train.do_lower_case if is_wordpieces else None,
     )
     checksum = found.facts["sha256"]
     # Ids of the records would mean other WordPieces, and random replacements would be none of theirs

@@ -202,7 +202,7 @@ def time_step(config):
     """Seconds of a step of a run that has not begun: the median of a few, after one that compiles."""
     from bert_packed.runs.interleaved_timing import Contender, compare  # Keras: not for --help
     from bert_packed.runs.pretraining import NUM_TIMED_STEPS, Run
-    from bert_packed.runs.run_batches import train_batches
+    from bert_packed.runs.pretraining_data import train_batches
 
     run = Run(config)
     run.read_data()

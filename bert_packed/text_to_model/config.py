@@ -8,7 +8,7 @@ from bert_packed.core.hub import name_of
 from bert_packed.core.settings import InputError, check_settings, result_settings, setting, variant
 from bert_packed.core.storage import check_local
 from bert_packed.packing.histogram import MAX_LENGTH
-from bert_packed.runs.run_config import DeviceSettings
+from bert_packed.runs.run_config import RunConfig
 from data_gen.jobs.runners import MAX_WORKERS, TEXT_WORKERS_HELP
 
 DATA, MODEL, STEPS, DEVICES = "Text", "Model", "Batches and steps", "Devices"
@@ -107,9 +107,9 @@ class TrainConfig:
         0.0, "peak learning rate; 0 = 5e-5 from init_checkpoint, else by the model's width"
     )
     random_seed: int = setting(12345, "seed of everything", maximum=2**31 - 1)
-    attention: str = variant(DeviceSettings, "attention", "auto", group=DEVICES)
+    attention: str = variant(RunConfig, "attention", "auto", group=DEVICES)
     distribution: str = variant(
-        DeviceSettings,
+        RunConfig,
         "distribution",
         "none",
         help="devices that share each step of the training, a part of its packs each: none is one, mirrored "
@@ -138,22 +138,16 @@ class TrainConfig:
         """Names of the splits of the text."""
         return ("train", "eval") if self.eval_fraction else ("train",)
 
-    @property
-    def data_settings(self):
-        """Settings that the instances and packs depend on: dict, with whole paths."""
-        return {name: value for name, value in self._settings().items() if name not in TRAINING}
-
-    @property
-    def training_settings(self):
-        """Settings that the training alone depends on: dict, with whole paths."""
-        return {name: value for name, value in self._settings().items() if name in TRAINING}
-
-    def _settings(self):
+    def recorded(self):
+        """Settings that the result depends on, with whole paths: dict of `data` and `training`."""
         settings = result_settings(self)
         if self.text_column == "text":  # older calls had no other
             del settings["text_column"]
-        paths = [name for name in PATHS if settings[name] and settings[name] not in MODEL_SIZES]
-        return settings | {name: name_of(os.path.abspath(settings[name])) for name in paths}
+        for name in PATHS:
+            if settings[name] and settings[name] not in MODEL_SIZES:
+                settings[name] = name_of(os.path.abspath(settings[name]))
+        training = {name: settings.pop(name) for name in TRAINING}
+        return {"data": settings, "training": training}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -105,7 +105,7 @@ def begin(config, folder, text):
     `describe_text` made it. Raises `InputError` where the directory is another's, or another call's.
     """
     path = folder.path(CALL_FILE)
-    call = {"text": text, "data": config.data_settings, "training": config.training_settings}
+    call = {"text": text, **config.recorded()}
     if not storage.exists(path):
         if os.path.isdir(folder.top) and (others := sorted(os.listdir(folder.top))):
             raise InputError(

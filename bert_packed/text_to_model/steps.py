@@ -212,8 +212,8 @@ def _make_packs(config, folder):
         )
         _write_flags(folder, f"pack-{split}", "pack", packed)
         row = metrics_row(manifest or pack(packed))
-        rows.append({"data": split, **{name: row[name] for name in ("sequences", "packs", "lower bound")}})
-        rows[-1] |= {name: row[name] for name in ("efficiency %", "packing factor")}
+        names = ("sequences", "packs", "lower bound", "efficiency %", "packing factor")
+        rows.append({"data": split, **{name: row[name] for name in names}})
     print_table(rows)
 
 
@@ -238,8 +238,8 @@ def _prove_packs(config, folder):
         row = {"data": split, "input sequences": result.num_input_sequences, "missing": result.num_missing}
         row |= {"packed sequences": result.num_packed_sequences, "unexpected": result.num_unexpected}
         rows.append(row)
-        failures += [f"the proof of the packs failed: {one}" for one in result.differences]
-        failures += [f"the proof of the packs failed: {one}" for one in result.false_claims]
+        faults = (*result.differences, *result.false_claims)
+        failures += [f"the proof of the packs failed: {one}" for one in faults]
     print_table(rows)
     if not failures:
         write_json(path, {"splits": rows, "files": stamps})

@@ -50,7 +50,7 @@ def test_a_failed_part_or_check_is_the_exit_status(tmp_path, monkeypatch):
         raise RuntimeError("no kernel\nfor this")
 
     monkeypatch.setattr(accelerator, "choose_backend", lambda: "jax")
-    monkeypatch.setattr("bert_packed.runs.step_cost.measured_flops_per_second", lambda dtype: 1e9)
+    monkeypatch.setattr("bert_packed.runs.run_summary.measured_flops_per_second", lambda dtype: 1e9)
     for name in ("KERAS_BACKEND", "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
         monkeypatch.setenv(name, os.environ.get(name, ""))
     monkeypatch.setattr(accelerator, "measure_steps", lambda *_: ([], []))

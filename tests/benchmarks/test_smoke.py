@@ -177,7 +177,7 @@ def speed_of_packing(folder, monkeypatch):
 
 def accelerator_without_time(folder, monkeypatch):
     monkeypatch.setattr(accelerator, "choose_backend", lambda: "jax")
-    monkeypatch.setattr("bert_packed.runs.step_cost.measured_flops_per_second", lambda dtype: 1e9)
+    monkeypatch.setattr("bert_packed.runs.run_summary.measured_flops_per_second", lambda dtype: 1e9)
     for name in ("KERAS_BACKEND", "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
         monkeypatch.setenv(name, os.environ.get(name, ""))
     pytest.importorskip("jax", reason="pip install -e '.[jax]'")

@@ -89,7 +89,6 @@ MISTAKES = [
         {"init_checkpoint": "{models}/hf", "bert_config_file": "mamba-tiny"},
         "must be mamba. Received: bert.",
     ),
-    ("mamba", {"max_sequences_per_pack": 3}, "must be left out unless --format=saved_model. Received: 3."),
     pytest.param(
         "mamba",
         {"format": "saved_model", "max_predictions_per_pack": 76},
@@ -107,15 +106,11 @@ def test_a_mistake_is_one_line(models, tmp_path, model, changes, message):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["keras", "hf", "saved_model"])
-@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
-def test_tensorflow_alone_writes_a_saved_model(name, backend):
-    config = ExportConfig(init_checkpoint="a", output_dir="b", format=name)
-    if (name, backend) != ("saved_model", "jax"):
-        checkpoint_export.check_backend(config, backend)
-        return
-    with pytest.raises(InputError, match=r"`format` must not be saved_model .*Received: jax\."):
-        checkpoint_export.check_backend(config, backend)
+def test_jax_writes_no_saved_model(models, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_export, "choose_backend", lambda: "jax")
+    flags = {"init_checkpoint": models / "bert", "output_dir": tmp_path / "new", "format": "saved_model"}
+    message = "`format` must not be saved_model unless KERAS_BACKEND=tensorflow. Received: jax."
+    assert_refused(export_checkpoint, ExportConfig, message, **flags)
 
 
 def test_an_output_is_missing_or_an_empty_folder(tmp_path, monkeypatch):

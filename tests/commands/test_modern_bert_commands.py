@@ -80,7 +80,7 @@ def flags_of(files, folder, **flags):
         "bert_config_file": files / "config.json",
         "train_batch_size": 4,
         "micro_batch_size": 2,
-        "num_train_steps": 2,
+        "num_train_steps": 1,
         "num_warmup_steps": 1,
         "hidden_dropout_prob": 0.1,
         "attention_probs_dropout_prob": 0.1,
@@ -98,10 +98,8 @@ def test_from_text_to_vectors(files, tmp_path):
     seen = train(files, tmp_path / "run")
     assert seen.status == 0 and "drawn again in every epoch, of 330 tokens" in seen.out, seen.error
     assert (tmp_path / "run" / "tokenizer.json").read_bytes() == (files / "roberta.json").read_bytes()
-    trained, config = (
-        checkpoint.read_weights(tmp_path / "run" / "checkpoint-2"),
-        read_config(tmp_path / "run"),
-    )
+    trained = checkpoint.read_weights(tmp_path / "run" / "checkpoint-1")
+    config = read_config(tmp_path / "run")
     start = named_weights(build_model(MASKED_LM, config, 12345))
     assert trained.keys() == start.keys()
     assert all(np.any(trained[name] != weight.numpy()) for name, weight in start.items())
@@ -150,7 +148,7 @@ def test_context_and_angles_change_by_flag(files, tmp_path):
         "as it was": {},
     }.items():
         assert train(files, tmp_path / name, **flags, **changes).status == 0
-        trained[name] = checkpoint.read_weights(tmp_path / name / "checkpoint-2")
+        trained[name] = checkpoint.read_weights(tmp_path / name / "checkpoint-1")
     assert starting_weights.read_config(tmp_path / "flag") == long
     for name, weights in trained["file"].items():
         np.testing.assert_array_equal(trained["flag"][name], weights, err_msg=name)

@@ -1,10 +1,33 @@
-"""`--compile_for`: the step of a tiny BERT, compiled for accelerators that are not here."""
+"""`--compile_for`: the step of a tiny BERT, compiled for accelerators that are not here; refusals."""
 
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
 import pytest
-from compile_for_command import LENGTH, MICRO, PACKS, command, write_all
+from packs import random_packs, write_packs
+from tiny import CONFIG
 
 pytest.importorskip("libtpu", reason="pip install -e '.[aot]'")
 
+ROOT = Path(__file__).parents[2]
+LENGTH, PACKS, MICRO = 128, 8, 4
+MODEL = dataclasses.replace(
+    CONFIG,
+    hidden_size=128,
+    num_hidden_layers=1,
+    num_attention_heads=4,
+    intermediate_size=256,
+    vocab_size=512,
+    max_position_embeddings=LENGTH,
+    hidden_dropout_prob=0.1,
+    attention_probs_dropout_prob=0.1,
+)
 # A multiply-add is two operations, of the whole step and its three products of each: forward, and backward by
 # both factors. A few tiny products of [CLS] become sums on a TPU
 LAYER = 2 * (4 * 128 * 128 + 2 * 128 * 256 + 2 * LENGTH * 128)
@@ -17,7 +40,40 @@ def kernel_of(target):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return write_all(tmp_path_factory.mktemp("aot"))
+    """Packs and the model's config."""
+    folder = tmp_path_factory.mktemp("aot")
+    packs = random_packs(np.random.default_rng(0), 4, LENGTH)
+    write_packs(folder / "packed.tfrecord", packs, LENGTH, num_predictions=24)
+    (folder / "bert_config.json").write_text(json.dumps(dataclasses.asdict(MODEL)))
+    return folder
+
+
+def command(folder, target, backend="jax", start=(ROOT / "run_pretraining.py",), **flags):
+    """`run_pretraining.py --compile_for` in a process: that, ended, and its report where there is one."""
+    flags = {
+        "input_file": folder / "packed.tfrecord",
+        "bert_config_file": folder / "bert_config.json",
+        "train_batch_size": PACKS,
+        "micro_batch_size": MICRO,
+        "compile_only": folder / "compiled",
+        "compile_for": target,
+        **flags,
+    }
+    (folder / "compiled" / "step.json").unlink(missing_ok=True)
+    argv = [f"--{name}={value}" for name, value in flags.items()]
+    # A user has none of the options that tests compile with
+    ours = ("XLA_FLAGS", "TF_XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS", "JAX_COMPILATION_CACHE_DIR")
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    done = subprocess.run(
+        [sys.executable, *start, *argv],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env=environment | {"KERAS_BACKEND": backend},
+    )
+    written = folder / "compiled" / "step.json"
+    return done, json.loads(written.read_text()) if written.exists() else None
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +149,50 @@ def test_the_fused_attention_in_float32(folder, target):
     check(report, 1)
     assert report["kernels"] > 0 and report["matmul_flops"] > 0
     assert kernel_of(target) in (folder / "compiled" / "step.hlo.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("target", "packs", "micro"),
+    [
+        ("v5e:1", 1 << 23, MICRO),  # whose ids alone fill the memory, as libtpu sees at once
+        ("h100:1", 1 << 18, 1 << 18),
+    ],
+)
+def test_a_batch_that_is_too_large(folder, target, packs, micro):
+    done, report = command(folder, target, train_batch_size=packs, micro_batch_size=micro)
+    assert (done.returncode, report) == (2, None), done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("run_pretraining.py")]
+    assert f"small enough for the devices of compile_for={target}. Received: {micro}, for which" in line
+    needs, has = (float(size) for size in re.findall(r"([\d.]+)G", line))
+    assert needs > has > 15
+
+
+def test_the_options_for_cpus_are_refused(folder):
+    """A control: with them a rematerialised block keeps barriers that no GPU has."""
+    code = (
+        "import sys\n"
+        "from bert_packed import cli\n"
+        "from bert_packed.parallel.targets import Target\n"
+        "Target.compiler_options = Target('cpu').compiler_options\n"
+        "sys.exit(cli.run_command('pretrain'))"
+    )
+    done, report = command(folder, "h100:1", start=["-c", code], remat=True)
+    assert (done.returncode, report) == (2, None)
+    assert "Received: h100:1, which says INTERNAL: Unsupported instruction opcode: opt-barrier" in done.stderr
+    done, report = command(folder, "h100:1", remat=True)
+    assert done.returncode == 0 and report["matmul_flops"] > 0, done.stderr
+
+
+def test_devices_that_cannot_be_compiled_for(folder):
+    for target, backend, flags, message in (
+        ("v5e:3x3", "jax", {}, "as their compiler knows them. Received: v5e:3x3"),
+        ("v5e:2x2", "tensorflow", {}, "one device unless KERAS_BACKEND=jax"),
+        (
+            "v5e:2x2",
+            "jax",
+            {"layout": "megatron1d", "mesh": "1,2"},
+            "must have all 4 devices of compile_for=",
+        ),
+    ):
+        done, _ = command(folder, target, backend, **flags)
+        assert done.returncode == 2 and message in done.stderr

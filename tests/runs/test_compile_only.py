@@ -83,15 +83,13 @@ def test_the_batch_is_one_of_the_pipeline(data, tmp_path):
     from bert_packed.data.batches import CheckedBatches
     from bert_packed.data.input_pipeline import train_batches
 
-    files = read_data(
-        PretrainingConfig(input_file=f"{data}/packed-*.tfrecord", output_dir=str(tmp_path))
-    ).train
+    given = PretrainingConfig(input_file=f"{data}/packed-*.tfrecord", output_dir=str(tmp_path))
+    files = read_data(given).train
     dataset = train_batches(files.index, files.spec, 4, seed=1, shuffle_buffer_size=1)
     real = next(iter(CheckedBatches(dataset, files.files, files.spec, CONFIG)))
     ours = empty_batch(RECORDED, files.spec, 4)
-    assert {n: (v.shape, v.dtype) for n, v in ours.items()} == {
-        n: (v.shape, v.dtype) for n, v in real.items()
-    }
+    shapes = [{name: (v.shape, v.dtype) for name, v in batch.items()} for batch in (ours, real)]
+    assert shapes[0] == shapes[1]
     assert not any(np.any(values) for values in ours.values())
 
 
@@ -106,7 +104,7 @@ def test_a_step_that_is_not_static_is_reported_and_is_no_success(data, asked, tm
     assert names == {"step-0.hlo.txt", "step-1.hlo.txt", "step.json"}
 
 
-def test_a_run_is_left_alone(data, asked, tmp_path, capsys):
+def test_a_run_is_left_alone(data, asked, tmp_path):
     output_dir = tmp_path / "run"
     output_dir.mkdir()
     (output_dir / "run.json").write_text("{}")
@@ -114,30 +112,23 @@ def test_a_run_is_left_alone(data, asked, tmp_path, capsys):
     assert {path.name: path.read_text() for path in output_dir.iterdir()} == {"run.json": "{}"}
     assert run(data, output_dir=tmp_path / "none", compile_only=tmp_path / "compiled") == 0
     assert not (tmp_path / "none").exists()
-    capsys.readouterr()
-    # its next start would find files there that are not its own
-    assert run(data, compile_only=output_dir) == 2
-    assert "`compile_only` must not be the output_dir of a run" in capsys.readouterr().err
-    assert [path.name for path in output_dir.iterdir()] == ["run.json"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"compile_only": "FILE"}, "`compile_only` must be a folder. Received: "),
-        (
-            {"compile_only": "NEW", "num_virtual_devices": 4},
-            "must be as many as the step runs on, which is 2",
-        ),
-    ],
-)
-def test_mistakes(data, asked, tmp_path, capsys, flags, message):
+def test_mistakes(data, asked, tmp_path, capsys):
+    """The next start of a run would find files in its folder that are not its own."""
     (tmp_path / "file").write_text("")
-    places = {"FILE": tmp_path / "file", "NEW": tmp_path / "new"}
-    assert run(data, **{name: places.get(value, value) for name, value in flags.items()}) == 2
-    printed = capsys.readouterr().err
-    assert message in printed and printed.count("\n") == 1
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    for name, num_devices, message in (
+        ("file", 0, "`compile_only` must be a folder. Received: "),
+        ("run", 0, "`compile_only` must not be the output_dir of a run"),
+        ("new", 4, "must be as many as the step runs on, which is 2"),
+    ):
+        assert run(data, compile_only=tmp_path / name, num_virtual_devices=num_devices) == 2
+        printed = capsys.readouterr().err
+        assert message in printed and printed.count("\n") == 1
     assert not (tmp_path / "new").exists()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.json"]
 
 
 def test_shapes_need_no_pass_over_the_data(data, tmp_path, asked):
@@ -184,8 +175,8 @@ def test_a_pack_that_does_not_fit_alone_is_an_error(monkeypatch):
 
     monkeypatch.setattr(compile_only, "compile_step", compile_step)
     config = PretrainingConfig(input_file="x", output_dir="y", train_batch_size=8)
+    target = Target("tpu", ("device",), ACCELERATORS["v5e"], "v5e:1")
     with pytest.raises(InputError, match=r"=v5e:1\. Received: 1, for which one needs 9G and has 8G\."):
-        target = Target("tpu", ("device",), ACCELERATORS["v5e"], "v5e:1")
         compile_only.find_largest(Run(config, target=target))
 
 

@@ -25,24 +25,19 @@ SHAPE = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vo
 
 
 def test_published_sizes():
-    shapes = {
-        name: (c.num_hidden_layers, c.hidden_size, c.num_attention_heads, c.intermediate_size)
-        for name, c in MODEL_SIZES.items()
-        if isinstance(c, ModelConfig)
-    }
-    mambas = {
-        name: (c.num_hidden_layers, c.hidden_size, c.inner_size, c.step_rank, c.state_size)
-        for name, c in MODEL_SIZES.items()
-        if isinstance(c, MambaConfig)
-    }
-    assert mambas == {  # the last three as "PackMamba" has them, Section 4
+    def shapes(kind, *names):
+        found = {name: size for name, size in MODEL_SIZES.items() if isinstance(size, kind)}
+        return {size: tuple(getattr(shape, name) for name in names) for size, shape in found.items()}
+
+    sizes = ("num_hidden_layers", "hidden_size")
+    assert shapes(MambaConfig, *sizes, "inner_size", "step_rank", "state_size") == {
         "mamba-tiny": (2, 128, 256, 8, 16),
         "mamba-mini": (4, 256, 512, 16, 16),
-        "mamba-110m": (16, 1024, 2048, 64, 16),
+        "mamba-110m": (16, 1024, 2048, 64, 16),  # these three as in "PackMamba", Section 4
         "mamba-1.4b": (48, 2048, 4096, 128, 16),
         "mamba-2.8b": (64, 2560, 5120, 160, 16),
     }
-    assert shapes == {
+    assert shapes(ModelConfig, *sizes, "num_attention_heads", "intermediate_size") == {
         "bert-tiny": (2, 128, 2, 512),
         "bert-mini": (4, 256, 4, 1024),
         "bert-small": (4, 512, 8, 2048),
@@ -188,6 +183,10 @@ MISTAKES = {
         ({"format": "onnx"}, "`format` must be one of hf, keras, saved_model"),
         ({"format": "keras", "vocab_file": "v"}, "`vocab_file` must be left out"),
         ({"format": "keras", "audit_file": "v"}, "`audit_file` must be left out unless --format=hf"),
+        *(
+            ({name: 3}, f"`{name}` must be left out unless --format=saved_model. Received: 3.")
+            for name in ("max_sequences_per_pack", "max_predictions_per_pack")
+        ),
     ],
     TrainConfig: [
         ({"vocab_file": "v", "vocab_size": 50}, "`vocab_size` must be left out with vocab_file"),
@@ -208,62 +207,45 @@ def test_a_mistake_is_told_by_its_rule(config_class, values, message):
     assert "\n" not in str(error.value)
 
 
+def config(**settings):
+    return PretrainingConfig(**GIVEN[PretrainingConfig], **settings)
+
+
 def test_evaluation_may_be_limited_where_there_is_one():
-    config = PretrainingConfig(
-        **GIVEN[PretrainingConfig], eval_input_file="held-out", eval_steps=5, max_eval_steps=2
-    )
-    assert (config.eval_steps, config.max_eval_steps) == (5, 2)
+    limited = config(eval_input_file="held-out", eval_steps=5, max_eval_steps=2)
+    assert (limited.eval_steps, limited.max_eval_steps) == (5, 2)
 
 
 def test_meshes_and_steps_to_profile():
     shapes = {"2,3": (1, 2, 3), "4,2,3": (4, 2, 3)}
     for mesh, shape in shapes.items():
-        assert (
-            PretrainingConfig(**GIVEN[PretrainingConfig], layout="optimus2d", mesh=mesh).mesh_shape == shape
-        )
-    assert PretrainingConfig(**GIVEN[PretrainingConfig]).mesh_shape is None
-    assert [*PretrainingConfig(**GIVEN[PretrainingConfig], profile_steps="10,12").steps_to_profile] == [
-        10,
-        11,
-        12,
-    ]
-    assert not PretrainingConfig(**GIVEN[PretrainingConfig]).steps_to_profile
+        assert config(layout="optimus2d", mesh=mesh).mesh_shape == shape
+    assert config().mesh_shape is None and not config().steps_to_profile
+    assert [*config(profile_steps="10,12").steps_to_profile] == [10, 11, 12]
 
 
 def test_steps_of_epochs_read_every_pack():
-    for epochs, packs, steps in ((2.0, 15, 8), (1.0, 16, 4), (0.07, 100, 2), (0.001, 15, 1)):
-        config = PretrainingConfig(
-            **GIVEN[PretrainingConfig], num_train_epochs=epochs, train_batch_size=4
-        ).resolved(packs)
-        assert (config.num_train_steps, config.num_train_epochs) == (steps, 0.0)
+    for epochs, packs, steps in ((2.0, 15, 8), (1.0, 16, 4), (0.07, 100, 2), (0.55, 15, 3), (0.001, 15, 1)):
+        found = config(num_train_epochs=epochs, train_batch_size=4).resolved(packs)
+        assert (found.num_train_steps, found.num_train_epochs) == (steps, 0.0)
     growth = {"initial_batch_size": 2, "micro_batch_size": 2, "batch_warmup_steps": 4}
-    config = PretrainingConfig(**GIVEN[PretrainingConfig], num_train_epochs=1.0, train_batch_size=8, **growth)
-    assert config.resolved(23).num_train_steps == 6
-    assert PretrainingConfig(**GIVEN[PretrainingConfig]).resolved(15).num_train_steps == 100_000
+    growing = config(num_train_epochs=1.0, train_batch_size=8, **growth)
+    assert growing.resolved(23).num_train_steps == 6
+    assert config().resolved(15).num_train_steps == 100_000
+    decaying = config(num_train_epochs=1.0, train_batch_size=4, num_warmup_steps=2, num_decay_steps=4)
     with pytest.raises(InputError, match="`num_decay_steps` must be at most num_train_steps less"):
-        PretrainingConfig(
-            **GIVEN[PretrainingConfig],
-            num_train_epochs=1.0,
-            train_batch_size=4,
-            num_warmup_steps=2,
-            num_decay_steps=4,
-        ).resolved(16)
+        decaying.resolved(16)
 
 
 def test_steps_beside_epochs_are_refused_at_their_default_too():
     with pytest.raises(InputError, match="`num_train_steps` must be left out with num_train_epochs"):
-        PretrainingConfig(**GIVEN[PretrainingConfig], num_train_epochs=1.0).check_given({"num_train_steps"})
-    PretrainingConfig(**GIVEN[PretrainingConfig]).check_given(
-        {"num_train_steps", "num_train_epochs", "eval_steps"}
-    )
+        config(num_train_epochs=1.0).check_given({"num_train_steps"})
+    config().check_given({"num_train_steps", "num_train_epochs", "eval_steps"})
 
 
 def test_micro_batch_defaults_to_the_whole_batch():
-    assert PretrainingConfig(**GIVEN[PretrainingConfig], train_batch_size=6).packs_at_once == 6
-    assert (
-        PretrainingConfig(**GIVEN[PretrainingConfig], train_batch_size=6, micro_batch_size=2).packs_at_once
-        == 2
-    )
+    assert config(train_batch_size=6).packs_at_once == 6
+    assert config(train_batch_size=6, micro_batch_size=2).packs_at_once == 2
 
 
 def test_help_shows_what_most_runs_need():

@@ -12,19 +12,23 @@ from safetensors.numpy import load_file
 from tiny import make_engine
 
 from bert_packed.runs import exports
+from bert_packed.runs.input_files import PackedFiles
 from bert_packed.runs.vocabulary import known_length
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.nonfinite import NotFiniteError
 
 pytestmark = pytest.mark.usefixtures("uncompiled_file")
-WORDS = ["pack", "##ed", "cafe"]
 FLAGS = {"num_train_steps": 6, "export_every": 2, "save_checkpoints_steps": 3, "eval_steps": 0}
+
+
+def write_vocabulary(folder):
+    (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "pack", "##ed", "cafe"]) + "\n")
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = write_all(tmp_path_factory.mktemp("data"))
-    (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS]) + "\n")
+    write_vocabulary(folder)
     return folder
 
 
@@ -84,23 +88,28 @@ def test_a_run_that_was_killed_has_the_same_exports(data, exported, tmp_path, mo
         assert_equal(*map(load_file, folders))
 
 
+def export(folder, run=None, seed=1, manifests=(), damage=None):
+    """The export of step 7 of a run, by the content of its `run.json` and its records' manifests."""
+    (folder / "run.json").write_text(json.dumps({"flags": {}} | (run or {})))
+    data = types.SimpleNamespace(train=PackedFiles([], None, list(manifests), False))
+    engine, config = make_engine(seed=seed), types.SimpleNamespace(export_vocab_file="")
+    if damage:
+        engine.weights()[damage].assign(np.full((16, 16), np.nan))
+    return exports.export_step(folder, 7, engine.model, engine.weights(), config, data)
+
+
+@pytest.fixture
+def with_vocabulary(tmp_path):
+    write_vocabulary(tmp_path)
+    return tmp_path
+
+
 @pytest.mark.parametrize(
     ("manifests", "is_lower"),
-    [
-        ([], True),
-        ([{"vocab_size": 31}], True),
-        ([{"do_lower_case": False}], False),
-        ([{}, {"do_lower_case": False}], False),
-        ([{"do_lower_case": True}], True),
-    ],
+    [([], True), ([{}, {"do_lower_case": False}], False), ([{"do_lower_case": True}], True)],
 )
-def test_case_is_that_of_the_records(tmp_path, monkeypatch, manifests, is_lower):
-    (tmp_path / "run.json").write_text(json.dumps({"flags": {}}))
-    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS]) + "\n")
-    config = types.SimpleNamespace(export_vocab_file=str(tmp_path / "vocab.txt"))
-    data = types.SimpleNamespace(train=types.SimpleNamespace(manifests=manifests))
-    engine = make_engine()
-    folder = exports.export_step(tmp_path, 7, engine.model, engine.weights(), config, data)
+def test_case_is_that_of_the_records(with_vocabulary, manifests, is_lower):
+    folder = export(with_vocabulary, manifests=manifests)
     assert json.loads((folder / "tokenizer_config.json").read_text())["do_lower_case"] is is_lower
 
 
@@ -109,54 +118,36 @@ def test_case_is_that_of_the_records(tmp_path, monkeypatch, manifests, is_lower)
     # The start is not known, so it may have seen longer ones; it is shorter, or longer; the run is older
     [(7, "", 7), (7, "elsewhere", 24), (7, __file__, 24), (7, "5", 7), (7, "12", 12), (None, "", 24)],
 )
-def test_lengths_are_those_that_were_trained(tmp_path, longest, start, length):
-    """Positions behind the longest sequence of a run are random."""
+def test_lengths_are_those_that_were_trained(with_vocabulary, longest, start, length):
+    """Positions behind the longest sequence of a run are random; the model has 24."""
     if start.isdecimal():
-        (tmp_path / "start").mkdir()
-        (tmp_path / "start" / "tokenizer_config.json").write_text(f'{{"model_max_length": {start}}}')
-        start = str(tmp_path / "start")
+        (with_vocabulary / "start").mkdir()
+        (with_vocabulary / "start" / "tokenizer_config.json").write_text(f'{{"model_max_length": {start}}}')
+        start = str(with_vocabulary / "start")
     run = {"flags": {"init_checkpoint": start}, "data": {"longest_sequence": longest}}
-    (tmp_path / "run.json").write_text(json.dumps(run))
-    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS]) + "\n")
-    config = types.SimpleNamespace(export_vocab_file="")
-    data = types.SimpleNamespace(train=types.SimpleNamespace(manifests=[]))
-    engine = make_engine()
-    assert engine.model.config.max_position_embeddings == 24
-    for where in (exports.export_step(tmp_path, 7, engine.model, engine.weights(), config, data), tmp_path):
-        known = known_length(where)
-        assert (known or 24) == length
-    settings = json.loads((tmp_path / "export-7" / "tokenizer_config.json").read_text())
-    assert settings["model_max_length"] == length
+    folder = export(with_vocabulary, run)
+    assert [known_length(where) or 24 for where in (folder, with_vocabulary)] == [length] * 2
+    assert json.loads((folder / "tokenizer_config.json").read_text())["model_max_length"] == length
 
 
 def test_an_export_is_replaced_whole_or_stays(tmp_path, monkeypatch):
-    (tmp_path / "run.json").write_text(json.dumps({"flags": {}}))
-    config = types.SimpleNamespace(export_vocab_file="")
-    data = types.SimpleNamespace(train=types.SimpleNamespace(manifests=[]))
-
-    def export(seed):
-        engine = make_engine(seed=seed)
-        return exports.export_step(tmp_path, 7, engine.model, engine.weights(), config, data)
-
-    first = load_file(export(1) / "model.safetensors")
+    first = load_file(export(tmp_path) / "model.safetensors")
     with monkeypatch.context() as patch:
         patch.setattr(exports, "write_model_card", lambda *_: pytest.fail("killed"))
         with pytest.raises(pytest.fail.Exception):
-            export(2)
+            export(tmp_path, seed=2)
     assert_equal(load_file(tmp_path / "export-7" / "model.safetensors"), first)
     removed, rmtree = [], shutil.rmtree
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", lambda path, **how: removed.append(path.name) or rmtree(path, **how))
-        second = load_file(export(2) / "model.safetensors")
+        second = load_file(export(tmp_path, seed=2) / "model.safetensors")
     # It never goes under its own name: killed in the middle, it would be half empty
     assert "export-7.replaced.partial" in removed and "export-7" not in removed
     assert names_in(tmp_path) == ["export-7"]
     name = "bert.embeddings.word_embeddings.weight"
     assert not np.array_equal(first[name], second[name])
-    engine = make_engine(seed=2)
-    engine.weights()["bert/layer_0/attention/query/kernel"].assign(np.full((16, 16), np.nan))
     with pytest.raises(NotFiniteError, match=r"Received: nan in bert\.\S+query\.weight of the export"):
-        exports.export_step(tmp_path, 7, engine.model, engine.weights(), config, data)
+        export(tmp_path, damage="bert/layer_0/attention/query/kernel")
     assert_equal(load_file(tmp_path / "export-7" / "model.safetensors"), second)
 
 

@@ -1,6 +1,5 @@
 """Input files are read once in the life of a run, by one process; the others take its word."""
 
-import json
 import shutil
 import threading
 from pathlib import Path
@@ -45,30 +44,32 @@ def flip(path):
     Path(path).write_bytes(content)
 
 
-def test_records_must_be_what_their_manifest_says(files):
+def write_manifest(files, *entries, kind="packed"):
+    """Write a manifest beside files; `entries` are its own, without their names."""
+    listed = [{"name": Path(path).name, **entry} for path, entry in zip(files, entries, strict=False)]
+    write_json(Path(files[0]).with_name("manifest.json"), {"kind": kind, "files": listed})
+
+
+def test_records_must_be_what_their_manifest_says(files, store, read):
     plain = describe_inputs(files)
     assert [entry["num_records"] for entry in plain] == [9, 6]
-    folder = files[0].rpartition("/")[0]
-    listed = [
-        {"name": entry["path"].rpartition("/")[2], "sha256": entry["sha256"], "num_records": 9 - 3 * i}
-        for i, entry in enumerate(plain)
-    ]
-    write_json(f"{folder}/manifest.json", {"kind": "of another tool", "files": ["a"]})
+    write_manifest(files, kind="of another tool")
     assert describe_inputs(files) == plain
-    write_json(f"{folder}/manifest.json", {"kind": "packed", "files": listed})
+    write_manifest(files, *plain)
     assert describe_inputs(files) == plain
-    write_json(f"{folder}/manifest.json", {"kind": "packed", "files": [{**listed[0], "num_records": 70}]})
-    with pytest.raises(InputError, match=r"packed-0\.tfrecord must hold 70 records, as .*Received: 9\."):
-        describe_inputs(files)
-    write_json(f"{folder}/manifest.json", {"kind": "packed", "files": [{**listed[0], "sha256": "0"}]})
-    with pytest.raises(InputError, match=r"packed-0\.tfrecord must have the SHA-256 0, as .*manifest\.json"):
-        describe_inputs(files)
-
-
-def test_damage_is_named_with_and_without_a_manifest(files):
-    flip(files[1])
-    with pytest.raises(InputError, match=r"packed-1\.tfrecord, record \d: .* truncated or corrupt"):
-        describe_inputs(files)
+    scans = list(scan_inputs(files, store).values())
+    read.clear()
+    for promise, rule in (
+        ({"num_records": 70}, r"must hold 70 records, as .*Received: 9\."),
+        ({"sha256": "0"}, r"must have the SHA-256 0, as .*manifest\.json"),
+    ):
+        write_manifest(files, {**plain[0], **promise})
+        # Scans of an earlier start need no second reading
+        for known in ({"scans": scans, "are_checked": True}, {}):
+            with pytest.raises(InputError, match=rf"packed-0\.tfrecord {rule}"):
+                describe_inputs(files, **known)
+            assert read == [] or not known
+            read.clear()
 
 
 def same(found, files):
@@ -90,33 +91,20 @@ def test_a_second_start_reads_what_has_changed_alone(files, store, read):
     assert same(scan_inputs(files, store), files) and read == []
 
 
-def test_scans_of_damaged_files_are_not_kept(files, store):
-    """A damaged record stops the start: the next start must find it too."""
-    flip(files[0])
-    for _ in range(2):
-        with pytest.raises(InputError, match=r"packed-0\.tfrecord, record \d: .* truncated or corrupt"):
-            scan_inputs(files, store)
-    assert not Path(store).exists() and not list(Path(files[0]).parent.glob(".scans*"))
-
-
-def test_a_changed_file_of_the_same_size_is_found_damaged(files, store, read):
-    scan_inputs(files, store)
-    flip(files[0])
-    with pytest.raises(InputError, match=r"packed-0\.tfrecord, record \d: .* truncated or corrupt"):
+@pytest.mark.parametrize("is_known", [False, True])
+def test_damage_is_named_at_every_start(files, store, is_known):
+    """The scan of a damaged file is not kept, and that of a file before it changed is not trusted."""
+    if is_known:
         scan_inputs(files, store)
-
-
-def test_a_later_manifest_is_checked_without_reading_the_files(files, store, read):
-    scan_inputs(files, store)
-    read.clear()
-    entries = describe_inputs(files, [scan_file(path) for path in files], are_checked=True)
-    listed = [{**entry, "name": Path(entry["path"]).name} for entry in entries]
-    listed[1]["num_records"] = 70
-    Path(files[0]).with_name("manifest.json").write_text(json.dumps({"kind": "packed", "files": listed}))
-    found = scan_inputs(files, store)
-    with pytest.raises(InputError, match=r"packed-1\.tfrecord must hold 70 records, as .*Received: 6\."):
-        describe_inputs(files, [found[path] for path in files], are_checked=True)
-    assert read == []
+    flip(files[1])
+    for find in (
+        lambda: scan_inputs(files, store),
+        lambda: scan_inputs(files, store),
+        lambda: describe_inputs(files),
+    ):
+        with pytest.raises(InputError, match=r"packed-1\.tfrecord, record \d: .* truncated or corrupt"):
+            find()
+    assert Path(store).exists() == is_known and not list(Path(files[0]).parent.glob(".scans*"))
 
 
 class Together(Alone):
@@ -173,7 +161,7 @@ def test_a_machine_with_copies_of_its_own_reads_them(files, store, tmp_path, rea
     found = run_together(2, work)
     assert [same(scans, files) for scans in found] == [True] * 2
     assert sorted(read) == sorted([*files, *files] * 2)
-    # it also says if they are other files
+    # It also says if they are other files
     scan = inputs.scan_unchanged
 
     def scan_other(path):

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,18 +33,9 @@ class OneOfTwo(Alone):
         return decide() if self.is_first else "as the first has decided"
 
 
-@dataclasses.dataclass
-class Process:
-    """Hooks of a run's process, and the batches that it evaluated."""
-
-    processes: Alone
-    folder: object
-    evaluated: list
-    hooks: object
-
-
 @pytest.fixture(scope="module")
 def make_process(tmp_path_factory):
+    """Function from processes and an output directory to the hooks of a run, and the batches it evaluated."""
     folder = tmp_path_factory.mktemp("data")
     write_data(folder, num_packs=(9, 11))
     config = PretrainingConfig(
@@ -64,14 +56,14 @@ def make_process(tmp_path_factory):
 
     def make(processes, output_dir, first_step=0, evaluation_due=False, **changes):
         output_dir.mkdir(exist_ok=True)
-        process = Process(processes, output_dir, [], None)
+        evaluated = []
 
         def eval_step(batch):
-            process.evaluated.append(batch["token_ids"])
+            evaluated.append(batch["token_ids"])
             return dict.fromkeys(engine.objective.sum_names, 1.0)
 
         engine.eval_step = eval_step
-        process.hooks = dataclasses.replace(
+        hooks = dataclasses.replace(
             whole,
             config=dataclasses.replace(whole.config, **changes),
             processes=processes,
@@ -80,7 +72,7 @@ def make_process(tmp_path_factory):
             state={"step": first_step, "evaluation_due": evaluation_due},
         ).hooks(Scale())
         processes.num_waits = 0
-        return process
+        return SimpleNamespace(processes=processes, folder=output_dir, evaluated=evaluated, hooks=hooks)
 
     return make
 
@@ -114,34 +106,36 @@ def test_the_first_process_alone_writes_as_others_wait(make_process, tmp_path, c
     assert ("checkpoint-3" in names_in(process.folder)) == (index == 1)
 
 
-def write_logs(process, steps, eval_steps):
-    for step in steps:
-        process.hooks.log({"step": step, "loss": 2.5})
-    for step in eval_steps:
-        process.hooks.evaluate(step)
-
-
 CONTINUED = {"first_step": 8, "log_steps": 2, "eval_steps": 4}
 LOGS = ("metrics.csv", "eval_metrics.csv")
 
 
+def texts_of(folder):
+    return {name: (folder / name).read_text() for name in LOGS}
+
+
 @pytest.mark.parametrize("log", LOGS)
 def test_lost_rows_are_refused_before_a_log_changes(make_process, tmp_path, log):
-    write_logs(make_process(Alone(), tmp_path / "run"), (2, 4, 6, 8, 10), (4, 8))
-    texts = {name: (tmp_path / "run" / name).read_text() for name in LOGS}
-    cut = {**texts, log: "".join(texts[log].splitlines(keepends=True)[:2])}
-    (tmp_path / "run" / log).write_text(cut[log])
+    folder = tmp_path / "run"
+    hooks = make_process(Alone(), folder).hooks
+    for step in (2, 4, 6, 8, 10):
+        hooks.log({"step": step, "loss": 2.5})
+    for step in (4, 8):
+        hooks.evaluate(step)
+    texts = texts_of(folder)
+    first = {name: "".join(text.splitlines(keepends=True)[:2]) for name, text in texts.items()}
+    (folder / log).write_text(first[log])
     lost = {"metrics.csv": "3 steps, the first 4", "eval_metrics.csv": "step 8"}[log]
     with pytest.raises(InputError, match=f"{log} must have the row of every logged .* none of {lost}"):
-        make_process(Alone(), tmp_path / "run", **CONTINUED)
-    assert {name: (tmp_path / "run" / name).read_text() for name in LOGS} == cut
-    make_process(Alone(), tmp_path / "run", **CONTINUED, accept_lost_rows=True)
-    steps = {name: [row["step"] for row in read_rows(tmp_path / "run" / name)] for name in LOGS}
-    assert steps == {"metrics.csv": ["2", "4", "6", "8"], "eval_metrics.csv": ["4", "8"]}
+        make_process(Alone(), folder, **CONTINUED)
+    assert texts_of(folder) == texts | {log: first[log]}
+    make_process(Alone(), folder, **CONTINUED, accept_lost_rows=True)
+    steps = [[row["step"] for row in read_rows(folder / name)] for name in LOGS]
+    assert steps == [["2", "4", "6", "8"], ["4", "8"]]
     # Nothing is missing where the rows are there, or an evaluation is made again
-    make_process(Alone(), tmp_path / "run", **CONTINUED)
-    (tmp_path / "run" / LOGS[1]).write_text("".join(texts[LOGS[1]].splitlines(keepends=True)[:2]))
-    make_process(Alone(), tmp_path / "run", **CONTINUED, evaluation_due=True)
+    make_process(Alone(), folder, **CONTINUED)
+    (folder / "eval_metrics.csv").write_text(first["eval_metrics.csv"])
+    make_process(Alone(), folder, **CONTINUED, evaluation_due=True)
     # A process that writes no logs misses none
     make_process(OneOfTwo(1), tmp_path / "other", **CONTINUED)
     assert names_in(tmp_path / "other") == []

@@ -1,4 +1,4 @@
-"""Manifests beside a run's records: checked on this machine and behind a URL alike."""
+"""Manifests beside a run's records, behind a URL as on this machine."""
 
 import contextlib
 import dataclasses
@@ -11,31 +11,29 @@ import next_tokens
 import numpy as np
 import pytest
 from packs import random_packs, write_packs
-from tiny import CONFIG, MAX_SEQ_LENGTH, write_data
+from tiny import CONFIG, MAX_SEQ_LENGTH, manifest_of, write_data
 from unpacked_records import make_features, write_features
 
 from bert_packed.architectures.registry import OBJECTIVE_HEADS
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
+from bert_packed.data import input_pipeline
 from bert_packed.data.batches import CheckedBatches
-from bert_packed.data.input_pipeline import chosen_packs, train_batches
 from bert_packed.objectives.pretraining import choose_objective
-from bert_packed.parallel.processes import ALONE
 from bert_packed.records.tfrecords import scan_file
-from bert_packed.runs import run_batches
 from bert_packed.runs.pretraining import Run
 from bert_packed.runs.pretraining_config import PretrainingConfig
-from bert_packed.runs.pretraining_data import check_fits, read_data, read_eval_data
+from bert_packed.runs.pretraining_data import check_fits, read_data, read_eval_data, train_batches
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
 
 COUNTS = (9, 6)
 
 
-@pytest.fixture(params=["local", "memory://training"])
-def root(request, tmp_path):
-    """A folder of this machine, or of TensorFlow's file system in memory."""
-    folder = str(tmp_path / "data") if request.param == "local" else f"{request.param}-{tmp_path.name}"
+@pytest.fixture
+def root(tmp_path):
+    """A folder behind a URL, in memory; the records of other tests are files of this machine."""
+    folder = f"memory://training-{tmp_path.name}"
     yield folder
     storage.remove_folder(folder)
 
@@ -56,15 +54,8 @@ def place(root, tmp_path):
                 copy.write(source.read())
             sha256 = scan_file(path).sha256
             listed.append({"name": os.path.basename(path), "num_records": count, "sha256": sha256})
-        manifest = {
-            "kind": "packed",
-            "num_packs": 15,
-            "num_sequences": 36,
-            "vocab_size": CONFIG.vocab_size,
-            "vocab_sha256": "aa",
-            "histogram": {"lengths": [3, 6], "counts": [30, 6]},
-            "files": listed,
-        } | changes
+        claims = {"vocab_size": CONFIG.vocab_size, "vocab_sha256": "aa", "files": listed}
+        manifest = manifest_of(**claims | changes)
         storage.write_text(f"{folder}/manifest.json", json.dumps(manifest))
         return f"{folder}/*.tfrecord"
 
@@ -81,19 +72,26 @@ def config(**changes):
     return PretrainingConfig(output_dir="out", bert_config_file="tiny", **changes)
 
 
+def read(**flags):
+    return read_data(config(**flags))
+
+
+def assert_refused(message, **flags):
+    with pytest.raises(InputError, match=message):
+        read(**flags)
+
+
 def test_records_without_next_sentences_are_for_mlm(place):
     made_for_mlm = place("made for mlm", objective="mlm")
     for pattern in (made_for_mlm, place("made for both")):
-        assert read_data(config(input_file=pattern, objective="mlm")).train.num_rows == 0
-    with pytest.raises(
-        InputError, match=r"`input_file` must hold next-sentence labels .*, made by --obj.*=mlm"
-    ):
-        read_data(config(input_file=made_for_mlm))
+        assert read(input_file=pattern, objective="mlm").train.num_rows == 0
+    message = r"`input_file` must hold next-sentence labels .*, made by --obj.*=mlm"
+    assert_refused(message, input_file=made_for_mlm)
 
 
 def test_what_a_manifest_says_is_known(place):
     pattern = place("a")
-    data = read_data(config(input_file=pattern, packing_correction="betas"))
+    data = read(input_file=pattern, packing_correction="betas")
     assert data.train.packing_factor == 36 / 15 and data.num_packs == 15
     assert data.facts["data"]["vocabularies"] == ["aa"]
     assert data.facts["data"]["longest_sequence"] == data.train.longest > 0
@@ -101,26 +99,23 @@ def test_what_a_manifest_says_is_known(place):
     assert [entry["path"].rpartition("/")[0] for entry in data.inputs["input_file"]] == [
         pattern.rpartition("/")[0]
     ] * 2
-    batches = train_batches(data.train.index, data.train.spec, 15, seed=1, shuffle_buffer_size=4)
+    batches = input_pipeline.train_batches(
+        data.train.index, data.train.spec, 15, seed=1, shuffle_buffer_size=4
+    )
     batch = next(CheckedBatches(batches, data.train.files, data.train.spec, CONFIG))
     assert len(np.unique(batch["token_ids"], axis=0)) == 15
 
 
 def test_two_vocabularies_are_refused(place):
-    names = {"input_file": place("a"), "eval_input_file": place("b", vocab_sha256="bb")}
-    with pytest.raises(InputError, match=r"must be of one vocabulary.*aa.*bb"):
-        read_data(config(**names))
+    held_out = place("b", vocab_sha256="bb")
+    message = r"must be of one vocabulary.*aa.*bb"
+    assert_refused(message, input_file=place("a"), eval_input_file=held_out)
 
 
 def test_facts_are_those_of_all_folders(place):
-    more = {
-        "num_packs": 5,
-        "num_sequences": 30,
-        "vocab_size": 40,
-        "histogram": {"lengths": [9], "counts": [30]},
-    }
+    more = {"num_packs": 5, "num_sequences": 30, "vocab_size": 40, "histogram": {"lengths": [9]}}
     names = ",".join([place("a"), place("b", **more)])
-    train = read_data(config(input_file=names, packing_correction="betas")).train
+    train = read(input_file=names, packing_correction="betas").train
     # The mean of the two folders' factors, 2.4 and 6, would be wrong
     assert train.packing_factor == 66 / 20
     assert (train.vocab_size, train.longest) == (40, 9)  # the largest, in the second folder
@@ -131,9 +126,9 @@ def test_a_length_that_is_claimed_is_that_of_all_packs(place, tmp_path, name):
     short = str(tmp_path / "short.tfrecord")
     write_packs(short, random_packs(np.random.default_rng(0), 3, 12), 12)
     files = {"input_file": place("a"), "eval_input_file": place("b"), "max_seq_length": MAX_SEQ_LENGTH}
-    read_data(config(**files))
-    with pytest.raises(InputError, match=f"`max_seq_length` must be that of the packs of `{name}`, 12."):
-        read_data(config(**files | {name: short}))
+    read(**files)
+    message = f"`max_seq_length` must be that of the packs of `{name}`, 12."
+    assert_refused(message, **files | {name: short})
 
 
 @pytest.mark.parametrize("kind", ["none", "unpacked"])
@@ -141,9 +136,9 @@ def test_the_factor_is_unknown_without_a_manifest(place, root, kind):
     names = ",".join([place("a"), place("b", kind=kind, splits={"train": {"files": []}})])
     if kind == "none":
         storage.remove(f"{root}/b/manifest.json")
-    assert read_data(config(input_file=names)).train.packing_factor is None
-    with pytest.raises(InputError, match="`packing_correction` must be none where no manifest"):
-        read_data(config(input_file=names, packing_correction="betas"))
+    assert read(input_file=names).train.packing_factor is None
+    message = "`packing_correction` must be none where no manifest"
+    assert_refused(message, input_file=names, packing_correction="betas")
 
 
 @pytest.mark.parametrize(
@@ -169,19 +164,17 @@ def test_packs_are_compared_with_the_same_sequences(place, root, tmp_path):
         (tmp_path / name).mkdir()
         write_packs(tmp_path / name / "x.tfrecord", random_packs(rng, 3, length, 1), length, num_slots=1)
     given = {"input_file": place("a"), "unpacked_input_file": str(tmp_path / "one" / "x.tfrecord")}
-    assert read_data(config(**given)).unpacked.spec.max_sequences_per_pack == 1
+    assert read(**given).unpacked.spec.max_sequences_per_pack == 1
     claims = {"kind": "packed", "num_packs": 36}
     manifest.write_text(json.dumps(claims | {"num_sequences": 36}))
-    read_data(config(**given))
+    read(**given)
     manifest.write_text(json.dumps(claims | {"num_sequences": 35}))
-    with pytest.raises(InputError, match="must hold the sequences of `input_file`"):
-        read_data(config(**given))
+    assert_refused("must hold the sequences of `input_file`", **given)
     for other in (place("b"), str(tmp_path / "short" / "x.tfrecord")):
-        with pytest.raises(InputError, match="must hold packs of one sequence and the length"):
-            read_data(config(**given | {"unpacked_input_file": other}))
+        message = "must hold packs of one sequence and the length"
+        assert_refused(message, **given | {"unpacked_input_file": other})
     storage.remove(f"{root}/a/manifest.json")
-    with pytest.raises(InputError, match="`unpacked_input_file` needs the packing factor of `input_file`"):
-        read_data(config(**given))
+    assert_refused("`unpacked_input_file` needs the packing factor of `input_file`", **given)
 
 
 @pytest.mark.parametrize("entry", [{"sha256": "ab"}, {"num_records": 8}, {"num_records": 10}])
@@ -194,16 +187,16 @@ def test_a_file_must_be_what_its_manifest_says(place, root, kind, is_known, entr
     """
     files = {"input_file": place("a"), "eval_input_file": place("b")}
     if is_known:
-        read_data(config(**files))
+        read(**files)
     path = f"{root}/{'a' if kind == 'trains' else 'b'}/manifest.json"
     manifest = json.loads(storage.read_text(path))
     manifest["files"][0] |= entry
     storage.write_text(path, json.dumps(manifest))
-    read, settings = read_data, config(**files)
+    find, settings = read_data, config(**files)
     if kind == "evaluates alone":
-        read, settings = read_eval_data, dataclasses.replace(settings, do_train=False)
+        find, settings = read_eval_data, dataclasses.replace(settings, do_train=False)
     with pytest.raises(InputError, match=r"packed-0\.tfrecord must .*, as the manifest\.json beside it says"):
-        read(settings)
+        find(settings)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVE_HEADS)
@@ -235,28 +228,22 @@ def planned(tmp_path_factory):
 
 
 def planned_run(planned, **changes):
-    settings = config(
-        **{"input_file": planned, "train_batch_size": 16, "micro_batch_size": 8, "shuffle_buffer_size": 30}
-        | changes
-    )
-    data = read_data(settings)
-    objective = choose_objective(settings.objective, CONFIG, settings, 0)
-    return SimpleNamespace(
-        config=settings, data=data, objective=objective, model_config=CONFIG, processes=ALONE
-    )
+    sizes = {"train_batch_size": 16, "micro_batch_size": 8, "shuffle_buffer_size": 30}
+    settings = config(input_file=planned, **sizes, **changes)
+    return Run(settings, data=read_data(settings), model_config=CONFIG)
 
 
 def read_steps(run, count, first_step=0, index=0, num=1):
     """The tokens of some steps, as one of several processes has them: int array `[count, packs, S]`."""
-    run = SimpleNamespace(**vars(run) | {"processes": SimpleNamespace(index=index, num=num)})
-    with contextlib.closing(run_batches.train_batches(run, first_step)) as ahead:
+    run = dataclasses.replace(run, processes=SimpleNamespace(index=index, num=num))
+    with contextlib.closing(train_batches(run, first_step)) as ahead:
         return np.array([batch["token_ids"] for batch in itertools.islice(ahead, count)])
 
 
 def test_plans_say_how_many_pairs_of_tokens_are_in_each_pack(planned):
     """A folder of which some files are left out, or whose seed is another's, would count other packs."""
-    train = read_data(config(input_file=planned)).train
-    (batch, _), *_ = chosen_packs(train.index, train.spec, np.arange(train.index.num_packs))
+    train = read(input_file=planned).train
+    (batch, _), *_ = input_pipeline.chosen_packs(train.index, train.spec, np.arange(train.index.num_packs))
     slots = np.arange(train.spec.max_sequences_per_pack + 1)  # 0 is padding
     wanted = ((batch["sequence_ids"][:, :, None] == slots).sum(axis=1) ** 2).sum(axis=1)
     assert len({*train.plans[1]}) == 2 and len({*wanted.tolist()}) > 9
@@ -281,25 +268,17 @@ def test_what_cannot_be_dealt_is_refused(place, planned):
         (planned, 3, "must divide a micro-batch, of 8 packs. Received: 3."),
         (place("a"), 2, "must be 0 where no manifest.json .* Received: 2, for .*packed-0"),
     ):
-        with pytest.raises(InputError, match=f"`balanced_devices` {rule}"):
-            planned_run(pattern, balanced_devices=num_devices)
+        sizes = {"train_batch_size": 8, "balanced_devices": num_devices}
+        assert_refused(f"`balanced_devices` {rule}", input_file=pattern, **sizes)
 
 
 def test_processes_and_later_runs_must_have_the_same_plans(planned):
     """By other plans a process would read packs that another one has, too."""
-    found = []
-    for changes, num_devices in (
-        ({}, 2),
-        ({}, 0),
-        ({"plan": {"notes": ["made again"]}}, 2),
-        ({"settings": {"random_seed": 77}}, 2),
-    ):
-        settings = config(input_file=planned, train_batch_size=8, balanced_devices=num_devices)
-        data = read_data(settings)
-        changed = [
-            {name: one[name] | change for name, change in changes.items()} for one in data.train.manifests
-        ]
-        manifests = [one | new for one, new in zip(data.train.manifests, changed, strict=True)]
-        data = dataclasses.replace(data, train=dataclasses.replace(data.train, manifests=manifests))
-        found.append(Run(settings, data=data, model_config=CONFIG)._facts()["data"].get("plans"))
-    assert found[1] is None and len({found[0], *found[2:]} - {None}) == 3
+    runs = [planned_run(planned, balanced_devices=num_devices) for num_devices in (0, 2, 2, 2)]
+    # These plans are changed where they are
+    for manifest in runs[2].data.train.manifests:
+        manifest["plan"]["notes"] = ["made again"]
+    for manifest in runs[3].data.train.manifests:
+        manifest["settings"]["random_seed"] = 77
+    plans = [run._facts()["data"].get("plans") for run in runs]
+    assert plans[0] is None and len({*plans[1:]} - {None}) == 3

@@ -13,16 +13,17 @@ import pytest
 import recorded_calls
 from packs import VOCAB_SIZE, batch_of, random_packs, random_sequence, write_packs
 from recorded_calls import SAVES, add_results, arguments, other_run, run
-from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
+from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine, manifest_of
 
 from bert_packed import cli
 from bert_packed.architectures.bert.model import count_flops
-from bert_packed.architectures.registry import PRETRAINING, ablate, config_json
+from bert_packed.architectures.registry import PRETRAINING, ablate, ablations, config_json
 from bert_packed.checkpoints import checkpoint
+from bert_packed.checkpoints.starting_weights import read_config
 from bert_packed.objectives.features import BATCH_NAMES
 from bert_packed.records import tfrecords
 from bert_packed.records.example_bytes import serialize_examples
-from bert_packed.runs import pretraining, vocabulary
+from bert_packed.runs import pretraining, run_summary, vocabulary
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.text import tokenization
 from bert_packed.text.masking import MaskingRules
@@ -61,8 +62,8 @@ def files(tmp_path_factory):
     single = batch_of([[s] for pack in packs["b"] for s in pack], MAX_SEQ_LENGTH, 1, 8)
     features = {name: single[ours] for name, ours in BATCH_NAMES.items()}
     tfrecords.write_records(folder / "unpacked.tfrecord", serialize_examples(features))
-    manifest = {"kind": "packed", "files": [], "num_sequences": 12 * FACTOR, "num_packs": 12}
-    (folder / "b" / "manifest.json").write_text(json.dumps({**manifest, "histogram": {"lengths": [6]}}))
+    manifest = manifest_of(num_sequences=12 * FACTOR, num_packs=12)
+    (folder / "b" / "manifest.json").write_text(json.dumps(manifest))
     narrow = dataclasses.replace(CONFIG, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     for name, config in (("narrow", narrow), ("wide", WIDE)):
         (folder / f"{name}.json").write_text(json.dumps(dataclasses.asdict(config)))
@@ -72,9 +73,8 @@ def files(tmp_path_factory):
     (folder / "next").mkdir()
     next_tokens.write_packs(folder / "next" / "packed.tfrecord", next_tokens.packed_and_unpacked()[0])
     ablated = ablate(WIDE, CHANGED["ablation"])
-    earlier = make_engine(
-        config=ablated, seed=7, optimizer=build_optimizer(PretrainingConfig(input_file="x", output_dir="y"))
-    )
+    optimizer = build_optimizer(PretrainingConfig(input_file="x", output_dir="y"))
+    earlier = make_engine(config=ablated, seed=7, optimizer=optimizer)
     for variable in earlier.optimizer.variables:
         variable.assign(np.full(variable.shape, MOMENT).astype(variable.dtype))
     earlier.optimizer.iterations.assign(STEPS_BEFORE)
@@ -115,7 +115,7 @@ def run_to_loop(folder, **flags):
             (loop, "train"): train,
             (sample_data, "build_missing"): lambda: None,
             (pretraining, "compare"): lambda contenders, _: [{"data": one.name} for one in contenders],
-            (pretraining, "measured_flops_per_second"): lambda dtype: 1e9,
+            (run_summary, "measured_flops_per_second"): lambda dtype: 1e9,
         },
         output_dir=folder,
         **flags,
@@ -146,17 +146,19 @@ def changed(files, tmp_path_factory):
     return seen
 
 
+def run_masked(folder, files, **sizes):
+    return run_to_loop(folder, **given(files[0], **MASKED, vocab_file=files[0] / "vocab.txt", **sizes))
+
+
 @pytest.fixture(scope="module")
 def masked(files, tmp_path_factory):
-    flags = {**given(files[0]), **MASKED, "vocab_file": files[0] / "vocab.txt"}
-    return run_to_loop(tmp_path_factory.mktemp("masked"), **flags)
+    return run_masked(tmp_path_factory.mktemp("masked"), files)
 
 
 @pytest.fixture(scope="module")
 def grown(files, tmp_path_factory):
     sizes = {"train_batch_size": 6, "initial_batch_size": 2, "batch_warmup_steps": 4, "micro_batch_size": 2}
-    flags = {**given(files[0]), **MASKED, "vocab_file": files[0] / "vocab.txt", **sizes}
-    return run_to_loop(tmp_path_factory.mktemp("grown"), **flags)
+    return run_masked(tmp_path_factory.mktemp("grown"), files, **sizes)
 
 
 def divided_by(seen, loss="mlm_loss", predicted="prediction_sequences"):
@@ -196,8 +198,11 @@ SEEN = recorded_calls.SEEN | {
     "beta_2": (lambda seen: seen.engine.optimizer.beta_2, pytest.approx(0.95**FACTOR)),
     "dtype of the peak": (lambda seen: arguments(seen, "measured_flops_per_second", "dtype"), ["bfloat16"]),
     "keep_optimizer_state": (kept, (STEPS_BEFORE, {MOMENT})),
+    "keep_optimizer_state, for people": (lambda seen: "moments, of 8 steps, are kept" in seen.out, True),
     "mlm_loss": (divided_by, ["num_predictions"]),
     "ablation": (lambda seen: config_of(seen).ablation_no_next_sentence, True),
+    "ablation of a checkpoint": (lambda seen: ablations(read_config(seen.folder)), ["no_next_sentence"]),
+    "ablation, for people": (lambda seen: "ABLATION   no_next_sentence: PACKING IS BROKEN" in seen.out, True),
     "train_batch_size": (lambda seen: len(seen.batch["token_ids"]), 6),
     "eval_batch_size": (lambda seen: [len(batch) for batch in seen.engine.evaluated], [4]),
     "eval_steps": (lambda seen: seen.config.eval_steps, 5),
@@ -215,17 +220,9 @@ SEEN = recorded_calls.SEEN | {
 
 # These settings have their place in any run
 IN_ANY_RUN = [
-    *(
-        "epsilon",
-        "weight_decay",
-        "max_grad_norm",
-        "bert_config_file",
-        "remat",
-        "dtype",
-        "mlm_loss",
-        "ablation",
-    ),
-    *("hidden_dropout_prob", "attention_probs_dropout_prob", "train_batch_size", "micro_batch_size"),
+    *("epsilon", "weight_decay", "max_grad_norm", "bert_config_file", "remat", "dtype", "mlm_loss"),
+    *("ablation", "hidden_dropout_prob", "attention_probs_dropout_prob", "train_batch_size"),
+    "micro_batch_size",
 ]
 
 
@@ -282,19 +279,6 @@ def test_the_seed_is_of_weights_dropout_and_order(default, files, tmp_path):
     assert default.batch["token_ids"].tolist() != other.batch["token_ids"].tolist()
     assert [type(seen.engine.optimizer).__name__ for seen in (default, other)] == ["Lamb", "AdamWeightDecay"]
     assert default.engine.replicas is None and other.engine.replicas is not None
-
-
-def test_stable_adamw_and_a_decay_by_the_square_root(files, tmp_path):
-    flags = {"optimizer": "stable_adamw", "decay_type": "1-sqrt", "num_warmup_steps": 4, "num_decay_steps": 8}
-    seen = run_to_loop(tmp_path / "run", **given(files[0]), **flags)
-    optimizer = seen.engine.optimizer
-    assert (type(optimizer).__name__, seen.engine.max_grad_norm) == ("StableAdamW", 1.0)
-    for step, share in {0: 0.25, 3: 1, 11: 1, 12: 1, 14: 0.5, 20: 0}.items():
-        optimizer.iterations.assign(step)
-        rates = [seen.hooks.learning_rate(step), float(optimizer.learning_rate)]
-        assert rates == pytest.approx([1e-3 * share] * 2, rel=1e-5)
-    config = PretrainingConfig(input_file="x", output_dir="y", max_grad_norm=0.0)
-    assert build_optimizer(config).global_clipnorm is None
 
 
 def test_other_files_and_flags(files, tmp_path):

@@ -5,7 +5,7 @@ import os
 
 import pytest
 from byte_tokenizers import ours
-from tiny import write_data
+from tiny import manifest_of, write_data
 
 from bert_packed.architectures.bert.config import ModelConfig
 from bert_packed.core import storage
@@ -13,8 +13,9 @@ from bert_packed.core.settings import InputError
 from bert_packed.records.provenance import describe_path
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.runs.pretraining_data import check_fits, read_data
+from bert_packed.runs.vocabulary import keep_copy
 from bert_packed.text import byte_bpe
-from bert_packed.text.tokenization import SPECIAL_TOKENS, Vocabulary, save_vocab
+from bert_packed.text.tokenization import SPECIAL_TOKENS, Vocabulary, load_vocab, save_vocab
 
 
 @pytest.fixture
@@ -25,15 +26,8 @@ def packed(tmp_path, monkeypatch):
         os.mkdir(name)
     write_data(tmp_path / "packed")
     save_vocab(Vocabulary((*SPECIAL_TOKENS, "a", "##b")), "vocab.txt")
-    manifest = {
-        "kind": "packed",
-        "num_packs": 15,
-        "num_sequences": 36,
-        "histogram": {"lengths": [3, 6], "counts": [30, 6]},
-        "vocab_sha256": storage.file_sha256("vocab.txt"),
-        "inputs": [describe_path("instances/train-0.tfrecord", "packed")],
-        "files": [],
-    }
+    inputs = [describe_path("instances/train-0.tfrecord", "packed")]
+    manifest = manifest_of(vocab_sha256=storage.file_sha256("vocab.txt"), inputs=inputs)
     (tmp_path / "packed" / "manifest.json").write_text(json.dumps(manifest))
     return tmp_path / "packed"
 
@@ -46,11 +40,11 @@ def read(**flags):
     )
 
 
-def without_checksum(packed):
-    """Leave the checksum out of the manifest."""
-    manifest = json.loads((packed / "manifest.json").read_text())
-    del manifest["vocab_sha256"]
-    (packed / "manifest.json").write_text(json.dumps(manifest))
+def claim(packed, **claims):
+    """Write other claims into the manifest; None leaves one out."""
+    manifest = json.loads((packed / "manifest.json").read_text()) | claims
+    known = {name: value for name, value in manifest.items() if value is not None}
+    (packed / "manifest.json").write_text(json.dumps(known))
 
 
 @pytest.mark.parametrize("folder", ["packed", "instances"])
@@ -58,7 +52,7 @@ def test_the_vocabulary_of_the_records_is_found(packed, folder):
     os.rename("vocab.txt", f"{folder}/vocab.txt")
     data = read()
     assert data.masking._vocabulary.tokens == (*SPECIAL_TOKENS, "a", "##b")
-    # a run that continues with another vocabulary is refused by this
+    # By this a run that continues with another vocabulary is refused
     assert data.facts["data"]["masking_vocabulary"] == storage.file_sha256(f"{folder}/vocab.txt")
 
 
@@ -78,7 +72,7 @@ def test_a_nearer_vocabulary_with_another_checksum_is_ignored(packed):
 
 
 def test_a_vocabulary_that_the_model_cannot_read_is_ignored(packed):
-    without_checksum(packed)
+    claim(packed, vocab_sha256=None)
     byte_bpe.save(ours(), packed / "tokenizer.json")
     with pytest.raises(InputError, match=r"`vocab_file` must be given .* where no vocab\.txt is beside"):
         read()
@@ -89,8 +83,7 @@ def test_a_vocabulary_that_the_model_cannot_read_is_ignored(packed):
 
 @pytest.mark.parametrize("inputs", [5, ["a"], [{"name": "x"}], [{"path": 3}]])
 def test_inputs_of_a_manifest_that_are_none(packed, inputs):
-    manifest = json.loads((packed / "manifest.json").read_text())
-    (packed / "manifest.json").write_text(json.dumps({**manifest, "inputs": inputs}))
+    claim(packed, inputs=inputs)
     with pytest.raises(InputError, match="`vocab_file` must be given"):
         read()
 
@@ -109,8 +102,8 @@ def test_without_fresh_masks_it_is_found_by_its_checksum_alone(packed):
     os.rename("vocab.txt", "instances/vocab.txt")
     found = read(masking="static").vocabulary
     assert (found.path, found.size, found.do_lower_case) == ("instances/vocab.txt", 7, None)
-    without_checksum(packed)
-    # What lies there may be another's: only fresh masks, which need one, take it
+    claim(packed, vocab_sha256=None)
+    # What lies there may be another's, so only fresh masks, which need one, take it
     assert read(masking="static").vocabulary is None
     assert read().vocabulary == found
     assert read(masking="static", vocab_file="instances/vocab.txt").vocabulary == found
@@ -118,7 +111,7 @@ def test_without_fresh_masks_it_is_found_by_its_checksum_alone(packed):
 
 @pytest.mark.parametrize("folder", ["run", "first/checkpoint-4", "first"])
 def test_the_vocabulary_of_this_and_the_earlier_run_is_found(packed, folder):
-    without_checksum(packed)
+    claim(packed, vocab_sha256=None)
     kept = folder.split("/")[0]
     os.makedirs(f"{kept}/checkpoint-4")
     os.rename("vocab.txt", f"{kept}/vocab.txt")
@@ -129,14 +122,18 @@ def test_the_vocabulary_of_this_and_the_earlier_run_is_found(packed, folder):
     if kept == "run":
         with pytest.raises(InputError, match="`vocab_file` must be given"):
             read(overwrite=True)
+        # A run that empties the folder may have its vocabulary there
+        found = read(overwrite=True, vocab_file="run/vocab.txt").vocabulary
+        os.remove("run/vocab.txt")
+        keep_copy(packed.parent / "run", found)
+        assert load_vocab("run/vocab.txt").tokens == (*SPECIAL_TOKENS, "a", "##b")
+        assert storage.read_json("run/run.json")["vocabulary"] == found.facts
 
 
 def test_a_tokenizer_of_bytes_is_found_too(packed):
     os.remove("vocab.txt")
     byte_bpe.save(byte_bpe.train([["a b"]], 257), "instances/tokenizer.json")
-    manifest = json.loads((packed / "manifest.json").read_text())
-    manifest |= {"vocab_sha256": storage.file_sha256("instances/tokenizer.json"), "do_lower_case": True}
-    (packed / "manifest.json").write_text(json.dumps(manifest))
+    claim(packed, vocab_sha256=storage.file_sha256("instances/tokenizer.json"), do_lower_case=True)
     found = read(masking="static").vocabulary
     assert (found.path, found.size, found.do_lower_case) == ("instances/tokenizer.json", 257, None)
     assert found.facts["file"] == "tokenizer.json"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 from byte_tokenizers import ours, roberta
@@ -34,53 +35,34 @@ def run(tmp_path):
 
 
 def test_the_vocabulary_beside_a_checkpoint_is_found(run):
-    assert vocabulary.find_vocab(run, "", CONFIG) == run / "vocab.txt"
-    assert vocabulary.find_vocab(run / "checkpoint-4", "", CONFIG) == run / "vocab.txt"
     (run / "bert_model.ckpt.index").touch()
-    assert vocabulary.find_vocab(run / "bert_model.ckpt", "", CONFIG) == run / "vocab.txt"
+    for start in (run, run / "checkpoint-4", run / "bert_model.ckpt"):
+        assert vocabulary.find_vocab(start, "", CONFIG) == run / "vocab.txt"
     assert vocabulary.find_vocab(run, run / "other.txt", CONFIG) == run / "other.txt"
-
-
-def test_the_vocabulary_beside_a_whole_model_is_ignored(run):
+    # But a whole model has its own
     (run / "model").mkdir()
     with pytest.raises(InputError, match=r"`vocab_file` must be given where no vocab\.txt"):
         vocabulary.find_vocab(run / "model", "", CONFIG)
 
 
-@pytest.mark.parametrize(
-    ("vocab_size", "expected"),
-    [
-        (330, "tokenizer.json"),
-        (336, "tokenizer.json"),
-        (8, "vocab.txt"),
-        (6, "vocab.txt"),
-        (329, None),
-        (458, None),
-    ],
-)
-def test_the_vocabulary_of_the_models_size_wins(tmp_path, vocab_size, expected):
+def test_the_vocabulary_of_the_models_size_wins(tmp_path):
+    def find(vocab_size):
+        return vocabulary.find_vocab(tmp_path, "", dataclasses.replace(MODERN_BERT, vocab_size=vocab_size))
+
     words, bytes_ = tmp_path / "vocab.txt", tmp_path / "tokenizer.json"
-    words.write_text("\n".join([*tokenization.SPECIAL_TOKENS, "a"]))
-    byte_bpe.save(roberta(), bytes_)
-    model = dataclasses.replace(MODERN_BERT, vocab_size=vocab_size)
-    if expected:
-        assert vocabulary.find_vocab(tmp_path, "", model) == tmp_path / expected
-        return
-    with pytest.raises(InputError) as error:
-        vocabulary.find_vocab(tmp_path, "", model)
-    assert str(error.value) == (
-        f"`init_checkpoint` must have a vocabulary of its vocab_size={vocab_size} where no `vocab_file` is "
-        f"given. Received: {words}, of 6 and {bytes_}, of 330."
-    )
-
-
-def test_the_plain_file_of_equal_word_pieces_wins(tmp_path):
-    """Our exports have both, for a model of any size."""
     (tmp_path / "given.txt").write_text("\n".join([*tokenization.SPECIAL_TOKENS, "a"]))
+    # Our exports have both files, with equal WordPieces: the plain one is for a model of any size
     write_tokenizer(tmp_path, tmp_path / "given.txt", do_lower_case=True)
-    for vocab_size in (6, 4096):
-        model = dataclasses.replace(MODERN_BERT, vocab_size=vocab_size)
-        assert vocabulary.find_vocab(tmp_path, "", model) == tmp_path / "vocab.txt"
+    assert [find(vocab_size) for vocab_size in (6, 4096)] == [words] * 2
+    byte_bpe.save(roberta(), bytes_)
+    assert [find(vocab_size) for vocab_size in (6, 8, 330, 336)] == [words, words, bytes_, bytes_]
+    for vocab_size in (329, 458):
+        message = (
+            f"must have a vocabulary of its vocab_size={vocab_size} where no `vocab_file` is given. "
+            f"Received: {words}, of 6 and {bytes_}, of 330."
+        )
+        with pytest.raises(InputError, match=re.escape(message)):
+            find(vocab_size)
 
 
 @pytest.mark.parametrize("name", ["", "checkpoint-4"])

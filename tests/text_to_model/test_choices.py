@@ -17,9 +17,10 @@ def config(**settings):
     return TrainConfig(**{"input_file": "text", "output_dir": "my", **settings})
 
 
-def choose(platform="cpu", manifest=MANIFEST, **settings):
+def choose(platform="cpu", manifest=MANIFEST, folder="my", **settings):
     """`PretrainingConfig` for a platform, and why its settings are what they are."""
-    training, chosen = choices.choose_training(config(**settings), manifest, OutputFolder("my"), platform)
+    place = OutputFolder(str(folder))
+    training, chosen = choices.choose_training(config(**settings), manifest, place, platform)
     return training, {one.setting: one.why for one in chosen}
 
 
@@ -30,12 +31,8 @@ def steps_of(training, step_seconds=None, **settings):
 @pytest.mark.parametrize(
     ("packs", "most", "expected", "given"),
     [
-        (10, 4, (12, 4), 2),
-        (8, 8, (8, 8), 8),
-        (9, 8, (10, 5), 3),
-        (1, 9, (1, 1), 1),
-        (7, 1, (7, 1), 1),
-        (131, 8, (136, 8), 1),
+        *((10, 4, (12, 4), 2), (8, 8, (8, 8), 8), (9, 8, (10, 5), 3)),
+        *((1, 9, (1, 1), 1), (7, 1, (7, 1), 1), (131, 8, (136, 8), 1)),
     ],
 )
 def test_a_step_is_whole_micro_batches(packs, most, expected, given):
@@ -140,14 +137,11 @@ def test_intervals_of_saving_evaluating_and_logging(hours, steps, save_and_eval,
 
 def test_a_model_that_is_trained_already_goes_on_slowly(monkeypatch, tmp_path):
     monkeypatch.setattr(starting_weights, "read_model_config", lambda path: MODEL_SIZES["bert-mini"])
-    training, chosen = choices.choose_training(
-        config(init_checkpoint="model"), MANIFEST, OutputFolder(str(tmp_path)), "cpu"
-    )
+    training, why = choose(folder=tmp_path, init_checkpoint="model")
     assert training.learning_rate == 5e-5 and training.init_checkpoint == "model"
     assert training.bert_config_file == str(tmp_path / "flags/bert_config.json")
     assert load_model_config(training.bert_config_file) == MODEL_SIZES["bert-mini"]
-    assert {one.setting: one.why for one in chosen}["learning_rate"] == "of Adam, from init_checkpoint"
+    assert why["learning_rate"] == "of Adam, from init_checkpoint"
     # A config that is given later, before the training has saved, is not passed over for the stored one
-    given = config(init_checkpoint="model", bert_config_file="bert-small")
-    training, _ = choices.choose_training(given, MANIFEST, OutputFolder(str(tmp_path)), "cpu")
+    training, _ = choose(folder=tmp_path, init_checkpoint="model", bert_config_file="bert-small")
     assert training.bert_config_file == "bert-small"

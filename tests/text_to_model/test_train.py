@@ -28,7 +28,6 @@ from data_gen.text.create_config import CreateConfig
 from data_gen.text.sources import find_text_sources
 
 STEPS = ("instances", "packs", "proof", "training", "audit", "export")
-TEXTS = ["doc1 doc2", "doc3", "doc4 doc5 doc6 doc7"]
 
 
 @pytest.fixture(scope="module")
@@ -41,17 +40,30 @@ def finished(text, tmp_path_factory):
     return finish(text, tmp_path_factory.mktemp("finished") / "my [1]")
 
 
+def train(text, output_dir, **settings):
+    return bert_packed.train(TrainConfig(**flags_of(text, output_dir, **settings)))
+
+
+def assert_refused(message, text, output_dir, **settings):
+    with pytest.raises((InputError, OSError), match=message):
+        train(text, output_dir, **settings)
+
+
+def copy(finished, folder, *left_out):
+    """The output directory of a call, without some of its results."""
+    return shutil.copytree(finished, folder, ignore=shutil.ignore_patterns(*left_out))
+
+
+def files_in(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
 def test_every_step_leaves_what_it_made(finished):
     packs = json.loads((finished / "packed/train/manifest.json").read_text())
     assert packs["packing_factor"] > 1.3
     proof = json.loads((finished / "proof.json").read_text())
-    assert proof["splits"][0] == {
-        "data": "train",
-        "input sequences": packs["num_sequences"],
-        "missing": 0,
-        "packed sequences": packs["num_sequences"],
-        "unexpected": 0,
-    }
+    counts = dict.fromkeys(("input sequences", "packed sequences"), packs["num_sequences"])
+    assert proof["splits"][0] == {"data": "train", "missing": 0, "unexpected": 0, **counts}
     audit = json.loads((finished / "audit.json").read_text())
     assert len(audit) > 10 and {row["result"] for row in audit} == {"pass"}
     card = (finished / "model" / "README.md").read_text()
@@ -59,14 +71,11 @@ def test_every_step_leaves_what_it_made(finished):
 
 
 def test_the_model_gives_vectors(finished):
-    """Only its folder is named; packed vectors are those of texts alone."""
-    encoder = bert_packed.load_encoder(finished / "model")
-    vectors = encoder.encode(TEXTS)
-    assert vectors.shape == (3, CONFIG.hidden_size) and encoder.packing_factor(TEXTS) == 3
-    for text, vector in zip(TEXTS, vectors, strict=True):
-        np.testing.assert_allclose(encoder.encode([text])[0], vector, atol=1e-5)
-    of_run = bert_packed.load_encoder(finished / "run").encode(TEXTS)
-    np.testing.assert_allclose(of_run, vectors, atol=1e-6)
+    """Only its folder is named."""
+    texts = ["doc1 doc2", "doc3", "doc4 doc5 doc6 doc7"]
+    of_export, of_run = (bert_packed.load_encoder(finished / name).encode(texts) for name in ("model", "run"))
+    assert of_export.shape == (3, CONFIG.hidden_size)
+    np.testing.assert_allclose(of_run, of_export, atol=1e-6)
 
 
 def test_what_was_chosen_is_a_flagfile_of_each_command(finished):
@@ -88,10 +97,10 @@ def test_what_was_chosen_is_a_flagfile_of_each_command(finished):
 def test_a_call_that_is_repeated_does_nothing(text, finished, monkeypatch, capsys):
     """It may be repeated from elsewhere, too."""
     before = times(finished)
-    assert bert_packed.train(TrainConfig(**flags_of(text, finished))).model_dir == str(finished / "model")
+    assert train(text, finished).model_dir == str(finished / "model")
     monkeypatch.chdir(finished)
     relative = {name: os.path.relpath(text / path) for name, path in FILES.items()}
-    bert_packed.train(TrainConfig(**flags_of(text, ".", **relative)))
+    train(text, ".", **relative)
     assert times(finished) == before
     shown = capsys.readouterr().out
     assert [shown.count(f"{number}/6 {name}: done before") for number, name in enumerate(STEPS, 1)] == [2] * 6
@@ -103,7 +112,7 @@ def test_a_step_whose_result_is_gone_is_taken_again(text, finished, missing, cap
     before, weights = times(newest(finished)), weights_of(finished)
     path = finished / missing
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    bert_packed.train(TrainConfig(**flags_of(text, finished)))
+    train(text, finished)
     shown = capsys.readouterr().out
     assert path.exists() and shown.count("done before") < len(STEPS)
     assert ("export: done before" in shown) == (missing == "proof.json")
@@ -114,13 +123,11 @@ def test_a_step_whose_result_is_gone_is_taken_again(text, finished, missing, cap
 @pytest.mark.slow
 def test_hours_and_a_checkpoint_to_start_from(text, finished, tmp_path):
     """Steps by their time, measured; the vocabulary and the shape of the start; a text of one document."""
-    flags = flags_of(text, tmp_path / "my", vocab_file="", bert_config_file="", num_train_epochs=0.0)
-    flags |= {"init_checkpoint": str(finished / "model"), "train_hours": 1e-5}
     (tmp_path / "one.txt").write_text((text / "text.txt").read_text().replace("\n\n", "\n"))
-    flags["input_file"] = str(tmp_path / "one.txt")
-    with pytest.raises(InputError, match="`eval_fraction` must be 0 for a text of one document"):
-        bert_packed.train(TrainConfig(**flags))
-    bert_packed.train(TrainConfig(**flags, eval_fraction=0.0))
+    flags = {"input_file": str(tmp_path / "one.txt"), "vocab_file": "", "bert_config_file": ""}
+    flags |= {"init_checkpoint": str(finished / "model"), "num_train_epochs": 0.0, "train_hours": 1e-5}
+    assert_refused("`eval_fraction` must be 0 for a text of one document", text, tmp_path / "my", **flags)
+    train(text, tmp_path / "my", **flags, eval_fraction=0.0)
     vocabulary = (tmp_path / "my/instances/vocab.txt").read_text().split()
     assert vocabulary == (text / "words.txt").read_text().split()
     training = parse(PretrainingConfig, ["x", f"--flagfile={tmp_path}/my/flags/pretrain.flags"])
@@ -211,35 +218,30 @@ def test_a_kill_inside_each_step_costs_nothing(text, tmp_path):
         ({"max_seq_length": 128}, "`max_seq_length` must be at most max_position_embeddings=64"),
         ({"init_checkpoint": "./none"}, "`init_checkpoint` must be a folder, .* that exists"),
         ({"vocab_file": "none"}, "none"),
-        (
-            {"output_dir": "memory://x"},
-            r"`output_dir` must be a local folder\. Received: memory://x, a URL\.",
-        ),
+        ({"output_dir": "memory://x"}, r"`output_dir` must be a local folder\. Received: memory://x, a URL"),
     ],
 )
 def test_mistakes_are_found_before_anything_is_made(text, tmp_path, changes, message):
-    with pytest.raises((InputError, OSError), match=message):
-        bert_packed.train(TrainConfig(**{**flags_of(text, tmp_path / "new"), **changes}))
+    assert_refused(message, text, **{"output_dir": tmp_path / "new", **changes})
     assert not (tmp_path / "new").exists()
 
 
 def test_a_checkpoint_that_reads_other_case_is_refused(text, finished, tmp_path):
     model = shutil.copytree(finished / "model", tmp_path / "model")
     (model / "tokenizer_config.json").write_text('{"do_lower_case": false}')
-    flags = flags_of(text, tmp_path / "new", vocab_file="", bert_config_file="", init_checkpoint=str(model))
-    with pytest.raises(InputError, match=r"`do_lower_case` must be as in the training .* False"):
-        bert_packed.train(TrainConfig(**flags))
+    flags = {"vocab_file": "", "bert_config_file": "", "init_checkpoint": str(model)}
+    assert_refused(r"`do_lower_case` must be as in the training .* False", text, tmp_path / "new", **flags)
 
 
 def test_folders_of_others_are_left_alone(text, tmp_path):
     for name in ("train.json", "dev.json"):
         (tmp_path / name).write_text("{}")
     for overwrite in (False, True):
-        with pytest.raises(InputError, match=r"`output_dir` must be empty or an earlier .* holds dev\.json"):
-            bert_packed.train(TrainConfig(**flags_of(text, tmp_path, overwrite=overwrite)))
+        message = r"`output_dir` must be empty or an earlier .* holds dev\.json"
+        assert_refused(message, text, tmp_path, overwrite=overwrite)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dev.json", "train.json"]
-    with pytest.raises(InputError, match=r"`output_dir` must be a directory\. .*dev\.json, which is a file"):
-        bert_packed.train(TrainConfig(**flags_of(text, tmp_path / "dev.json")))
+    message = r"`output_dir` must be a directory\. .*dev\.json, which is a file"
+    assert_refused(message, text, tmp_path / "dev.json")
 
 
 def begun(folder, text, **settings):
@@ -247,14 +249,16 @@ def begun(folder, text, **settings):
     config = TrainConfig(**flags_of(text, folder, **settings))
     sources = find_text_sources(config.input_file)
     output_folder.begin(config, output_folder.OutputFolder(str(folder)), output_folder.describe_text(sources))
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    return files_in(folder)
 
 
 def test_another_training_may_begin_until_a_checkpoint_is_there(text, finished, tmp_path):
     """It is on the same packs, which are kept."""
-    folder = shutil.copytree(finished, tmp_path / "my", ignore=shutil.ignore_patterns("run", "model"))
-    before = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    assert before - begun(folder, text, num_train_epochs=5.0) == {"audit.json", "flags/pretrain.flags"}
+    folder = copy(finished, tmp_path / "my", "run", "model")
+    before = files_in(folder)
+    other = {"num_train_epochs": 5.0, "train_batch_size": 3, "learning_rate": 0.5, "attention": "dense"}
+    other |= {"distribution": "mirrored", "bert_config_file": "bert-tiny"}
+    assert before - begun(folder, text, **other) == {"audit.json", "flags/pretrain.flags"}
 
 
 @pytest.mark.parametrize(
@@ -295,7 +299,8 @@ def test_a_step_taken_again_keeps_model_and_run(tmp_path):
 
 def test_an_empty_manifest_is_named(text, tmp_path):
     """Its `inputs` were read without a look at its form."""
-    begun(tmp_path, text)
+    begun(tmp_path, text, max_seq_length=32)
+    begun(tmp_path, text)  # as nothing was made, settings may change
     (tmp_path / "instances").mkdir()
     (tmp_path / "instances/manifest.json").write_text("{}")
     with pytest.raises(InputError, match=r"instances/manifest\.json: what create_.* Received: no 'splits'"):
@@ -306,8 +311,7 @@ def test_an_output_folder_that_vanishes_is_named(text, tmp_path, monkeypatch):
     """A later step named `input_file`, and left a folder that the next call refused."""
     folder = tmp_path / "my"
     monkeypatch.setattr(steps, "_make_instances", lambda *_: shutil.rmtree(folder))
-    with pytest.raises(InputError, match=r"`output_dir` must stay where it is .* Received: .*/my, which has"):
-        bert_packed.train(TrainConfig(**flags_of(text, folder)))
+    assert_refused(r"`output_dir` must stay where it is .* Received: .*/my, which has", text, folder)
     assert not folder.exists()
 
 
@@ -315,9 +319,8 @@ def test_the_same_text_goes_on_wherever_it_is(text, finished, tmp_path):
     """It may have another time, as where a machine mounts it, or another place, but no other letter."""
     folder, moved = shutil.copytree(finished, tmp_path / "my"), shutil.copytree(text, tmp_path / "moved")
     os.utime(moved / "text.txt")
-    others = {"vocab_file": str(text / FILES["vocab_file"])}
-    others |= {"bert_config_file": str(text / FILES["bert_config_file"])}
-    before = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    others = {name: str(text / FILES[name]) for name in ("vocab_file", "bert_config_file")}
+    before = files_in(folder)
     for _ in range(2):  # the second without reading it
         assert begun(folder, moved, **others) == before
     content = (moved / "text.txt").read_text()
@@ -341,11 +344,6 @@ def test_what_a_killed_overwrite_leaves_does_not_pass_for_whole(text, finished, 
     assert begun(folder, text, **other) == {output_folder.CALL_FILE}
 
 
-def test_settings_may_change_after_a_call_that_made_nothing(text, tmp_path):
-    begun(tmp_path / "my", text)
-    assert begun(tmp_path / "my", text, max_seq_length=32) == {output_folder.CALL_FILE}
-
-
 def test_texts_are_arguments_and_flags_may_follow():
     given = ["x", "a.txt", "b.txt", "--output_dir=my", "c.txt"]
     assert parse(TrainConfig, given).input_file == "a.txt,b.txt,c.txt"
@@ -358,9 +356,7 @@ def test_texts_are_arguments_and_flags_may_follow():
 @pytest.mark.parametrize("fault", ["lost", "twice"])
 def test_wrong_packs_stop_the_training(text, finished, tmp_path, fault, capsys):
     """No model is trained on them, even if an earlier call has proved them."""
-    folder = shutil.copytree(
-        finished, tmp_path / "my", ignore=shutil.ignore_patterns("run", "model", "audit.*")
-    )
+    folder = copy(finished, tmp_path / "my", "run", "model", "audit.*")
     first, second, *_ = sorted((folder / "packed/train").glob("*.tfrecord"))
     if fault == "lost":
         first.unlink()
@@ -375,9 +371,7 @@ def test_wrong_packs_stop_the_training(text, finished, tmp_path, fault, capsys):
 def test_a_model_that_leaks_is_not_exported(text, finished, tmp_path, capsys):
     """Trained in a folder that was copied, without a change in the other one."""
     before = times(finished)
-    folder = shutil.copytree(
-        finished, tmp_path / "my", ignore=shutil.ignore_patterns("run", "model", "audit.*")
-    )
+    folder = copy(finished, tmp_path / "my", "run", "model", "audit.*")
     with (folder / "flags/pretrain.flags").open("a") as file:
         file.write("--ablation=no_attention_mask\n")
     assert main(TrainConfig(**flags_of(text, folder))) == 1

@@ -20,6 +20,7 @@ from bert_packed.text_to_model import steps
 from bert_packed.training.engines.engine import named_weights
 
 LENGTH = 64
+MODEL = dataclasses.replace(CONFIG, vocab_size=330, max_position_embeddings=LENGTH)
 
 
 @pytest.fixture
@@ -27,18 +28,24 @@ def text(tmp_path):
     _, vocab = write_text(tmp_path)
     vocab.rename(tmp_path / "vocab.txt")
     byte_bpe.save(roberta(), tmp_path / "tokenizer.json")
-    config = dataclasses.replace(CONFIG, vocab_size=330, max_position_embeddings=LENGTH)
-    (tmp_path / "model.json").write_text(json.dumps(config_json(config)))
+    (tmp_path / "model.json").write_text(json.dumps(config_json(MODEL)))
     return tmp_path
+
+
+def write_start(text):
+    """Write a checkpoint without a vocabulary."""
+    checkpoint.save_weights(text / "start", named_weights(build_model(MASKED_LM, MODEL, 0)), MODEL)
 
 
 def settings_of(text, **settings):
     given = {"input_file": "text.txt", "output_dir": "my", "bert_config_file": "model.json"}
     given = {name: str(text / path) for name, path in given.items()}
     given |= {"max_seq_length": LENGTH, "num_train_epochs": 1.0, "num_workers": 1}
-    return TrainConfig(
-        **{**given, **{k: v.format(text=text) if isinstance(v, str) else v for k, v in settings.items()}}
-    )
+    placed = {name: v.format(text=text) if isinstance(v, str) else v for name, v in settings.items()}
+    return TrainConfig(**given | placed)
+
+
+START = {"bert_config_file": "", "init_checkpoint": "{text}/start"}
 
 
 @pytest.mark.parametrize(
@@ -48,28 +55,22 @@ def settings_of(text, **settings):
         ({"bert_config_file": "bert-tiny"}, ("", "wordpiece")),
         ({"vocab_file": "{text}/tokenizer.json"}, ("{text}/tokenizer.json", "byte_bpe")),
         ({"vocab_file": "{text}/vocab.txt"}, ("{text}/vocab.txt", "wordpiece")),
-        (
-            {"bert_config_file": "", "init_checkpoint": "{text}/start"},
-            ("{text}/start/tokenizer.json", "byte_bpe"),
-        ),
+        (START, ("{text}/start/tokenizer.json", "byte_bpe")),
     ],
 )
 def test_the_kind_of_the_vocabulary(text, settings, expected):
     """The file that is given or beside the checkpoint decides, and else the model."""
-    (text / "start").mkdir()
+    write_start(text)
     (text / "start/tokenizer.json").write_bytes((text / "tokenizer.json").read_bytes())
-    config = dataclasses.replace(CONFIG, vocab_size=330)
-    checkpoint.save_weights(text / "start", named_weights(build_model(MASKED_LM, config, 0)), config)
     found = steps.find_vocabulary(settings_of(text, **settings))
     assert found == tuple(part.format(text=text) for part in expected)
 
 
 def test_the_case_of_a_byte_level_checkpoint_is_its_own(text):
     """`do_lower_case` is of WordPieces, whatever Hugging Face's settings beside bytes say."""
-    config = dataclasses.replace(CONFIG, vocab_size=330, max_position_embeddings=LENGTH)
-    checkpoint.save_weights(text / "start", named_weights(build_model(MASKED_LM, config, 0)), config)
+    write_start(text)
     (text / "start/tokenizer_config.json").write_text('{"do_lower_case": false}')
-    given = settings_of(text, bert_config_file="", init_checkpoint="{text}/start")
+    given = settings_of(text, **START)
     (text / "tokenizer.json").rename(text / "start/tokenizer.json")
     steps.check(given, 10**6)
     (text / "start/tokenizer.json").unlink()
