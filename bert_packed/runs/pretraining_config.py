@@ -1,4 +1,4 @@
-"""The frozen config of a pre-training run, the rules across its settings, and what a run ends with."""
+"""The frozen config of a pre-training run, the rules across its groups, and what a run ends with."""
 
 import dataclasses
 import math
@@ -6,13 +6,26 @@ import math
 from bert_packed.architectures.registry import ablation_fields
 from bert_packed.core.settings import InputError, check_divides, check_settings
 from bert_packed.data.batches import BatchGrowth
-from bert_packed.runs.pretraining_settings import EVAL_BATCHES_OF_TRAINING, PretrainingSettings
+from bert_packed.runs import pretraining_settings as groups
+from bert_packed.runs.run_config import RunConfig
 from bert_packed.schema import MLM
 from bert_packed.text.masking import masking_rules
 
 
 @dataclasses.dataclass(frozen=True)
-class PretrainingConfig(PretrainingSettings):
+class PretrainingConfig(
+    # Flags have the order of these groups, from right to left
+    groups.CallSettings,
+    groups.LogSettings,
+    groups.DeviceSettings,
+    groups.OptimizerSettings,
+    groups.StepSettings,
+    groups.MaskingSettings,
+    groups.ObjectiveSettings,
+    groups.ModelSettings,
+    groups.DataSettings,
+    RunConfig,
+):
     """Pre-trains a packed BERT on packed TFRecords: masked language model and next-sentence prediction.
 
     With --objective=mlm it trains the masked language model alone. With --objective=causal_lm it trains
@@ -23,6 +36,9 @@ class PretrainingConfig(PretrainingSettings):
     --compile_only=FOLDER compiles the training step and reports on its program instead. Flagfiles of
     whole runs are in configs/; --flagfile=demo.flags takes under two minutes on two cores.
     """
+
+    # The groups are base classes, so that a setting has one name as flag, argument and attribute. As nested
+    # objects they would clash with flags: `optimizer`, `objective`, `masking`
 
     def __post_init__(self):
         super().__post_init__()
@@ -82,7 +98,7 @@ class PretrainingConfig(PretrainingSettings):
             return self
         packs = {}
         if not self.eval_input_file:
-            max_eval_steps = self.max_eval_steps or EVAL_BATCHES_OF_TRAINING
+            max_eval_steps = self.max_eval_steps or groups.EVAL_BATCHES_OF_TRAINING
             packs = {"eval_input_file": self.input_file, "max_eval_steps": max_eval_steps}
         return dataclasses.replace(self, do_eval=True, **packs)
 

@@ -1,22 +1,15 @@
-"""The settings of a pre-training run. Names are google-research/bert's wherever it has one."""
+"""The settings of a pre-training run, in groups, each under one heading of `--help`.
+
+Names are google-research/bert's wherever it has one.
+"""
 
 import dataclasses
 
 from bert_packed.architectures.registry import MODEL_SIZES, WEIGHTINGS, parse_ablation
 from bert_packed.core.settings import advanced, setting, variant
 from bert_packed.parallel.targets import parse_target
-from bert_packed.runs.run_config import (
-    DATA,
-    LOGS,
-    MASKING,
-    MEMORY,
-    MODEL,
-    OBJECTIVE,
-    OPTIMIZER,
-    RUN,
-    STEPS,
-    RunConfig,
-)
+from bert_packed.runs import run_config
+from bert_packed.runs.run_config import DATA, LOGS, MASKING, MEMORY, MODEL, OBJECTIVE, OPTIMIZER, RUN, STEPS
 from bert_packed.schema import MLM, MLM_NSP, OBJECTIVES
 from bert_packed.text.masking import MASK_REPLACE_PROB, RANDOM_REPLACE_PROB
 
@@ -49,11 +42,14 @@ def parse_mesh(text):
 
 
 @dataclasses.dataclass(frozen=True)
-class PretrainingSettings(RunConfig):
-    """Settings of a pre-training run, by their headings in `--help`."""
+class DataSettings(run_config.DataSettings):
+    """Records that a run reads, and where it writes."""
 
     output_dir: str = variant(
-        RunConfig, "output_dir", "", help="where checkpoints, metrics.csv and TensorBoard events go"
+        run_config.DataSettings,
+        "output_dir",
+        "",
+        help="where checkpoints, metrics.csv and TensorBoard events go",
     )
     input_file: str = setting(
         "", "packed training TFRecords: comma-separated paths or globs", required=True, group=DATA
@@ -86,15 +82,20 @@ class PretrainingSettings(RunConfig):
     )
     shuffle_buffer_size: int = advanced(1000, "packs held to shuffle; 1 = the order on disk", minimum=1)
 
+
+@dataclasses.dataclass(frozen=True)
+class ModelSettings(run_config.ModelSettings):
+    """The model, and the weights that it starts from."""
+
     bert_config_file: str = variant(
-        RunConfig,
+        run_config.ModelSettings,
         "bert_config_file",
         "bert-base",
         help=f"size name ({', '.join(MODEL_SIZES)}) or path of a bert_config.json, or of the "
         "config.json of a ModernBERT or Mamba",
     )
     init_checkpoint: str = variant(
-        RunConfig,
+        run_config.ModelSettings,
         "init_checkpoint",
         "",
         help="checkpoint whose weights start this run: a folder of ours or Hugging Face's, NAME or "
@@ -125,6 +126,11 @@ class PretrainingSettings(RunConfig):
         parse=parse_ablation,
     )
 
+
+@dataclasses.dataclass(frozen=True)
+class ObjectiveSettings:
+    """The objective, and the weights of its parts."""
+
     objective: str = setting(
         MLM_NSP,
         "what is learned: mlm_nsp, masked tokens and next sentences, by a BERT; mlm, masked tokens alone, of "
@@ -138,6 +144,11 @@ class PretrainingSettings(RunConfig):
         choices=WEIGHTINGS,
     )
     lm_loss: str = advanced("per_token", "as mlm_loss, for objective=causal_lm", choices=WEIGHTINGS)
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskingSettings:
+    """Masks of every epoch."""
 
     masking: str = setting(
         "static",
@@ -165,6 +176,11 @@ class PretrainingSettings(RunConfig):
         only_with=IF_DYNAMIC,
     )
 
+
+@dataclasses.dataclass(frozen=True)
+class StepSettings(run_config.StepSettings):
+    """Batches, and the steps of the schedule."""
+
     initial_batch_size: int = advanced(
         0,
         "packs of the first step, whole micro-batches; more follow with every step until batch_warmup_steps; "
@@ -188,6 +204,11 @@ class PretrainingSettings(RunConfig):
         "decay",
     )
 
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerSettings(run_config.OptimizerSettings):
+    """The optimizer, and the form of the decay."""
+
     packing_correction: str = setting(
         "none",
         "betas: beta_1 and beta_2 to the power of the data's packing factor (Efficient Sequence Packing, "
@@ -208,8 +229,13 @@ class PretrainingSettings(RunConfig):
         only_with={"decay_type=polynomial": "be 1 with decay_type={decay_type}"},
     )
 
+
+@dataclasses.dataclass(frozen=True)
+class DeviceSettings(run_config.DeviceSettings):
+    """Devices that share a step."""
+
     distribution: str = variant(
-        RunConfig,
+        run_config.DeviceSettings,
         "distribution",
         "none",
         only_with={"compile_for=": "be none with compile_for, whose devices all share a step"},
@@ -238,6 +264,11 @@ class PretrainingSettings(RunConfig):
         "micro-batch; 0 = as shuffled",
     )
 
+
+@dataclasses.dataclass(frozen=True)
+class LogSettings(run_config.LogSettings):
+    """Evaluations, exports and traces during the run."""
+
     eval_steps: int = setting(
         0, "steps between evaluations; 0 = only at the end", only_with=IF_EVALUATED, group=LOGS
     )
@@ -264,6 +295,11 @@ class PretrainingSettings(RunConfig):
         parse=parse_profile_steps,
         changeable=True,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class CallSettings(run_config.CallSettings):
+    """The part of a run that this call does."""
 
     do_train: bool = setting(
         True,

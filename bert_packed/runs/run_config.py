@@ -23,15 +23,17 @@ HEADINGS = DATA, MODEL, OBJECTIVE, MASKING, STEPS, OPTIMIZER, PREDICTION, MEMORY
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig:
-    """Base of the configs of runs; `settings.variant` gives a shared setting another default.
-
-    A setting with `group` begins a heading of `--help`.
-    """
+class DataSettings:
+    """The output directory."""
 
     output_dir: str = setting(
         "", "where checkpoints, metrics.csv and results go", changeable=True, group=DATA
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSettings:
+    """The model, and the weights that it starts from."""
 
     bert_config_file: str = setting(
         "", f"size name ({', '.join(MODEL_SIZES)}) or path of a bert_config.json", group=MODEL
@@ -48,6 +50,11 @@ class RunConfig:
         -1.0, "overrides the model's; -1 = as the model says", minimum=None, maximum=0.99
     )
 
+
+@dataclasses.dataclass(frozen=True)
+class StepSettings:
+    """Batches, and their order."""
+
     train_batch_size: int = setting(
         32, "packs, each of several sequences, in an optimizer step", minimum=1, group=STEPS
     )
@@ -57,6 +64,11 @@ class RunConfig:
         "or as the run that continues began",
     )
     random_seed: int = setting(12345, "seed of weights, dropout and data order", maximum=2**31 - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerSettings:
+    """The optimizer."""
 
     optimizer: str = setting(
         "lamb",
@@ -80,6 +92,11 @@ class RunConfig:
         minimum=1,
         changeable=True,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceSettings:
+    """Precision, memory, kernels, and devices that share a step."""
 
     dtype: str = setting(
         AUTO,
@@ -107,6 +124,11 @@ class RunConfig:
         changeable=True,
     )
 
+
+@dataclasses.dataclass(frozen=True)
+class LogSettings:
+    """Logs and checkpoints."""
+
     log_steps: int = setting(10, "steps between rows of metrics.csv", minimum=1, group=LOGS)
     save_checkpoints_steps: int = setting(1000, "steps between checkpoints", minimum=1, changeable=True)
     keep_checkpoint_max: int = setting(
@@ -115,6 +137,11 @@ class RunConfig:
         minimum=1,
         changeable=True,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class CallSettings:
+    """Settings of this call alone."""
 
     overwrite: bool = setting(
         False, "start from the beginning, removing an earlier run in output_dir", transient=True, group=RUN
@@ -126,6 +153,20 @@ class RunConfig:
         transient=True,
     )
     json: str = setting("", "also write the final figures to this file, as JSON", transient=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig(
+    # Flags have the order of these groups, from right to left
+    CallSettings,
+    LogSettings,
+    DeviceSettings,
+    OptimizerSettings,
+    StepSettings,
+    ModelSettings,
+    DataSettings,
+):
+    """Base of the configs of runs; `settings.variant` gives a shared setting another default."""
 
     help_order = HEADINGS
     result_files = ()  # names of files that the run writes besides those of every run

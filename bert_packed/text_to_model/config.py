@@ -8,7 +8,7 @@ from bert_packed.core.hub import name_of
 from bert_packed.core.settings import InputError, check_settings, result_settings, setting, variant
 from bert_packed.core.storage import check_local
 from bert_packed.packing.histogram import MAX_LENGTH
-from bert_packed.runs.run_config import RunConfig
+from bert_packed.runs.run_config import DeviceSettings
 from data_gen.jobs.runners import MAX_WORKERS, TEXT_WORKERS_HELP
 
 DATA, MODEL, STEPS, DEVICES = "Text", "Model", "Batches and steps", "Devices"
@@ -107,9 +107,9 @@ class TrainConfig:
         0.0, "peak learning rate; 0 = 5e-5 from init_checkpoint, else by the model's width"
     )
     random_seed: int = setting(12345, "seed of everything", maximum=2**31 - 1)
-    attention: str = variant(RunConfig, "attention", "auto", group=DEVICES)
+    attention: str = variant(DeviceSettings, "attention", "auto", group=DEVICES)
     distribution: str = variant(
-        RunConfig,
+        DeviceSettings,
         "distribution",
         "none",
         help="devices that share each step of the training, a part of its packs each: none is one, mirrored "
