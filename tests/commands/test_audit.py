@@ -1,7 +1,6 @@
 """The audit passes a sound model and catches each planted fault, by the check that is meant for it."""
 
 import dataclasses
-import functools
 import json
 
 import numpy as np
@@ -33,9 +32,7 @@ WITH_DROPOUT = dataclasses.replace(SHALLOW, hidden_dropout_prob=0.5, attention_p
 
 
 def failed(engine, batch):
-    """Names of the checks that fail, uncompiled: a tiny model compiles for longer than it runs."""
-    checks = contamination.audit(engine, batch, compile=lambda function, _: function)
-    return [check.name for check in checks if not check.passed]
+    return [check.name for check in contamination.audit(engine, batch) if not check.passed]
 
 
 @pytest.fixture
@@ -45,6 +42,7 @@ def batch():
     return packed
 
 
+@pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize(("mlm_loss", "config"), [("per_sequence", SHALLOW), ("per_token", WITH_DROPOUT)])
 def test_a_sound_model_passes(batch, mlm_loss, config):
     """The model has dropout: nothing here is training."""
@@ -155,6 +153,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize(("plant", "caught", "passed"), FAULTS)
 def test_a_fault_is_caught_by_the_check_for_it(monkeypatch, batch, plant, caught, passed):
     engine = make_engine(config=CONFIG if plant is FAULTS[2][0] else SHALLOW, micro_batch_size=5)
@@ -205,9 +204,8 @@ def test_the_table_says_what_the_checks_say(on_disk, monkeypatch):
     assert "packs of 3 to 4 sequences, of at most 4" in seen.out and "a larger num_packs would" in seen.out
 
 
-def test_a_fine_tuned_checkpoint_passes(on_disk, tmp_path, monkeypatch):
-    uncompiled = functools.partial(contamination.audit, compile=lambda function, _: function)
-    monkeypatch.setattr(contamination, "audit", uncompiled)
+@pytest.mark.usefixtures("uncompiled")
+def test_a_fine_tuned_checkpoint_passes(on_disk, tmp_path):
     model = build_model(QUESTION_ANSWERING, SHALLOW, seed=3)
     checkpoint.save_weights(tmp_path / "model", named_weights(model), SHALLOW)
     seen = run_audit(on_disk, init_checkpoint=tmp_path / "model")
@@ -219,11 +217,10 @@ def vector_of_the_pack(hidden_BSD, sequence_ids_BS, cls_positions_BK, pooling):
     return ops.mean(hidden_BSD, axis=1, keepdims=True) + 0.0 * hidden_BSD[:, : cls_positions_BK.shape[1]]
 
 
+@pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize(("pooling", "fault"), [("mean", None), ("cls", None), ("mean", vector_of_the_pack)])
 def test_vectors_are_audited(on_disk, tmp_path, monkeypatch, pooling, fault):
     """And a step of their loss; where a vector is that of the pack, each check of vectors fails."""
-    uncompiled = functools.partial(contamination.audit, compile=lambda function, _: function)
-    monkeypatch.setattr(contamination, "audit", uncompiled)
     if fault:
         monkeypatch.setattr(losses, "pool_sequences", fault)
     checkpoint.save_weights(tmp_path / "model", named_weights(build_model(EMBEDDING, SHALLOW, 3)), SHALLOW)

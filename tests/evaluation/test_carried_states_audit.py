@@ -11,7 +11,6 @@ from keras import ops
 
 from bert_packed.core.settings import InputError
 from bert_packed.evaluation import contamination
-from bert_packed.training.backend import compiled
 
 pytestmark = pytest.mark.both_backends
 LENGTH = 6
@@ -54,17 +53,17 @@ def make_model(num_rows, config):
     return next_tokens.make_engine(config=config, build={"num_rows": num_rows}).model
 
 
-def failed(model, batch):
-    """Names of the checks that fail; a graph is made in less time than XLA's program."""
-    graph = compiled
+@pytest.fixture(autouse=True)
+def as_graph(monkeypatch):
+    """A graph is made in less time than XLA's program."""
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
-        def graph(function, _):
-            return tf.function(function)
+        monkeypatch.setattr(contamination, "compiled", lambda function, model: tf.function(function))
 
-    packs = contamination.take_rows(batch, model.backbone.num_rows)
-    checks = contamination.audit_rows(model, packs, compile=graph)
+
+def failed(model, packs):
+    checks = contamination.audit_rows(model, packs)
     assert [check.name for check in checks] == [LEAKS, WITHOUT, UNCUT]
     return {check.name for check in checks if not check.passed}
 
@@ -118,9 +117,9 @@ SLOW = pytest.mark.slow
     ],
 )
 def test_sound_rows_pass_and_faulty_ones_fail(config, rows, take, expected):
-    batch = batch_of(rows)
+    packs = contamination.take_rows(batch_of(rows), len(rows))
     model = make_model(len(rows), config)
-    found = failed(make_faulty(model, take) if take else model, batch)
+    found = failed(make_faulty(model, take) if take else model, packs)
     assert found >= expected and bool(found) == bool(expected)
 
 
@@ -148,8 +147,7 @@ def test_a_leak_into_one_place_is_seen_wherever_it_is(monkeypatch):
             return states_NRSD
 
         monkeypatch.setattr(contamination, "_run_rows", run)
-        checks = contamination.audit_rows(model, packs, compile=lambda function, _: function)
-        return {check.name for check in checks if not check.passed}
+        return failed(model, packs)
 
     assert found() == set()
     for place in np.ndindex(packs["token_ids"].shape):
