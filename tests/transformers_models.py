@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 from reference import import_reference
@@ -115,6 +117,33 @@ def make_trainer(
         "compute_loss_func": loss,
     }
     return make(model, arguments, **(given | options))
+
+
+def random_rows(num_rows, shortest, longest, seed=0):
+    """Rows of random words between [CLS] and [SEP]; the words are `shortest` or more, below `longest`."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(shortest, longest, num_rows).tolist()
+    return [{"input_ids": [CLS, *rng.integers(5, VOCAB, length).tolist(), SEP]} for length in lengths]
+
+
+def run_example(number):
+    """Run a Python example of docs/guides/torch.md in the current folder; returns its names."""
+    page = Path(__file__).resolve().parents[1] / "docs/guides/torch.md"
+    examples = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    names = {}
+    exec(compile(examples[number], page.name, "exec"), names)
+    return names
+
+
+def differing(found, wanted, least=0.0):
+    """Names of the tensors that differ by more than 1e-5 of their largest value, or than `least`."""
+    assert found.keys() == wanted.keys()
+    # Key biases have a gradient of truly 0, and that of sinks is a sum whose terms cancel
+    limits = {
+        name: 1e-6 if name.endswith(("key.bias", "sinks")) else max(least, 1e-5 * want.abs().max().item())
+        for name, want in wanted.items()
+    }
+    return [name for name in wanted if (found[name] - wanted[name]).abs().max().item() > limits[name]]
 
 
 def gradients_of(model):

@@ -7,10 +7,9 @@ import math
 import re
 
 import pytest
-from reference import import_reference
+from reference import import_trainer
 
-torch, _ = import_reference()
-datasets = pytest.importorskip("datasets", reason="pip install -e '.[torch]'")
+torch, _, datasets = import_trainer()
 
 from bert_packed.torch import PackingCollator, pack_dataset  # noqa: E402  after the skips above
 

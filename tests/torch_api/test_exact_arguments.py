@@ -12,7 +12,6 @@ from reference import import_reference
 from transformers_models import LENGTH, PAD, WINDOW, build, make_tokenizer
 
 torch, transformers = import_reference()
-pytest.importorskip("accelerate", reason="pip install -e '.[torch]'")
 
 from bert_packed.torch import PackingCollator  # noqa: E402
 from bert_packed.torch.exact_arguments import find_arguments  # noqa: E402
@@ -68,6 +67,8 @@ def collate(model, **options):
         ("modernbert", "sdpa", MASKED, f"{MASK}, sliding_window={WINDOW}"),
         ("llama", "sdpa", CAUSAL, POSITIONS),
         ("llama", "sdpa", CAUSAL | {"attention": "mask"}, MASK),
+        ("gpt_neox", "sdpa", CAUSAL, POSITIONS),
+        ("qwen2", "sdpa", CAUSAL, POSITIONS),
         ("mistral", "eager", CAUSAL, POSITIONS),
         ("opt", "eager", CAUSAL, MASK),
         ("gpt_oss", "eager", CAUSAL, f"{MASK}, sliding_window=3"),

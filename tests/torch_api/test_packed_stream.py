@@ -9,12 +9,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from reference import import_reference
-from transformers_models import CLS, LENGTH, SEP, VOCAB, build, make_tokenizer, make_trainer
+from reference import import_trainer
+from transformers_models import LENGTH, build, make_tokenizer, make_trainer, random_rows
 
-torch, transformers = import_reference()
-pytest.importorskip("accelerate", reason="pip install -e '.[torch]'")
-datasets = pytest.importorskip("datasets", reason="pip install -e '.[torch]'")
+torch, _, datasets = import_trainer()
 torchdata = pytest.importorskip("torchdata.stateful_dataloader", reason="pip install -e '.[torch]'")
 
 from bert_packed.torch import PackedStream, PackingCollator, pack_dataset  # noqa: E402
@@ -27,9 +25,7 @@ pytestmark = [
 
 
 def make_rows():
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(1, 14, NUM).tolist()
-    return [{"input_ids": [CLS, *rng.integers(5, VOCAB, length).tolist(), SEP]} for length in lengths]
+    return random_rows(NUM, 1, 14)
 
 
 def reverse(batch):
@@ -63,10 +59,7 @@ SOURCES = {
 
 def make_loader(source, num_workers=0, batch_size=2, **options):
     stream = PackedStream(SOURCES[source](), LENGTH, buffer_size=BUFFER, **options)
-    if num_workers:
-        more = {"multiprocessing_context": "spawn", "persistent_workers": True}
-    else:
-        more = {}
+    more = {"multiprocessing_context": "spawn", "persistent_workers": True} if num_workers else {}
     return torchdata.StatefulDataLoader(
         stream, batch_size=batch_size, num_workers=num_workers, collate_fn=list, **more
     )
