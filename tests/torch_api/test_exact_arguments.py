@@ -108,11 +108,6 @@ def test_arguments_of_a_model(caplog, kind, attention, options, found):
             CAUSAL,
             f"have mlm_probability=a rate, {MASK} for BertForMaskedLM. Received: mlm_probability=N",
         ),
-        (
-            f"bert{HALF}",
-            CAUSAL,
-            f"have mlm_probability=a rate, {MASK} for BertForMaskedLM. Received: mlm_probability=N",
-        ),
         (f"bert{HALF}", {"dtype": torch.float32}, "`dtype` must be that of the model, torch.bfloat16."),
         (
             "llama",
@@ -134,15 +129,6 @@ def test_a_model_that_would_train_wrongly_is_refused(kind, options, message):
     with pytest.raises(ValueError) as error:
         collate(make(kind), **options)
     assert message in str(error.value) and "\n" not in str(error.value)
-
-
-def test_all_candidates_are_a_table():
-    rows = {str(one): one.is_exact for one in find_arguments(build("roberta"))}
-    assert rows == {
-        f"attention='{attention}', first_position={first}": (attention, first) == ("mask", PAD + 1)
-        for attention in ("mask", "varlen")
-        for first in (0, PAD + 1)
-    }
 
 
 def test_no_position_beyond_the_table_is_tried():
