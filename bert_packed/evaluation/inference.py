@@ -110,16 +110,10 @@ class TextEncoder:
 
     def packing_factor(self, texts):
         """Mean texts per pack when `encode` packs these texts; 1 for none."""
-        return len(texts) / self.count_packs(texts) if texts else 1.0
-
-    def count_packs(self, texts):
-        """Number of packs that `encode` makes of these texts."""
-        lengths = np.array(self.count_tokens(texts), np.int64)
-        return len(pack_all(lengths, self.max_seq_length, "max", ALGORITHM)[0]) if len(lengths) else 0
-
-    def count_tokens(self, texts):
-        """Tokens of each text as `encode` computes it, [CLS] and [SEP] among them."""
-        return [len(ids) for ids in self._tokens(texts)]
+        if not texts:
+            return 1.0
+        lengths = np.array([len(ids) for ids in self._tokens(texts)], np.int64)
+        return len(texts) / len(pack_all(lengths, self.max_seq_length, "max", ALGORITHM)[0])
 
     def _tokens(self, texts):
         """A list of ids per text, [CLS] and [SEP] included, at most S of them."""
