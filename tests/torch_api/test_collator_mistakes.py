@@ -87,6 +87,7 @@ LABELS = "labels must be whole numbers, one for each token"
 OF_TOKENS = "labels must be whole numbers, one for each token. Received: "
 CHOICES = "`labels` must be one of sequence, token. Received: "
 OPTIONS = "`labels` must be None with other options than the limits of packs: `enable_packing` sets them."
+OF_SEQUENCES = "sequence 1: labels must be a number, or a list of one for each label. Received: "
 FINITE = "sequence 1: labels must be finite, and not -100, which Trainer does not count. Received: "
 DATASET = "`dataset` must be a datasets.Dataset. Received: "
 
@@ -109,11 +110,7 @@ MISTAKES = [
     (call, [{"labels": [5]}], f"{DICT}labels."),
     (call, [[5, 6]], f"{DICT}[5, 6]."),
     (call, [{"input_ids": [5]}, {"input_ids": [5], "kind": 1}], "sequence 1 must have the columns input_ids"),
-    (
-        call,
-        [{"input_ids": [5], "labels": [5]}],
-        "must be without labels, which masking makes; or give labels",
-    ),
+    (call, [{"input_ids": [5], "labels": [5]}], "`examples` must be without labels, which masking makes;"),
     (call, [PACKED], REMOVED),
     (call, [PACKED | {"sequence_ids": [1, 1], "sequence_index": [0]}], f"row 0: input_ids {NUMBERS}[5, 6]."),
     (call, None, "`examples` must be a list of dicts. Received: None."),
@@ -135,16 +132,8 @@ MISTAKES = [
     (make, {"labels": "token", "attention": "varlen"}, OPTIONS),
     (collate_of_sequences, [1, [0, 1]], "sequence 1: labels must be a number, as in sequence 0."),
     (collate_of_sequences, [[0, 1, 1], [0, 1]], "sequence 1: labels must be a list of 3, as in sequence 0."),
-    (
-        collate_of_sequences,
-        [1, "two"],
-        "sequence 1: labels must be a number, or a list of one for each label",
-    ),
-    (
-        collate_of_sequences,
-        [1, None],
-        "sequence 1: labels must be a number, or a list of one for each label.",
-    ),
+    (collate_of_sequences, [1, "two"], OF_SEQUENCES),
+    (collate_of_sequences, [1, None], OF_SEQUENCES),
     (collate_of_sequences, [1.5, -100], FINITE),
     (collate_of_sequences, [1.5, math.nan], FINITE),
     (collate_of_tokens, 1, f"sequence 0: {OF_TOKENS}1."),
