@@ -68,10 +68,7 @@ def test_what_a_file_has_and_no_such_model_is_named(model_folder, tmp_path, capl
     [
         (["cpu:0", "cpu:1"], {}, (1, 2)),
         (["gpu:0"], {}, (8, 1)),
-        (["TPU:0"], {}, (8, 1)),
-        (["cpu:0"], {"batch_size": 5}, (5, 2)),
-        (["cpu:0"], {"num_batches_at_once": 3}, (1, 3)),
-        (["gpu:0"], {"num_batches_at_once": 3}, (8, 3)),
+        (["cpu:0"], {"batch_size": 5, "num_batches_at_once": 3}, (5, 3)),
     ],
 )
 def test_batches_are_small_on_a_cpu_and_two_at_once(model_folder, monkeypatch, devices, given, expected):
