@@ -36,7 +36,6 @@ CONFIGS = {
         {"sliding_window": 20, "num_key_value_heads": 2, **IDS, "eos_token_id": [SEP, MASK]},
     ),
     "convbert": ("ConvBert", "MaskedLM", {"max_position_embeddings": LENGTH}),
-    "fnet": ("FNet", "MaskedLM", {"max_position_embeddings": LENGTH}),
     "gpt_oss": (
         "GptOss",
         "CausalLM",

@@ -121,7 +121,6 @@ def test_arguments_of_a_model(caplog, kind, attention, options, found):
             MASKED,
             f"{NOTHING} Received: ConvBertForMaskedLM; with {MASK}: neighbors: change of out",
         ),
-        ("fnet", MASKED, f"{NOTHING} Received: FNetForMaskedLM; with {MASK}: neighbors: change of outputs"),
         ("scan_without_kernel", CAUSAL, "ValueError: can't keep packed sequences apart without `mamba_ssm`"),
     ],
 )
