@@ -195,20 +195,16 @@ def run_alone(reference, case, sequence):
     return {ours: outputs[theirs][0] for ours, theirs in OUTPUTS.get(head, {"logits": "logits"}).items()}
 
 
-def compare(forward, reference, case, **changes):
-    """The largest difference of each output of each sequence, as a share of the output's largest value.
+def compare(forward, reference, case):
+    """The largest differences of outputs, each as a share of the output's largest value.
 
-    Args:
-        forward: A function from a batch to our outputs.
-        changes: Arrays of the batch in the place of the right ones.
-
-    Returns:
-        An array: a row for each sequence, a column for each output.
+    `forward` is a function from a batch to our outputs. Returns an array with a row for each sequence and a
+    column for each output.
     """
     torch, _ = import_reference()
     head = CASES[case][1]
     batch = make_batch(head)
-    got = {name: np.asarray(values) for name, values in forward({**batch, **changes}).items()}
+    got = {name: np.asarray(values) for name, values in forward(batch).items()}
     found, largest = [], dict.fromkeys(got, 0.0)
     for row, slot in np.argwhere(batch["slot_weights"]):
         with torch.no_grad():

@@ -297,18 +297,17 @@ def audit_rows(model, packs, tolerance=1e-5):
 
 def _row_changes(packs):
     """Tokens to change, bool `[N, R, S]` each: of any two neighbours, or rows, one without the other."""
-    starts_NRS = (packs["sequence_ids"] > 0) & (packs["position_ids"] == 0)
-    num_steps, num_rows, length = starts_NRS.shape
-    numbers_RL = np.cumsum(starts_NRS.transpose(1, 0, 2).reshape(num_rows, -1), axis=1)
-    numbers_NRS = numbers_RL.reshape(num_rows, num_steps, length).transpose(1, 0, 2)
-    rows_NRS = np.broadcast_to(np.arange(num_rows)[:, None], starts_NRS.shape)
-    # Any two rows, and any two sequences of one, differ in a bit of their number
-    bits = [
-        numbers >> bit & 1
-        for numbers in (numbers_NRS, rows_NRS)
-        for bit in range(int(numbers.max(initial=0)).bit_length())
-    ]
-    return [(packs["sequence_ids"] > 0) & (one == value) for one in bits for value in (0, 1)]
+    is_token_NRS = packs["sequence_ids"] > 0
+    num_steps, num_rows, length = is_token_NRS.shape
+    starts_RL = _as_rows(is_token_NRS & (packs["position_ids"] == 0))
+    numbers_NRS = np.cumsum(starts_RL, axis=1).reshape(num_rows, num_steps, length).transpose(1, 0, 2)
+    rows_R1 = np.arange(1, num_rows + 1)[:, None]
+    return halves(numbers_NRS * is_token_NRS) + halves(rows_R1 * is_token_NRS)
+
+
+def _as_rows(values_NRS):
+    """`[R, N * S]`: the packs of each row one after another."""
+    return values_NRS.transpose(1, 0, 2).reshape(values_NRS.shape[1], -1)
 
 
 def _row_step(model, batch):
@@ -337,6 +336,5 @@ def _run_rows(model, step, packs):
 def _uncut_rows(forward, packs):
     """float32 `[N, R, S, D]`, each row as one long pack."""
     num_steps, num_rows, length = packs["token_ids"].shape
-    rows = {name: values.transpose(1, 0, 2).reshape(num_rows, -1) for name, values in packs.items()}
-    hidden_RLD = _to_numpy(forward(rows))
+    hidden_RLD = _to_numpy(forward({name: _as_rows(values) for name, values in packs.items()}))
     return hidden_RLD.reshape(num_rows, num_steps, length, -1).transpose(1, 0, 2, 3)

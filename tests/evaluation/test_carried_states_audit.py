@@ -124,14 +124,14 @@ def test_sound_rows_pass_and_faulty_ones_fail(config, rows, take, expected):
 
 
 def own_sums(packs):
-    states_NRS = np.cumsum(packs["token_ids"].transpose(1, 0, 2).reshape(3, -1), axis=1)
-    starts = np.maximum(np.arange(states_NRS.shape[1]) - flat(packs["position_ids"]), 0)
-    before = np.take_along_axis(np.pad(states_NRS, ((0, 0), (1, 0))), starts, axis=1)
-    return (states_NRS - before).reshape(3, -1, LENGTH).transpose(1, 0, 2)[..., None].astype(np.float32)
-
-
-def flat(values_NRS):
-    return values_NRS.transpose(1, 0, 2).reshape(values_NRS.shape[1], -1)
+    """The sum of a sequence's tokens up to each, as its state."""
+    tokens, positions = (
+        packs[name].transpose(1, 0, 2).reshape(3, -1) for name in ("token_ids", "position_ids")
+    )
+    sums = np.cumsum(tokens, axis=1)
+    starts = np.maximum(np.arange(sums.shape[1]) - positions, 0)
+    before = np.take_along_axis(np.pad(sums, ((0, 0), (1, 0))), starts, axis=1)
+    return (sums - before).reshape(3, -1, LENGTH).transpose(1, 0, 2)[..., None].astype(np.float32)
 
 
 def test_a_leak_into_one_place_is_seen_wherever_it_is(monkeypatch):

@@ -41,6 +41,25 @@ def batch(packs, tmp_path_factory):
     return batch
 
 
+def test_items_are_the_packs(packs, batch):
+    names = {
+        "input_ids": "token_ids",
+        "sequence_ids": "sequence_ids",
+        "token_type_ids": "token_type_ids",
+        "position_ids": "position_ids",
+        "masked_lm_positions": "prediction_positions",
+        "masked_lm_ids": "prediction_ids",
+        "masked_lm_sequences": "prediction_sequences",
+        "cls_positions": "cls_positions",
+        "next_sentence_labels": "nsp_labels",
+        "next_sentence_weights": "slot_weights",
+    }
+    want = batch_of([*packs, []], MAX_SEQ_LENGTH, num_slots=4, num_predictions=12)
+    assert batch.keys() == {*names, "attention_mask"}
+    for name, ours in names.items():
+        np.testing.assert_array_equal(batch[name], want[ours], err_msg=name)
+
+
 def gradients(model, loss):
     model.zero_grad()
     loss.backward()
