@@ -62,6 +62,7 @@ CASES = {
     "mamba2": (MAMBA2, CAUSAL_LM),
     "mamba2 groups": (GROUPS, CAUSAL_LM),
 }
+NAMES_THERE = {"bert": "Bert", "modernbert": "ModernBert", "mamba": "Mamba", "mamba2": "Mamba2"}
 # Outputs have these names here and in transformers
 OUTPUTS = {
     PRETRAINING: {"mlm_logits": "prediction_logits", "nsp_logits": "seq_relationship_logits"},
@@ -115,19 +116,12 @@ def transformers_config(config, **changes):
         least, most = settings.pop("time_step_limit_min"), settings.pop("time_step_limit_max")
         settings |= {"time_step_limit": (least, most or float("inf")), "num_heads": config.num_heads}
     settings = {name: value for name, value in settings.items() if not name.startswith("ablation")}
-    names = {
-        "bert": "BertConfig",
-        "modernbert": "ModernBertConfig",
-        "mamba": "MambaConfig",
-        "mamba2": "Mamba2Config",
-    }
-    return getattr(transformers, names[model_type(config)])(**settings, **changes)
+    return getattr(transformers, f"{NAMES_THERE[model_type(config)]}Config")(**settings, **changes)
 
 
 def transformers_class(case):
     """The name of the class of transformers that has a case's head, as its documentation has it."""
     config, head = CASES[case]
-    family = {"bert": "Bert", "modernbert": "ModernBert", "mamba": "Mamba", "mamba2": "Mamba2"}
     tasks = {
         PRETRAINING: "PreTraining",
         MASKED_LM: "MaskedLM",
@@ -136,7 +130,7 @@ def transformers_class(case):
         TOKEN_CLASSIFICATION: "TokenClassification",
         CAUSAL_LM: "CausalLM",
     }
-    return f"{family[model_type(config)]}For{tasks[head]}"
+    return f"{NAMES_THERE[model_type(config)]}For{tasks[head]}"
 
 
 def make_reference(case):

@@ -74,7 +74,7 @@ class TextEncoder:
                 "mean".
             max_sequences_per_pack: Texts per pack, at most; "max" for no limit, 1 for padded rows.
             normalize: True for vectors of length 1; None for what the model's folder says, else False.
-            prompt: Text that stands before each text, or the name of one of the model's prompts, as "query";
+            prompt: Text to put before each text, or the name of one of the model's prompts, as "query";
                 None for the model's default.
             progress: True for a progress bar; None for one where standard error is a terminal and there are
                 many texts.
