@@ -75,10 +75,10 @@ LENGTHS = [[5, 1, 3, 9, 2], [3, 14, 7], [24], [6, 1, 16], [8, 8, 2, 1]]
 MAX_SEQ_LENGTH, NUM_SLOTS = 24, 5
 
 
-def make_model(case, seed=1, head=None):
-    """A model of a case, or of its config with another head, with random values in every tensor."""
-    config, own_head = CASES[case]
-    return randomize(build_model(head or own_head, config, num_outputs=NUM_CLASSES, seed=seed), seed)
+def make_model(case, seed=1):
+    """A model of a case with random values in every tensor."""
+    config, head = CASES[case]
+    return randomize(build_model(head, config, num_outputs=NUM_CLASSES, seed=seed), seed)
 
 
 def randomize(model, seed=1):
@@ -161,10 +161,6 @@ def draw_packs():
     """Packs of `LENGTHS`: lists of `Sequence`, which predict every token."""
     rng = np.random.default_rng(0)
     return [[random_sequence(rng, length, num_predictions=length) for length in pack] for pack in LENGTHS]
-
-
-def draw_sequences():
-    return [sequence for pack in draw_packs() for sequence in pack]
 
 
 def make_batch(head):

@@ -124,10 +124,7 @@ def _only(packs, half_BK):
 
 
 def _cross_gradient(model, objective, batch, mine_BS, counted):
-    """Gradient `[B, S, D]` of a half's hidden states and losses, or vectors, by the embeddings of all.
-
-    `mine_BS` are the tokens of the half, `counted` is the batch in which that half alone counts.
-    """
+    """Gradient `[B, S, D]` of the states of `mine_BS`, and of the losses or vectors of `_only` those."""
 
     def target(embedded_BSD):
         hidden_BSD = model.encode_embedded(embedded_BSD, batch)

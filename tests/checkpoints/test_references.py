@@ -6,6 +6,7 @@ and a setting that an export leaves to a default. The models of transformers com
 
 import dataclasses
 import functools
+import itertools
 import json
 import shutil
 
@@ -111,7 +112,7 @@ def test_loss_and_every_gradient_equal(both, tmp_path, case):
     )
     total = num_predictions = 0
     reference.zero_grad()
-    for sequence in checkpoint_cases.draw_sequences():
+    for sequence in itertools.chain(*checkpoint_cases.draw_packs()):
         (logits,) = checkpoint_cases.run_alone(reference, case, sequence).values()
         labels = torch.tensor(sequence.tokens if head == CAUSAL_LM else sequence.prediction_ids)
         if head == CAUSAL_LM:

@@ -181,10 +181,10 @@ def test_the_loss_of_sequences(tokenizer, rows, tmp_path, accumulation):
     sequences = sequences_of(PackingCollator(tokenizer, LENGTH, seed=1)(rows))
     counts = [sum(label != -100 for label in labels) for _, labels in sequences]
     assert len(set(counts)) > 1
-    options = {"accumulation": accumulation, "loss": per_sequence_loss}
+    options = {"accumulation": accumulation, "compute_loss_func": per_sequence_loss}
     packed = train(build("bert"), rows, collator, tmp_path, NUM // accumulation, **options)
     assert not differences(packed, train_alone(build("bert"), sequences, per_sequence=True))
-    trainer = make_trainer(build("bert"), rows, collator, tmp_path, NUM, loss=per_sequence_loss)
+    trainer = make_trainer(build("bert"), rows, collator, tmp_path, NUM, compute_loss_func=per_sequence_loss)
     assert trainer.evaluate()["eval_loss"] == pytest.approx(packed[0][0], rel=1e-5)
 
 

@@ -60,7 +60,7 @@ def test_evaluation_losses_are_those_of_sequences(rows, tmp_path, kind, is_packe
     given = pack_dataset(dataset, LENGTH) if is_packed else dataset
     collator = PackingCollator(make_tokenizer(), LENGTH, **options)
     for make in (PackingTrainer, transformers.Trainer):
-        trainer = make_trainer(model, given, collator, tmp_path, size, loss=loss, make=make)
+        trainer = make_trainer(model, given, collator, tmp_path, size, compute_loss_func=loss, make=make)
         found[make] = trainer.evaluate()["eval_loss"]
         assert trainer.predict(given).metrics["test_loss"] == found[make]
     assert found[PackingTrainer] == pytest.approx(want, rel=1e-6)
