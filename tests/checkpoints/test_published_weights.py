@@ -35,8 +35,6 @@ def reference_bleurt(folder):
 
 
 MODELS = {"minilm": (minilm_folder, reference_minilm), "bleurt-tiny": (bleurt_folder, reference_bleurt)}
-
-
 UNUSED = {"minilm": {"embeddings.position_ids"}, "bleurt-tiny": {"dense/bias", "dense/kernel", "global_step"}}
 
 

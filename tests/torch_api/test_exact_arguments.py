@@ -108,6 +108,11 @@ def test_arguments_of_a_model(caplog, kind, attention, options, found):
             CAUSAL,
             f"have mlm_probability=a rate, {MASK} for BertForMaskedLM. Received: mlm_probability=N",
         ),
+        (
+            f"bert{HALF}",
+            CAUSAL,
+            f"have mlm_probability=a rate, {MASK} for BertForMaskedLM. Received: mlm_probability=N",
+        ),
         (f"bert{HALF}", {"dtype": torch.float32}, "`dtype` must be that of the model, torch.bfloat16."),
         (
             "llama",
