@@ -134,7 +134,17 @@ def own_sums(packs):
     return (sums - before).reshape(3, -1, LENGTH).transpose(1, 0, 2)[..., None].astype(np.float32)
 
 
-def test_a_leak_into_one_place_is_seen_wherever_it_is(monkeypatch):
+def numbers_of_rows():
+    """int `[N, R, S]`: the number of each token's sequence in its row, -1 for padding."""
+    rows = [np.repeat(np.arange(len(sizes)), sizes) for sizes in ROWS]
+    padded = [np.pad(row, (0, 3 * LENGTH - len(row)), constant_values=-1) for row in rows]
+    return np.reshape(padded, (3, 3, LENGTH)).transpose(1, 0, 2)
+
+
+@pytest.mark.parametrize("is_of_another_row", [False, True])
+def test_a_leak_into_one_place_is_seen_wherever_it_is(monkeypatch, is_of_another_row):
+    """It comes from the other sequences of the row, or from those of the same number in other rows."""
+    numbers_NRS, rows_R1 = numbers_of_rows(), np.arange(3)[:, None]
     packs = contamination.take_rows(batch_of(), 3)
     model = SimpleNamespace(config=next_tokens.CONFIG)
     monkeypatch.setattr(contamination, "_uncut_rows", lambda _, packs: own_sums(packs))
@@ -143,15 +153,19 @@ def test_a_leak_into_one_place_is_seen_wherever_it_is(monkeypatch):
         def run(model, step, packs):
             states_NRSD = own_sums(packs)
             if place:
-                states_NRSD[place] += packs["token_ids"].sum()
+                is_equal_NRS = numbers_NRS == numbers_NRS[place]
+                givers_NRS = (is_equal_NRS == is_of_another_row) & (
+                    (rows_R1 != place[1]) == is_of_another_row
+                )
+                states_NRSD[place] += packs["token_ids"][givers_NRS].sum()
             return states_NRSD
 
         monkeypatch.setattr(contamination, "_run_rows", run)
         return failed(model, packs)
 
     assert found() == set()
-    for place in np.ndindex(packs["token_ids"].shape):
-        assert found(place) == {LEAKS, UNCUT}, place
+    for place in np.argwhere(numbers_NRS >= 0):
+        assert found(tuple(place)) == {LEAKS, UNCUT}, place
 
 
 def test_packs_that_show_nothing_are_refused():

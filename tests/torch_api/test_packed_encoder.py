@@ -225,12 +225,13 @@ def test_only_packs_and_enabled_models_are_packed():
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_further_columns_stay_with_their_sequences(is_packed):
     rows = [{**row, "number": 10 + number} for number, row in enumerate(random_rows("one"))]
-    batch = make_collator("one")(list(pack(rows, "one")) if is_packed else rows)
-    wanted = {tuple(row["input_ids"]): row["number"] for row in rows}
-    for tokens, mask, number in zip(
-        batch["input_ids"], batch["attention_mask"], batch["number"], strict=True
-    ):
-        assert wanted.pop(tuple(tokens[mask == 1].tolist())) == number
+    # An unused slot of a pack may have a label
+    packed = [{**row, "labels": [*row["labels"], 7]} for row in pack(rows, "one")]
+    batch = make_collator("one")(packed if is_packed else rows)
+    wanted = {tuple(row["input_ids"]): (row["number"], row["labels"]) for row in rows}
+    names = ("input_ids", "attention_mask", "number", "labels")
+    for tokens, mask, *found in zip(*(batch[name] for name in names), strict=True):
+        assert wanted.pop(tuple(tokens[mask == 1].tolist())) == tuple(map(int, found))
     assert not wanted
 
 
