@@ -44,8 +44,7 @@ NUM_SPECIAL = 2  # [CLS] and [SEP]
 ALGORITHM = "lpfhp"  # plans at once, where others search
 MOST_TOKENS = 1024  # of a text, unless more is asked for: dense scores of 8,192 tokens take 256 MiB a head
 # Defaults: packs in a batch, and batches that threads compute at once
-CPU_BATCH_SIZE, BATCH_SIZE = 1, 8
-CPU_NUM_BATCHES_AT_ONCE, NUM_BATCHES_AT_ONCE = 2, 1
+ON_CPUS, ELSEWHERE = (1, 2), (8, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,10 +179,9 @@ def load_encoder(
     if dtype not in DTYPES:
         raise InputError(f"`dtype` must be one of {', '.join(DTYPES)}. Received: {dtype!r}.")
     platform = devices_here().platform
-    on_cpus = platform == "cpu"
-    batch_size = _at_least_one("batch_size", batch_size, CPU_BATCH_SIZE if on_cpus else BATCH_SIZE)
-    at_once = CPU_NUM_BATCHES_AT_ONCE if on_cpus else NUM_BATCHES_AT_ONCE
-    num_batches_at_once = _at_least_one("num_batches_at_once", num_batches_at_once, at_once)
+    defaults = ON_CPUS if platform == "cpu" else ELSEWHERE
+    batch_size = _at_least_one("batch_size", batch_size, defaults[0])
+    num_batches_at_once = _at_least_one("num_batches_at_once", num_batches_at_once, defaults[1])
     if length is None:
         length = min(
             config.max_position_embeddings, MOST_TOKENS, known_length(init_checkpoint) or MOST_TOKENS

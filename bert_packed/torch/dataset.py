@@ -214,12 +214,13 @@ def find_worker():
 
 def _index(paths, index_file):
     """`PackIndex` of files, checked against their manifests."""
-    kept = inputs.read_scans(index_file, paths) if index_file else {}
-    scans = {**kept, **{path: inputs.scan_unchanged(path) for path in paths if path not in kept}}
+    scans = inputs.read_scans(index_file, paths) if index_file else {}
+    new = [path for path in paths if path not in scans]
+    scans |= {path: inputs.scan_unchanged(path) for path in new}
     index = index_files(paths, [scans[path][0] for path in paths])
     for path, promised in inputs.read_promises(paths).items():
         scan, _ = scans[path]
         inputs.check_promises(promised, path, scan.num_records, scan.sha256)
-    if index_file and len(kept) < len(scans):
+    if index_file and new:
         inputs.write_scans(index_file, scans)
     return index
