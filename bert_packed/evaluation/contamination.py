@@ -124,7 +124,7 @@ def _only(packs, half_BK):
 
 
 def _cross_gradient(model, objective, batch, mine_BS, counted):
-    """Gradient `[B, S, D]` of the states of `mine_BS`, and of the losses or vectors of `_only` those."""
+    """Gradient `[B, S, D]`, by all embeddings, of the states of `mine_BS` and what is `counted` of losses."""
 
     def target(embedded_BSD):
         hidden_BSD = model.encode_embedded(embedded_BSD, batch)
