@@ -147,6 +147,7 @@ def test_a_leak_into_one_place_is_seen_wherever_it_is(monkeypatch, is_of_another
     numbers_NRS, rows_R1 = numbers_of_rows(), np.arange(3)[:, None]
     packs = contamination.take_rows(batch_of(), 3)
     model = SimpleNamespace(config=next_tokens.CONFIG)
+    monkeypatch.setattr(contamination, "compiled", lambda function, model: function)
     monkeypatch.setattr(contamination, "_uncut_rows", lambda _, packs: own_sums(packs))
 
     def found(place=None):
