@@ -62,6 +62,7 @@ CASES = {
     "mamba2": (MAMBA2, CAUSAL_LM),
     "mamba2 groups": (GROUPS, CAUSAL_LM),
 }
+NAMES_THERE = {"bert": "Bert", "modernbert": "ModernBert", "mamba": "Mamba", "mamba2": "Mamba2"}
 # Outputs have these names here and in transformers
 OUTPUTS = {
     PRETRAINING: {"mlm_logits": "prediction_logits", "nsp_logits": "seq_relationship_logits"},
@@ -74,10 +75,10 @@ LENGTHS = [[5, 1, 3, 9, 2], [3, 14, 7], [24], [6, 1, 16], [8, 8, 2, 1]]
 MAX_SEQ_LENGTH, NUM_SLOTS = 24, 5
 
 
-def make_model(case, seed=1, head=None):
-    """A model of a case, or of its config with another head, with random values in every tensor."""
-    config, own_head = CASES[case]
-    return randomize(build_model(head or own_head, config, num_outputs=NUM_CLASSES, seed=seed), seed)
+def make_model(case, seed=1):
+    """A model of a case with random values in every tensor."""
+    config, head = CASES[case]
+    return randomize(build_model(head, config, num_outputs=NUM_CLASSES, seed=seed), seed)
 
 
 def randomize(model, seed=1):
@@ -115,19 +116,12 @@ def transformers_config(config, **changes):
         least, most = settings.pop("time_step_limit_min"), settings.pop("time_step_limit_max")
         settings |= {"time_step_limit": (least, most or float("inf")), "num_heads": config.num_heads}
     settings = {name: value for name, value in settings.items() if not name.startswith("ablation")}
-    names = {
-        "bert": "BertConfig",
-        "modernbert": "ModernBertConfig",
-        "mamba": "MambaConfig",
-        "mamba2": "Mamba2Config",
-    }
-    return getattr(transformers, names[model_type(config)])(**settings, **changes)
+    return getattr(transformers, f"{NAMES_THERE[model_type(config)]}Config")(**settings, **changes)
 
 
 def transformers_class(case):
     """The name of the class of transformers that has a case's head, as its documentation has it."""
     config, head = CASES[case]
-    family = {"bert": "Bert", "modernbert": "ModernBert", "mamba": "Mamba", "mamba2": "Mamba2"}
     tasks = {
         PRETRAINING: "PreTraining",
         MASKED_LM: "MaskedLM",
@@ -136,7 +130,7 @@ def transformers_class(case):
         TOKEN_CLASSIFICATION: "TokenClassification",
         CAUSAL_LM: "CausalLM",
     }
-    return f"{family[model_type(config)]}For{tasks[head]}"
+    return f"{NAMES_THERE[model_type(config)]}For{tasks[head]}"
 
 
 def make_reference(case):
@@ -169,10 +163,6 @@ def draw_packs():
     return [[random_sequence(rng, length, num_predictions=length) for length in pack] for pack in LENGTHS]
 
 
-def draw_sequences():
-    return [sequence for pack in draw_packs() for sequence in pack]
-
-
 def make_batch(head):
     """The packs as a batch for models of a head."""
     if head == CAUSAL_LM:
@@ -195,20 +185,16 @@ def run_alone(reference, case, sequence):
     return {ours: outputs[theirs][0] for ours, theirs in OUTPUTS.get(head, {"logits": "logits"}).items()}
 
 
-def compare(forward, reference, case, **changes):
-    """The largest difference of each output of each sequence, as a share of the output's largest value.
+def compare(forward, reference, case):
+    """The largest differences of outputs, each as a share of the output's largest value.
 
-    Args:
-        forward: A function from a batch to our outputs.
-        changes: Arrays of the batch in the place of the right ones.
-
-    Returns:
-        An array: a row for each sequence, a column for each output.
+    `forward` is a function from a batch to our outputs. Returns an array with a row for each sequence and a
+    column for each output.
     """
     torch, _ = import_reference()
     head = CASES[case][1]
     batch = make_batch(head)
-    got = {name: np.asarray(values) for name, values in forward({**batch, **changes}).items()}
+    got = {name: np.asarray(values) for name, values in forward(batch).items()}
     found, largest = [], dict.fromkeys(got, 0.0)
     for row, slot in np.argwhere(batch["slot_weights"]):
         with torch.no_grad():

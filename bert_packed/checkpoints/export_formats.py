@@ -165,12 +165,10 @@ def check_form(vocab_file, config, argument="vocab_file"):
 def write_tokenizer(folder, vocab_file, do_lower_case, max_length=None, ids=None):
     """Write the files that `transformers.AutoTokenizer.from_pretrained` opens.
 
-    Texts become the ids that they had in training, except "[MASK]": there it is the special token, as users
-    of `fill-mask` expect, here punctuation and letters. `split_special_tokens=True` gives ours.
-
-    `vocab_file` is copied, WordPieces beside the `tokenizer.json` that is made of them. `do_lower_case` is of
-    WordPieces alone, and `ids` (as of `encoder_ids`) of the special tokens of a `tokenizer.json`.
+    `do_lower_case` is for WordPieces alone, and `ids`, as `encoder_ids` has them, for a `tokenizer.json`.
     """
+    # Texts become the ids that they had in training, except "[MASK]": there it is the special token, as users
+    # of `fill-mask` expect, here punctuation and letters. `split_special_tokens=True` gives ours
     shutil.copyfile(vocab_file, folder / file_name(vocab_file))
     if file_name(vocab_file) == TOKENIZER_JSON:
         tokenizer = byte_bpe.load(vocab_file).tokenizer

@@ -50,6 +50,7 @@ class HuggingFaceCheckpoint:
             )
         return load_model_config(str(path))
 
+    @property
     def classes(self):
         """The classes of transformers in `config.json`; [] where it has none."""
         try:
@@ -131,6 +132,7 @@ class GoogleCheckpoint:
     """A TensorFlow checkpoint of google-research/bert, by the prefix of its files, from `find_google`."""
 
     path: Path
+    classes = ()
 
     def config(self):
         """The config beside the checkpoint or, for a SavedModel, one folder up; None where there is none."""
@@ -138,9 +140,6 @@ class GoogleCheckpoint:
             if (folder / GOOGLE_CONFIG).is_file():
                 return load_model_config(str(folder / GOOGLE_CONFIG))
         return None
-
-    def classes(self):
-        return []
 
     def shapes(self):
         try:

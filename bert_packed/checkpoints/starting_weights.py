@@ -61,13 +61,11 @@ class OwnCheckpoint:
     """A checkpoint folder of ours, with the methods of `HuggingFaceCheckpoint`."""
 
     path: Path
+    classes = ()
 
     def config(self):
         path = self.path / checkpoint.MODEL_CONFIG
         return load_model_config(str(path)) if path.is_file() else None
-
-    def classes(self):
-        return []
 
     def shapes(self):
         return safetensors_shapes(self.path / checkpoint.WEIGHTS)
@@ -228,7 +226,7 @@ def stored_head(path):
     A bare encoder counts as one with the first head of its family.
     """
     source = _find(path)
-    shapes, classes, config = source.shapes(), source.classes(), source.config()
+    shapes, classes, config = source.shapes(), source.classes, source.config()
     # Families have names of tensors in common, as `classifier.bias`
     families = [family_of(config)] if config else list(FAMILIES.values())
     for names in (family.load_names() for family in families):

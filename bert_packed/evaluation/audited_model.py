@@ -92,11 +92,8 @@ class AuditedModel:
 
     def gradients(self, total, by):
         """float32 gradients of a sum by tensors."""
-        found = self.torch.autograd.grad(total, by, retain_graph=True, allow_unused=True)
-        return [
-            self.torch.zeros_like(to) if one is None else one.float()
-            for one, to in zip(found, by, strict=True)
-        ]
+        found = self.torch.autograd.grad(total, by, retain_graph=True, materialize_grads=True)
+        return [one.float() for one in found]
 
     @contextlib.contextmanager
     def embedded(self):

@@ -81,7 +81,10 @@ def audit_checkpoint(config):
 
     files = find_files(config.input_file, "input_file")
     spec = record_rules.read_pack_spec(files)
-    model_config = read_trained_config(config)
+    model_config = starting_weights.read_model_config(config.init_checkpoint, config.bert_config_file)
+    # A plain config must not hide what the model was trained under
+    stored = starting_weights.stored_ablations(config.init_checkpoint)
+    model_config = registry.ablate(model_config, ",".join(stored))
     check_losses(config, spec.objective)
     # A model of masked tokens alone has no head for the next-sentence labels of such records
     learnt = spec.objective
@@ -151,26 +154,15 @@ def audit_checkpoint(config):
 
 
 def rank_pairs(batch, settings):
-    """The objective in which each second sequence of a batch answers the one before it, and its batch.
-
-    `settings` are the `VectorSettings` of the model. An odd last sequence is in no pair.
-    """
+    """The objective in which each second sequence of a batch answers the one before it, and its batch."""
     from bert_packed.tasks.embed.losses import RANKING, LossSettings, embedding_objective
 
     is_used_BK = np.asarray(batch["slot_weights"]) > 0
-    num_pairs = int(is_used_BK.sum()) // 2
+    num_pairs = int(is_used_BK.sum()) // 2  # an odd last sequence is in none
     places_BK = np.cumsum(is_used_BK).reshape(is_used_BK.shape) * is_used_BK
     places_BK = np.where(places_BK <= 2 * num_pairs, places_BK, 0).astype(np.int32)
     loss = LossSettings(RANKING, num_pairs, 2, settings.pooling, settings.normalize)
     return embedding_objective(loss), {**batch, "places": places_BK, "text_ids": places_BK}
-
-
-def read_trained_config(config):
-    from bert_packed.checkpoints import starting_weights
-
-    model_config = starting_weights.read_model_config(config.init_checkpoint, config.bert_config_file)
-    # A plain config must not hide what the model was trained under
-    return registry.ablate(model_config, ",".join(starting_weights.stored_ablations(config.init_checkpoint)))
 
 
 def choose_packs(files, spec, num_packs):
@@ -211,7 +203,7 @@ def show_boundaries(sequence_ids_BS, num_slots):
 
 
 def describe_boundaries(sequence_ids_BS, num_slots, missing_X=None):
-    """A line on the depths of packs and the places of their boundaries; `missing_X` is of `choose_packs`."""
+    """A line on the depths of packs, the places of their boundaries, and what `choose_packs` misses."""
     shown_X = show_boundaries(sequence_ids_BS, num_slots).any(axis=0)
     places = np.flatnonzero(_find_boundaries(sequence_ids_BS).any(axis=0))
     tile, num_tiles = TILES[-1], -(-sequence_ids_BS.shape[1] // TILES[-1])

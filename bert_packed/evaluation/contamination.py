@@ -32,45 +32,39 @@ LEAST_SHARE = 1e-5
 HIDDEN, VECTORS = "hidden_states", "vectors"  # compared as the outputs of the objective are
 
 
-def audit(engine, batch, tolerance=1e-5, compile=compiled):
-    """Run every check on a batch of packs, at least one of several sequences: list of `Check`.
-
-    `compile` is a function (function, model that it reads) to its compiled form; XLA, as in training.
-    """
+def audit(engine, batch, tolerance=1e-5):
+    """Run every check on a batch of packs, at least one of several sequences: list of `Check`."""
     objective, model = engine.objective, engine.model
     # Rows without sequences have nothing to compare
     used_rows = np.flatnonzero(np.asarray(batch["slot_weights"]).any(axis=1))
     packs = {feature.name: np.asarray(batch[feature.name])[used_rows] for feature in objective.features}
     unpacked, slots = unpack_batch(packs, len(used_rows), objective.features)
     outputs = {HIDDEN: "S", **objective.outputs, **({VECTORS: "K"} if objective.vectors else {})}
-    forward = compile(functools.partial(_forward, model, objective), model)
-    cross_gradient = compile(functools.partial(_cross_gradient, model, objective), model)
-    gradients = compile(functools.partial(engine.gradients, training=False), model)
+    forward = compiled(functools.partial(_forward, model, objective), model)
+    cross_gradient = compiled(functools.partial(_cross_gradient, model, objective), model)
+    gradients = compiled(functools.partial(engine.gradients, training=False), model)
+
+    def own_gradient(half_BK):
+        mine_BS = _of_half(packs["sequence_ids"], half_BK)
+        found_BSD = _to_numpy(cross_gradient(packs, mine_BS, _only(packs, half_BK)))
+        return mine_BS, np.abs(found_BSD).max(axis=-1)
+
     return [
         *_neighbours_outputs(forward, outputs, model.config.vocab_size, packs),
-        *check_gradients(
-            (
-                _to_bools(_of_half(packs["sequence_ids"], half_BK)),
-                np.abs(_to_numpy(cross_gradient(packs, half_BK))).max(axis=-1),
-            )
-            for half_BK in _halves(packs)
-        ),
+        *check_gradients(map(own_gradient, _halves(packs))),
         *_outputs_alone(forward, outputs, packs, unpacked, slots, tolerance),
         *_training_alone(gradients, model, objective, packs, unpacked, tolerance),
     ]
 
 
 def unpack_batch(batch, multiple=1, features=RECORDED):
-    """Unpack a batch by a plain loop.
-
-    Positions are counted again and [CLS] is the first token, so wrong `position_ids` or `cls_positions` of
-    the pack show as a difference.
+    """Unpack a batch by a plain loop: the same arrays of R rows, and each sequence's row and slot 1..K.
 
         token_ids     [[a b c d e 0]]   ->   [[a b 0 0 0 0]   [[c d e 0 0 0]
         sequence_ids  [[1 1 2 2 2 0]]         [1 1 0 0 0 0]]   [1 1 1 0 0 0]]
 
-    Empty rows follow until `multiple` divides R. Returns a dict of the same arrays, `[R, S]`, `[R, P]` and
-    `[R, K]` (slot 1 is used), and each sequence's row and slot (1..K) in the batch.
+    Positions are counted again and [CLS] is the first token, so that wrong ones of the pack show as a
+    difference. Empty rows follow until `multiple` divides R.
     """
     batch = {feature.name: np.asarray(batch[feature.name]) for feature in features}
     slots = [
@@ -116,38 +110,37 @@ def _halves(batch):
 
 def _of_half(owners, half_BK):
     """True where the sequence 1..K of each token, prediction or slot is of the half; 0 is of none."""
-    padded = ops.pad(ops.cast(half_BK, "int32"), [[0, 0], [1, 0]])
-    return ops.take_along_axis(padded, ops.cast(owners, "int32"), axis=1) > 0
+    padded = np.pad(half_BK, ((0, 0), (1, 0)))
+    return np.take_along_axis(padded, owners.astype(np.int64), axis=1)
 
 
-def _cross_gradient(model, objective, batch, half_BK):
-    """Gradient `[B, S, D]` of a half's hidden states and losses, or vectors, by the embeddings of all."""
+def _only(packs, half_BK):
+    """Packs in which a half of the sequences alone counts in a loss; `sequence_ids` are unchanged."""
+    found = {**packs, "slot_weights": packs["slot_weights"] * half_BK}
+    if OWNERS["P"] in packs:
+        sequences_BP = packs[OWNERS["P"]]
+        found[OWNERS["P"]] = sequences_BP * _of_half(sequences_BP, half_BK)
+    return found
+
+
+def _cross_gradient(model, objective, batch, mine_BS, counted):
+    """Gradient `[B, S, D]`, by all embeddings, of the states of `mine_BS` and what is `counted` of losses."""
 
     def target(embedded_BSD):
         hidden_BSD = model.encode_embedded(embedded_BSD, batch)
-        mine_BS = ops.cast(_of_half(batch["sequence_ids"], half_BK), "float32")
         # The sum is weighted, since layer norm makes a plain sum of outputs constant
         weights_D = ops.linspace(-1.0, 1.0, hidden_BSD.shape[-1])
-        states = ops.sum(ops.cast(hidden_BSD, "float32") * weights_D * mine_BS[..., None])
+        is_mine_BS1 = ops.cast(mine_BS, "float32")[..., None]
+        states = ops.sum(ops.cast(hidden_BSD, "float32") * weights_D * is_mine_BS1)
         outputs = model.apply_heads(hidden_BSD, batch, training=False)
         if objective.vectors:  # their loss compares sequences, so that each has a gradient on the others
-            used_BK = _only(batch, half_BK)["slot_weights"]
             vectors_BKD = objective.vectors(outputs, batch) * weights_D
             # An unused slot may have the vector of any token
-            return states + ops.sum(ops.where(used_BK[..., None] > 0, vectors_BKD, 0.0))
-        sums = objective.sums(outputs, _only(batch, half_BK))
+            return states + ops.sum(ops.where(counted["slot_weights"][..., None] > 0, vectors_BKD, 0.0))
+        sums = objective.sums(outputs, counted)
         return states + sum(sums[name] for name in objective.losses)
 
     return gradient(target)(model.embed(batch))
-
-
-def _only(batch, half_BK):
-    """A batch in which a half of the sequences alone counts in a loss; `sequence_ids` are unchanged."""
-    found = {**batch, "slot_weights": ops.where(half_BK, batch["slot_weights"], 0.0)}
-    if OWNERS["P"] in batch:
-        sequences_BP = batch[OWNERS["P"]]
-        found[OWNERS["P"]] = ops.where(_of_half(sequences_BP, half_BK), sequences_BP, 0.0)
-    return found
 
 
 def _owners(batch, kind):
@@ -164,20 +157,20 @@ def _neighbours_outputs(forward, outputs, vocab_size, packs):
     largest = dict.fromkeys(outputs, 0.0)
     unmoved_BS = np.zeros(packs["sequence_ids"].shape, bool)
     for half_BK in _halves(packs):
-        mine_BS = _to_bools(_of_half(packs["sequence_ids"], half_BK))
+        mine_BS = _of_half(packs["sequence_ids"], half_BK)
         tokens = np.where(mine_BS, (packs["token_ids"] + 1) % vocab_size, packs["token_ids"])
         after = _to_numpy(forward({**packs, "token_ids": tokens}))
         for name, kind in outputs.items():
             owners = _owners(packs, kind)
-            others = ~_to_bools(_of_half(owners, half_BK)) & ((owners > 0) | (kind == "S"))
-            if others.any():  # padding must not move, either
-                largest[name] = largest_of(largest[name], np.abs(after[name] - before[name])[others].max())
+            # Padding must not move, either: later blocks read its states
+            others = ~_of_half(owners, half_BK) & ((owners > 0) | (kind == "S"))
+            change = np.abs(after[name] - before[name])[others].max(initial=0.0)
+            largest[name] = largest_of(largest[name], change)
         unmoved_BS |= mine_BS & ~(after[HIDDEN] != before[HIDDEN]).any(axis=-1)
-    unmoved = unmoved_BS.sum()
     return [
         *(Check(f"neighbors: change of {name}", largest[name], 0.0) for name in outputs),
         # A model that ignores its input would pass everything above
-        Check("changed tokens whose own state stays", float(unmoved), 0.0),
+        Check("changed tokens whose own state stays", float(unmoved_BS.sum()), 0.0),
     ]
 
 
@@ -190,9 +183,8 @@ def _outputs_alone(forward, outputs, packs, unpacked, slots, tolerance):
         largest, scale = 0.0, 0.0
         for new, (row, slot) in enumerate(slots):
             one, other = together[name][row][here[row] == slot], alone[name][new][there[new] == 1]
-            if len(one):
-                largest = largest_of(largest, np.abs(one - other).max())
-                scale = largest_of(scale, np.abs(other).max())
+            largest = largest_of(largest, np.abs(one - other).max(initial=0.0))
+            scale = largest_of(scale, np.abs(other).max(initial=0.0))
         checks.append(Check(f"unpacked: {name}", largest / (scale or 1.0), tolerance))
     return checks
 
@@ -209,11 +201,7 @@ def _training_alone(gradients, model, objective, packs, unpacked, tolerance):
 
 
 def compare_gradients(paths, together, alone, tolerance):
-    """Compare gradients of weights, packed and unpacked: list of `Check`.
-
-    Each difference is relative to the tensor's largest gradient, or where that is smaller, to `LEAST_SHARE`
-    of the model's largest.
-    """
+    """Compare gradients of weights; a difference is relative to the tensor's largest, or to `LEAST_SHARE`."""
     largest_of_model = max(np.abs(np.asarray(values)).max() for values in alone)
     largest = key_biases = 0.0
     for path, one, other in zip(paths, together, alone, strict=True):
@@ -242,10 +230,6 @@ def _to_numpy(outputs):
     if isinstance(outputs, dict):
         return {name: _to_numpy(values) for name, values in outputs.items()}
     return np.asarray(ops.convert_to_numpy(outputs), np.float32)
-
-
-def _to_bools(values):
-    return np.asarray(ops.convert_to_numpy(values))
 
 
 def take_rows(batch, num_rows):
@@ -279,9 +263,9 @@ def take_rows(batch, num_rows):
     return packs
 
 
-def audit_rows(model, packs, tolerance=1e-5, compile=compiled):
+def audit_rows(model, packs, tolerance=1e-5):
     """Run every check on packs of `take_rows`: list of `Check`; what the model carries is overwritten."""
-    step = compile(functools.partial(_row_step, model), model)
+    step = compiled(functools.partial(_row_step, model), model)
     run = functools.partial(_run_rows, model, step)
     vocab_size = model.config.vocab_size
     before_NRSD = run(packs)
@@ -298,7 +282,7 @@ def audit_rows(model, packs, tolerance=1e-5, compile=compiled):
         is_step_N = np.arange(len(goes_on_NR)) % 2 == parity
         moved_NR = changed_by(np.broadcast_to(is_step_N[:, None, None], packs["token_ids"].shape))[:, :, 0]
         num_without += int((goes_on_NR & ~is_step_N[:, None] & ~moved_NR.any(axis=-1)).sum())
-    encode = compile(lambda batch: model.encode(batch, training=False), model)
+    encode = compiled(lambda batch: model.encode(batch, training=False), model)
     whole_NRSD = _uncut_rows(encode, packs)
     largest = np.abs(before_NRSD - whole_NRSD).max() / (np.abs(whole_NRSD).max() or 1.0)
     return [
@@ -310,18 +294,17 @@ def audit_rows(model, packs, tolerance=1e-5, compile=compiled):
 
 def _row_changes(packs):
     """Tokens to change, bool `[N, R, S]` each: of any two neighbours, or rows, one without the other."""
-    starts_NRS = (packs["sequence_ids"] > 0) & (packs["position_ids"] == 0)
-    num_steps, num_rows, length = starts_NRS.shape
-    numbers_RL = np.cumsum(starts_NRS.transpose(1, 0, 2).reshape(num_rows, -1), axis=1)
-    numbers_NRS = numbers_RL.reshape(num_rows, num_steps, length).transpose(1, 0, 2)
-    rows_NRS = np.broadcast_to(np.arange(num_rows)[:, None], starts_NRS.shape)
-    # Any two rows, and any two sequences of one, differ in a bit of their number
-    bits = [
-        numbers >> bit & 1
-        for numbers in (numbers_NRS, rows_NRS)
-        for bit in range(int(numbers.max(initial=0)).bit_length())
-    ]
-    return [(packs["sequence_ids"] > 0) & (one == value) for one in bits for value in (0, 1)]
+    is_token_NRS = packs["sequence_ids"] > 0
+    num_steps, num_rows, length = is_token_NRS.shape
+    starts_RL = _as_rows(is_token_NRS & (packs["position_ids"] == 0))
+    numbers_NRS = np.cumsum(starts_RL, axis=1).reshape(num_rows, num_steps, length).transpose(1, 0, 2)
+    rows_R1 = np.arange(1, num_rows + 1)[:, None]
+    return halves(numbers_NRS * is_token_NRS) + halves(rows_R1 * is_token_NRS)
+
+
+def _as_rows(values_NRS):
+    """`[R, N * S]`: the packs of each row one after another."""
+    return values_NRS.transpose(1, 0, 2).reshape(values_NRS.shape[1], -1)
 
 
 def _row_step(model, batch):
@@ -343,13 +326,12 @@ def _run_rows(model, step, packs):
         hidden_BSD, after = step({name: values[number] for name, values in batches.items()})
         for one, value in zip(model.non_trainable_weights, after, strict=True):
             one.assign(value)
-        found.append(np.asarray(ops.convert_to_numpy(hidden_BSD), np.float32))
+        found.append(_to_numpy(hidden_BSD))
     return np.stack(found).reshape(num_steps, num_rows, length, -1)
 
 
 def _uncut_rows(forward, packs):
     """float32 `[N, R, S, D]`, each row as one long pack."""
     num_steps, num_rows, length = packs["token_ids"].shape
-    rows = {name: values.transpose(1, 0, 2).reshape(num_rows, -1) for name, values in packs.items()}
-    hidden_RLD = np.asarray(ops.convert_to_numpy(forward(rows)), np.float32)
+    hidden_RLD = _to_numpy(forward({name: _as_rows(values) for name, values in packs.items()}))
     return hidden_RLD.reshape(num_rows, num_steps, length, -1).transpose(1, 0, 2, 3)

@@ -44,8 +44,7 @@ NUM_SPECIAL = 2  # [CLS] and [SEP]
 ALGORITHM = "lpfhp"  # plans at once, where others search
 MOST_TOKENS = 1024  # of a text, unless more is asked for: dense scores of 8,192 tokens take 256 MiB a head
 # Defaults: packs in a batch, and batches that threads compute at once
-CPU_BATCH_SIZE, BATCH_SIZE = 1, 8
-CPU_NUM_BATCHES_AT_ONCE, NUM_BATCHES_AT_ONCE = 2, 1
+ON_CPUS, ELSEWHERE = (1, 2), (8, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +73,7 @@ class TextEncoder:
                 "mean".
             max_sequences_per_pack: Texts per pack, at most; "max" for no limit, 1 for padded rows.
             normalize: True for vectors of length 1; None for what the model's folder says, else False.
-            prompt: Text that stands before each text, or the name of one of the model's prompts, as "query";
+            prompt: Text to put before each text, or the name of one of the model's prompts, as "query";
                 None for the model's default.
             progress: True for a progress bar; None for one where standard error is a terminal and there are
                 many texts.
@@ -110,16 +109,10 @@ class TextEncoder:
 
     def packing_factor(self, texts):
         """Mean texts per pack when `encode` packs these texts; 1 for none."""
-        return len(texts) / self.count_packs(texts) if texts else 1.0
-
-    def count_packs(self, texts):
-        """Number of packs that `encode` makes of these texts."""
-        lengths = np.array(self.count_tokens(texts), np.int64)
-        return len(pack_all(lengths, self.max_seq_length, "max", ALGORITHM)[0]) if len(lengths) else 0
-
-    def count_tokens(self, texts):
-        """Tokens of each text as `encode` computes it, [CLS] and [SEP] among them."""
-        return [len(ids) for ids in self._tokens(texts)]
+        if not texts:
+            return 1.0
+        lengths = np.array([len(ids) for ids in self._tokens(texts)], np.int64)
+        return len(texts) / len(pack_all(lengths, self.max_seq_length, "max", ALGORITHM)[0])
 
     def _tokens(self, texts):
         """A list of ids per text, [CLS] and [SEP] included, at most S of them."""
@@ -186,10 +179,9 @@ def load_encoder(
     if dtype not in DTYPES:
         raise InputError(f"`dtype` must be one of {', '.join(DTYPES)}. Received: {dtype!r}.")
     platform = devices_here().platform
-    on_cpus = platform == "cpu"
-    batch_size = _at_least_one("batch_size", batch_size, CPU_BATCH_SIZE if on_cpus else BATCH_SIZE)
-    at_once = CPU_NUM_BATCHES_AT_ONCE if on_cpus else NUM_BATCHES_AT_ONCE
-    num_batches_at_once = _at_least_one("num_batches_at_once", num_batches_at_once, at_once)
+    defaults = ON_CPUS if platform == "cpu" else ELSEWHERE
+    batch_size = _at_least_one("batch_size", batch_size, defaults[0])
+    num_batches_at_once = _at_least_one("num_batches_at_once", num_batches_at_once, defaults[1])
     if length is None:
         length = min(
             config.max_position_embeddings, MOST_TOKENS, known_length(init_checkpoint) or MOST_TOKENS

@@ -48,18 +48,17 @@ def main(config):
 
     attention = None if config.attention == ALL else config.attention
     candidates = list(find_arguments(model, in_float32=model.dtype == torch.float32, attention=attention))
-    print_table([row_of(candidate) for candidate in candidates], config.json)
-    return 0 if any(candidate.is_exact for candidate in candidates) else STATUS_FAILED
-
-
-def row_of(candidate):
-    """A row of the table: a candidate's arguments, and what the audit says of them."""
-    return {
-        "arguments of PackingCollator": str(candidate),
-        "exact": "yes" if candidate.is_exact else "no",
-        "largest difference": candidate.difference,
-        "what fails": candidate.failed.name if candidate.failed else candidate.failure,
-    }
+    rows = [
+        {
+            "arguments of PackingCollator": str(one),
+            "exact": "yes" if one.is_exact else "no",
+            "largest difference": one.difference,
+            "what fails": one.failed.name if one.failed else one.failure,
+        }
+        for one in candidates
+    ]
+    print_table(rows, config.json)
+    return 0 if any(one.is_exact for one in candidates) else STATUS_FAILED
 
 
 def load_model(config):

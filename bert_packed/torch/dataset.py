@@ -8,13 +8,14 @@ import torch
 
 from bert_packed import schema
 from bert_packed.assembly.block_attention_mask import attention_mask
-from bert_packed.core.settings import InputError
+from bert_packed.assembly.given_columns import refuse
 from bert_packed.data.read_order import index_files, read_order, read_packs
 from bert_packed.packing.arguments import MAX_SEED, check_whole
 from bert_packed.records import inputs
 from bert_packed.records.examples import parse_example
 from bert_packed.records.provenance import read_manifest
 from bert_packed.records.record_rules import read_pack_spec
+from bert_packed.torch.labelled_rows import IGNORED
 
 # transformers has other names than records for these
 ITEM_NAMES = {
@@ -23,7 +24,6 @@ ITEM_NAMES = {
     schema.MASKED_LM_WEIGHTS: "masked_lm_sequences",
     schema.NEXT_SENTENCE_POSITIONS: "cls_positions",
 }
-IGNORED_LABEL = -100  # the `ignore_index` of torch's losses
 
 
 class PackedDataset(torch.utils.data.IterableDataset):
@@ -83,9 +83,7 @@ class PackedDataset(torch.utils.data.IterableDataset):
     ):
         super().__init__()
         if (rank is None) != (world_size is None):
-            raise InputError(
-                f"`rank` and `world_size` must be given together. Received: {rank} and {world_size}."
-            )
+            refuse("`rank` and `world_size`", "be given together", f"{rank} and {world_size}")
         if rank is None:
             rank, world_size = _find_rank()
         check_whole("world_size", world_size, 1)
@@ -95,10 +93,8 @@ class PackedDataset(torch.utils.data.IterableDataset):
         paths = inputs.find_files(str(input_file), "input_file")
         self.spec = read_pack_spec(paths, pattern=str(input_file))
         if self.spec.objective != schema.MLM_NSP:
-            raise InputError(
-                f"`input_file` must hold packs for {schema.MLM_NSP}. Received: {paths[0]}, for "
-                f"{self.spec.objective}."
-            )
+            received = f"{paths[0]}, for {self.spec.objective}"
+            refuse("`input_file`", f"hold packs for {schema.MLM_NSP}", received)
         self._index = _index(paths, index_file)
         self._mlm_folders = {
             folder
@@ -138,7 +134,7 @@ class PackedDataset(torch.utils.data.IterableDataset):
         state, self._state = self._state, None
         self._num_read, self._read_epoch = 0, int(self._epoch)
         if state:
-            self._check_state(state)
+            check_state(state, self._settings())
             self._num_read = state["num_read"]
         return self._read(self._read_epoch, self._num_read)
 
@@ -173,7 +169,7 @@ class PackedDataset(torch.utils.data.IterableDataset):
             features = parse_example(record, path, number, lengths)
             if inputs.folder_of(path) in self._mlm_folders:
                 labels = features[schema.NEXT_SENTENCE_LABELS]
-                features[schema.NEXT_SENTENCE_LABELS] = np.full_like(labels, IGNORED_LABEL)
+                features[schema.NEXT_SENTENCE_LABELS] = np.full_like(labels, IGNORED)
             yield features
 
     def _to_item(self, features):
@@ -197,18 +193,18 @@ class PackedDataset(torch.utils.data.IterableDataset):
             "num_workers": find_worker()[1],
         }
 
-    def _check_state(self, state):
-        for name, value in self._settings().items():
-            if state[name] != value:
-                raise InputError(
-                    f"`{name}` must be {state[name]}, as when the state was made. Received: {value}."
-                )
-
 
 def _find_rank():
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0, 1
+
+
+def check_state(state, settings):
+    """Refuse a state that was made under other settings than these."""
+    for name, value in settings.items():
+        if state[name] != value:
+            refuse(f"`{name}`", f"be {state[name]}, as when the state was made", value)
 
 
 def find_worker():
@@ -218,12 +214,13 @@ def find_worker():
 
 def _index(paths, index_file):
     """`PackIndex` of files, checked against their manifests."""
-    kept = inputs.read_scans(index_file, paths) if index_file else {}
-    scans = {**kept, **{path: inputs.scan_unchanged(path) for path in paths if path not in kept}}
+    scans = inputs.read_scans(index_file, paths) if index_file else {}
+    new = [path for path in paths if path not in scans]
+    scans |= {path: inputs.scan_unchanged(path) for path in new}
     index = index_files(paths, [scans[path][0] for path in paths])
     for path, promised in inputs.read_promises(paths).items():
         scan, _ = scans[path]
         inputs.check_promises(promised, path, scan.num_records, scan.sha256)
-    if index_file and len(kept) < len(scans):
+    if index_file and new:
         inputs.write_scans(index_file, scans)
     return index

@@ -16,12 +16,9 @@ IGNORED = -100  # a label that neither torch nor transformers counts
 def find_labels(columns, kind, pack_length=None):
     """The labels of sequences, taken out of the columns; None where there are none, or each token has one.
 
-    Args:
-        columns: Dict of lists; a column `label` is renamed, as the collators of transformers do.
-        kind: One of `KINDS`.
-        pack_length: S where the rows are packs.
+    `pack_length` is S where the rows are packs.
     """
-    if LABEL in columns:
+    if LABEL in columns:  # which the collators of transformers rename, too
         columns[LABELS] = columns.pop(LABEL)
     if LABELS not in columns or kind == "sequence":
         return columns.pop(LABELS, None)
@@ -35,9 +32,7 @@ def find_labels(columns, kind, pack_length=None):
 def sequence_labels(labels, sequence_ids=None):
     """Labels in the order of the sequences: int64 `[n]`, float32 `[n]` or `[n, C]`.
 
-    Args:
-        labels: n numbers or lists of C; for packs, B lists of those of their sequences.
-        sequence_ids: Those of the packs, `[B, S]`.
+    They are given as n numbers or lists of C; for packs, which have `sequence_ids` `[B, S]`, as B lists.
     """
     if sequence_ids is not None:
         rows, labels = labels, []
@@ -70,9 +65,7 @@ def rows_of_packs(packs, padding):
         sequence_ids    [[1 1 2 2 2 0]]                     [8 9 0]]                   [1 1 0]]
         sequence_index  [[1 0]]                 pack_index [[3 4 0 1 2]]
 
-    Args:
-        packs: Dict of arrays from `in_memory.pack` or `read_packs`; columns `[B, S]` and `[B, K]`.
-        padding: Dict from column to its value in padding; 0 for others.
+    Columns of packs are `[B, S]` or `[B, K]`; `padding` has values of some in padding, 0 for others.
     """
     ids_BS, positions_BS = packs[SEQUENCE_IDS], packs[POSITION_IDS]
     rows_BK = packs.get(SEQUENCE_INDEX)

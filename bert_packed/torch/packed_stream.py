@@ -10,7 +10,7 @@ from bert_packed.assembly.given_columns import TOKENS, refuse
 from bert_packed.packing.arguments import MAX_SEED, check_choice, check_whole, shown
 from bert_packed.packing.histogram import check_limits
 from bert_packed.torch.collator import pack_rows, read_examples
-from bert_packed.torch.dataset import find_worker
+from bert_packed.torch.dataset import check_state, find_worker
 from bert_packed.torch.labelled_rows import KINDS
 
 # Rows of the stream before the buffer, packs of it that were yielded, and a checksum of its rows
@@ -78,9 +78,7 @@ class PackedStream(torch.utils.data.IterableDataset):
 
     def load_state_dict(self, state):
         """Make the next iteration continue from a state with the same worker and arguments."""
-        for name, value in self._settings().items():
-            if state[name] != value:
-                refuse(f"`{name}`", f"be {state[name]}, as when the state was made", value)
+        check_state(state, self._settings())
         self.set_epoch(state["epoch"])
         self._state = dict(state)
 

@@ -39,11 +39,12 @@ class PackedBertForPreTraining(torch.nn.Module):
             token_type_ids=batch["token_type_ids"],
             position_ids=batch["position_ids"],
         ).last_hidden_state
-        cls_BKD = _gather(hidden_BSD, batch["cls_positions"])
+        cls_BKD = torch.take_along_dim(hidden_BSD, batch["cls_positions"][..., None], dim=1)
+        predicted_BPD = torch.take_along_dim(hidden_BSD, batch["masked_lm_positions"][..., None], dim=1)
         # The pooler takes the first token of each row, so each [CLS] becomes a row
         pooled = bert.pooler(cls_BKD.flatten(0, 1)[:, None])
         return {
-            "mlm_logits": heads.predictions(_gather(hidden_BSD, batch["masked_lm_positions"])),
+            "mlm_logits": heads.predictions(predicted_BPD),
             "nsp_logits": heads.seq_relationship(pooled).unflatten(0, cls_BKD.shape[:2]),
         }
 
@@ -100,11 +101,6 @@ def pretraining_loss(logits, batch, mlm_loss="per_sequence", counts=None):
         "nsp_loss": nsp / num_sequences,
     }
     return {"loss": losses["mlm_loss"] + losses["nsp_loss"], **losses}
-
-
-def _gather(hidden_BSD, positions):
-    """The rows at positions `[B, n]` of `[B, S, D]`: `[B, n, D]`."""
-    return hidden_BSD.gather(1, positions[..., None].expand(-1, -1, hidden_BSD.shape[-1]))
 
 
 def _nll(logits, labels):

@@ -88,16 +88,15 @@ def test_whole_numbers_are_stored_alike_by_every_backend(trained):
     assert load_file(trained[1] / "jax" / checkpoint.WEIGHTS)["seed"].dtype == np.int64
 
 
-def test_the_last_k_are_kept_in_order_of_steps(tmp_path):
-    engine = training_engine()
+def test_the_last_k_are_kept_in_order_of_steps(trained_once, tmp_path):
+    engine, _ = trained_once
     for step in (9, 10, 100):
         checkpoint.save_checkpoint(tmp_path, step, engine, WITH_DROPOUT, {})
     checkpoint.prune_checkpoints(tmp_path, 2)
     assert names_of(tmp_path) == ["checkpoint-10", "checkpoint-100"]
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("kind", ["weights", "training_state"])
+@pytest.mark.parametrize(("kind", "value"), [("weights", np.nan), ("training_state", np.inf)])
 def test_what_is_not_finite_costs_no_good_checkpoint(tmp_path, kind, value):
     engine = training_engine()
     checkpoint.save_checkpoint(tmp_path, 1, engine, WITH_DROPOUT, {})
@@ -111,8 +110,8 @@ def test_what_is_not_finite_costs_no_good_checkpoint(tmp_path, kind, value):
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
 
 
-def test_a_killed_save_leaves_no_checkpoint(tmp_path, monkeypatch):
-    engine = training_engine()
+def test_a_killed_save_leaves_no_checkpoint(trained_once, tmp_path, monkeypatch):
+    engine, _ = trained_once
     checkpoint.save_checkpoint(tmp_path, 1, engine, WITH_DROPOUT, {})
     monkeypatch.setattr(storage, "flush_to_disk", killed)
     with pytest.raises(KeyboardInterrupt):
@@ -126,8 +125,8 @@ def test_a_killed_save_leaves_no_checkpoint(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_a_killed_removal_leaves_no_checkpoint(tmp_path, monkeypatch):
-    engine = training_engine()
+def test_a_killed_removal_leaves_no_checkpoint(trained_once, tmp_path, monkeypatch):
+    engine, _ = trained_once
     for step in (1, 2):
         checkpoint.save_checkpoint(tmp_path, step, engine, WITH_DROPOUT, {})
     monkeypatch.setattr(storage.shutil, "rmtree", lambda path, **_: killed() if path.exists() else None)
@@ -149,10 +148,10 @@ def test_tensors_may_be_read_by_whom_the_umask_lets(tmp_path, umask):
     np.testing.assert_array_equal(load_file(tmp_path / "a.safetensors")["a"], np.zeros(3))
 
 
-def test_full_disk_is_an_operating_system_error(tmp_path, monkeypatch):
+def test_full_disk_is_an_operating_system_error(trained_once, tmp_path, monkeypatch):
     def full(*_):
         raise SafetensorError("I/O error: No space left on device")
 
     monkeypatch.setattr(checkpoint, "save_file", full)
     with pytest.raises(OSError, match="could not be written: I/O error: No space left on device"):
-        checkpoint.save_checkpoint(tmp_path, 1, training_engine(), WITH_DROPOUT, {})
+        checkpoint.save_checkpoint(tmp_path, 1, trained_once[0], WITH_DROPOUT, {})

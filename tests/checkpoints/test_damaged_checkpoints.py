@@ -16,14 +16,12 @@ from tiny import CONFIG, make_engine
 from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import PRETRAINING, QUESTION_ANSWERING
 from bert_packed.checkpoints import checkpoint, starting_weights
-from bert_packed.checkpoints.checkpoint import check_checkpoint, list_checkpoints, prune_checkpoints
+from bert_packed.checkpoints.checkpoint import FILES, check_checkpoint, list_checkpoints, prune_checkpoints
 from bert_packed.core.settings import InputError
 from bert_packed.runs import run_directory
 from bert_packed.runs.run_directory import find_whole_checkpoint
 from bert_packed.training.engines.engine import named_weights
 from bert_packed.training.optimization import Lamb
-
-FILES = (checkpoint.WEIGHTS, checkpoint.TRAINING, checkpoint.MODEL_CONFIG, checkpoint.STATE)
 
 STATE = {"interval": {"a": 0.5}, "evaluation_due": False}  # as the training loop saves it
 

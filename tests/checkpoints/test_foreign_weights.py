@@ -23,9 +23,17 @@ from bert_packed.schema import CAUSAL_LM
 from bert_packed.training.engines.engine import named_weights
 
 pytestmark = pytest.mark.both_backends
-MODELS = ("bert", "mamba")
-WORDS = {"bert": "bert.embeddings.word_embeddings.weight", "mamba": "backbone.embeddings.weight"}
-COPIES = {"bert": "cls.predictions.decoder.weight", "mamba": "lm_head.weight"}
+# Prefix of the encoder, its table of words, and the name of a copy of that
+MODELS = {
+    "bert": ("bert.", "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"),
+    "modernbert": ("model.", "model.embeddings.tok_embeddings.weight", "decoder.weight"),
+    "mamba": ("backbone.", "backbone.embeddings.weight", "lm_head.weight"),
+}
+OLD_SPELLINGS = {
+    "bert": {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
+    "modernbert": {},
+    "mamba": {"embeddings.weight": "embedding.weight"},
+}
 
 
 def new_weights(config, head):
@@ -51,7 +59,8 @@ def assert_loaded(weights, tensors):
 
 def whole(kind, theirs):
     """Add copies of tied tensors, and tensors of which no model has any."""
-    theirs[COPIES[kind]] = theirs[WORDS[kind]].copy()
+    _, words, copy = MODELS[kind]
+    theirs[copy] = theirs[words].copy()
     if kind == "bert":
         theirs["cls.predictions.decoder.bias"] = theirs["cls.predictions.bias"].copy()
     theirs["a.position_ids"] = np.arange(24, dtype=np.int64)[None]
@@ -60,7 +69,8 @@ def whole(kind, theirs):
 
 
 def copies_alone(kind, theirs):
-    theirs[COPIES[kind]] = theirs.pop(WORDS[kind])
+    _, words, copy = MODELS[kind]
+    theirs[copy] = theirs.pop(words)
     if kind == "bert":
         theirs["cls.predictions.decoder.bias"] = theirs.pop("cls.predictions.bias")
     return theirs
@@ -68,15 +78,11 @@ def copies_alone(kind, theirs):
 
 def oldest(kind, theirs):
     """A bare encoder in the first spelling, in half precision."""
-    prefix = {"bert": "bert.", "mamba": "backbone."}[kind]
-    spellings = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
-    if kind == "mamba":
-        spellings = {"embeddings.weight": "embedding.weight"}
-    bare = {}
+    prefix, bare = MODELS[kind][0], {}
     for name, values in theirs.items():
         if name.startswith(prefix):
             name = name.removeprefix(prefix)
-            for new, old in spellings.items():
+            for new, old in OLD_SPELLINGS[kind].items():
                 name = name.replace(new, old)
             bare[name] = values.astype(np.float16)
     return bare

@@ -9,7 +9,6 @@ import json
 import numpy as np
 import pytest
 from checkpoint_cases import BERT, CASES, NUM_CLASSES, load_transformers, make_model, write_model
-from safetensors.numpy import load_file, save_file
 
 from bert_packed.architectures.packed_model import build_model
 from bert_packed.architectures.registry import (
@@ -94,23 +93,6 @@ def test_a_head_without_a_class_counts_as_one_of_sequences(tmp_path, case):
     del content["architectures"]
     (folder / "config.json").write_text(json.dumps(content))
     assert starting_weights.stored_head(folder) == (CLASSIFICATION, num_outputs)
-
-
-@pytest.mark.parametrize(("case", "prefix"), [("bert", "bert."), ("modernbert", "model.")])
-def test_a_bare_encoder_starts_a_model(tmp_path, case, prefix):
-    """It is Hugging Face's, whose names then have no prefix."""
-    path = write_model(tmp_path, make_model(case), "hf") / "model.safetensors"
-    tensors = load_file(path)
-    bare = {name.removeprefix(prefix): values for name, values in tensors.items() if name.startswith(prefix)}
-    save_file(bare, path)
-    config = CASES[case][0]
-    weights = named_weights(build_model(QUESTION_ANSWERING, config, num_outputs=2, seed=2))
-    found = starting_weights.load(tmp_path, weights, config, QUESTION_ANSWERING)
-    assert found.unused == (["pooler.dense.bias", "pooler.dense.weight"] if case == "bert" else [])
-    assert found.missing and all(name.startswith(QUESTION_ANSWERING) for name in found.missing)
-    stored = named_weights(make_model(case))
-    for name in weights.keys() - {*found.missing}:
-        np.testing.assert_array_equal(weights[name].numpy(), stored[name].numpy(), err_msg=name)
 
 
 def test_names_of_labels_go_out_and_come_back(tmp_path):

@@ -150,8 +150,8 @@ def test_a_checkpoint_of_another_value_is_another_model(export, name, field):
     """It is not if the setting is of training alone, where no shape shows it."""
     base = BASES[name]
     theirs, ours = base, changed(base, field)
-    if field.name.startswith("ablation_"):
-        theirs, ours = ours, theirs  # a sound model may start an experiment
+    if is_ablation := field.name.startswith("ablation_"):
+        theirs, ours = ours, theirs
     wanted, held = (shapes(build(config, first_head(config))[1]) for config in (ours, theirs))
     weights = {
         name: types.SimpleNamespace(shape=shape, assign=lambda values: None) for name, shape in wanted.items()
@@ -161,6 +161,8 @@ def test_a_checkpoint_of_another_value_is_another_model(export, name, field):
     else:
         with pytest.raises(InputError, match="holds another model: "):
             starting_weights.load(export(theirs), weights, ours)
+    if is_ablation:  # a sound model may start an experiment
+        assert starting_weights.load(export(ours), weights, theirs).num_used == len(weights)
 
 
 @pytest.mark.parametrize(("name", "field"), FIELDS, ids=lambda one: getattr(one, "name", one))

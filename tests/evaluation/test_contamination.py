@@ -187,28 +187,20 @@ def test_gradients_on_neighbours_and_of_ones_own(packs, slot):
 
 
 def test_a_steps_figures_and_gradients_are_compared():
+    """Figures are relative to those of the sequences alone, gradients to the variable's largest."""
     objective = pretraining_objective("per_token")
     sums = dict.fromkeys(objective.sum_names, 4.0)
-    variables = [SimpleNamespace(path=path) for path in ("layer_0/kernel", "layer_1/bias", "key/bias")]
-    model = SimpleNamespace(trainable_variables=variables)
-    alone = [np.array([2.0, -8.0]), np.array([1.0]), np.array([1e-7])]
-
-    def check(changed_sums=None, changed=(0.0, 0.0, 0.0)):
-        together = [values + by for values, by in zip(alone, changed, strict=True)]
-        steps = {"packs": (together, {**sums, **(changed_sums or {})}), "unpacked": (alone, sums)}
-        found = contamination._training_alone(steps.get, model, objective, "packs", "unpacked", 1e-5)
-        return {one.name: one.largest for one in found if one.largest}
-
-    assert check() == {"gradients of key biases, truly 0": 1e-7}
-    # figures are relative to the largest gradient of the same variable
-    for changed, size in (((0.4, 0, 0), 0.05), ((0, -0.4, 0), 0.4)):
-        assert check(changed=changed)["unpacked: gradients of all weights"] == pytest.approx(size)
-    assert check(changed=(0, 0, 3e-6))["gradients of key biases, truly 0"] == pytest.approx(3.1e-6)
-    found = check({"nsp_correct": 5.0, "mlm_loss": 2.0})
-    assert {name: value for name, value in found.items() if name.startswith("unpacked")} == {
+    model = SimpleNamespace(trainable_variables=[SimpleNamespace(path="kernel")])
+    steps = {
+        "packs": ([np.array([2.4, -8.0])], {**sums, "nsp_correct": 5.0, "mlm_loss": 2.0}),
+        "unpacked": ([np.array([2.0, -8.0])], sums),
+    }
+    found = contamination._training_alone(steps.get, model, objective, "packs", "unpacked", 1e-5)
+    assert {one.name: one.largest for one in found if one.largest} == {
         "unpacked: nsp_accuracy": 0.25,
         "unpacked: mlm_loss": 0.5,
         "unpacked: loss": 0.25,
+        "unpacked: gradients of all weights": pytest.approx(0.05),
     }
 
 
@@ -253,7 +245,6 @@ OPERATORS = {
     "sound": (BLOCK2, mamba2, "ssd_pack", mamba2.ssd_pack, set()),
     "scan": (BLOCK, mamba, "ssm_pack", unbroken(mamba.ssm_pack, 5), FORWARD | BACKWARD),
     "convolution": (BLOCK, mamba, "conv1d_pack", unbroken(mamba.conv1d_pack, 3), FORWARD | BACKWARD),
-    "duality": (BLOCK2, mamba2, "ssd_pack", unbroken(mamba2.ssd_pack, 6), FORWARD | BACKWARD),
     "backward alone": (BLOCK2, state_space_duality, "pull_back", leaking_gradient, BACKWARD),
 }
 
@@ -268,6 +259,6 @@ def test_leaking_operators_are_seen(monkeypatch, leak):
     engine, rng = next_tokens.make_engine(config=config), np.random.default_rng(0)
     for weight in engine.model.weights:  # initial ones mix little
         weight.assign(np.asarray(weight) + rng.normal(size=weight.shape, scale=0.3))
-    checks = contamination.audit(engine, batch, compile=lambda function, _: function)
+    checks = contamination.audit(engine, batch)
     failed = {check.name for check in checks if not check.passed}
     assert failed == expected if leak in ("sound", "backward alone") else failed >= expected

@@ -7,7 +7,6 @@ import weakref
 
 import pytest
 
-from bert_packed.evaluation import inference
 from bert_packed.evaluation.inference import map_in_threads
 
 SECONDS = 10  # to wait for another thread, which takes none
@@ -85,64 +84,26 @@ def test_a_mistake_is_raised_in_its_place(num_at_once, wrong):
     assert no_thread_is_left()
 
 
-class Held:
-    """A function that records the items that began, and lasts for each until it may end."""
-
-    def __init__(self, *may_end):
-        self.begun = []
-        self.may_end = {item: threading.Event() for item in range(20)}
-        self.let(*may_end)
-
-    def __call__(self, item):
-        self.begun.append(item)
-        assert self.may_end[item].wait(SECONDS)
-        return item
-
-    def let(self, *items):
-        for item in items:
-            self.may_end[item].set()
-
-    def wait_for(self, num):
-        last = time.monotonic() + SECONDS
-        while len(self.begun) < num and time.monotonic() < last:
-            time.sleep(MOMENT / 10)
-
-    def once_begun(self, num, then):
-        def wait():
-            self.wait_for(num)
-            time.sleep(MOMENT)
-            then()
-
-        threading.Thread(target=wait, daemon=True).start()
-
-
 def no_thread_is_left():
     return not [thread for thread in threading.enumerate() if thread.name.startswith("map-in-threads")]
 
 
-def test_closing_early_leaves_no_thread():
-    function = Held(0, 1)
+def test_closing_early_waits_for_calls_and_begins_no_other():
+    begun, may_end = [], threading.Event()
+
+    def function(item):
+        begun.append(item)
+        assert item < 2 or may_end.wait(SECONDS)
+        return item
+
     results = map_in_threads(function, range(20), 2)
     assert [next(results), next(results)] == [(0, 0), (1, 1)]
-    function.wait_for(4)  # else those that no thread has taken yet would not begin
-    function.once_begun(4, lambda: function.let(2, 3))
+    last = time.monotonic() + SECONDS
+    while len(begun) < 4 and time.monotonic() < last:  # a call that no thread has taken yet would not begin
+        time.sleep(MOMENT / 10)
+    threading.Timer(MOMENT, may_end.set).start()
     results.close()
-    assert sorted(function.begun) == [0, 1, 2, 3] and no_thread_is_left()
-
-
-def test_after_an_interrupt_nothing_begins(monkeypatch):
-    def interrupted(begun):
-        """While the caller waits for 1, 2 is computed and 3 waits."""
-        assert [item for item, _ in begun] == [1, 2, 3]
-        function.wait_for(3)
-        function.once_begun(3, lambda: function.let(*range(20)))
-        raise KeyboardInterrupt
-
-    function = Held(0)
-    monkeypatch.setattr(inference, "_take_first", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        list(map_in_threads(function, range(20), 2))
-    assert sorted(function.begun) == [0, 1, 2] and no_thread_is_left()
+    assert may_end.is_set() and sorted(begun) == [0, 1, 2, 3] and no_thread_is_left()
 
 
 def test_a_mistake_of_the_items_is_raised():

@@ -33,8 +33,6 @@ def saved(tmp_path, monkeypatch):
         ("bert", {}, ["attention='mask', first_position=0"], "", 0),
         ("bert", {"attention": "varlen"}, [], NEIGHBOURS, 1),
         ("roberta", {"attn_implementation": "eager"}, ["attention='mask', first_position=1"], ALONE, 0),
-        ("convbert", {}, [], NEIGHBOURS, 1),
-        ("opt", {"attention": "positions"}, [], NEIGHBOURS, 1),
         ("opt", {"attention": "mask"}, ["attention='mask', first_position=0"], "", 0),
     ],
 )

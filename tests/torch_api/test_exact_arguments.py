@@ -12,7 +12,6 @@ from reference import import_reference
 from transformers_models import LENGTH, PAD, WINDOW, build, make_tokenizer
 
 torch, transformers = import_reference()
-pytest.importorskip("accelerate", reason="pip install -e '.[torch]'")
 
 from bert_packed.torch import PackingCollator  # noqa: E402
 from bert_packed.torch.exact_arguments import find_arguments  # noqa: E402
@@ -68,6 +67,8 @@ def collate(model, **options):
         ("modernbert", "sdpa", MASKED, f"{MASK}, sliding_window={WINDOW}"),
         ("llama", "sdpa", CAUSAL, POSITIONS),
         ("llama", "sdpa", CAUSAL | {"attention": "mask"}, MASK),
+        ("gpt_neox", "sdpa", CAUSAL, POSITIONS),
+        ("qwen2", "sdpa", CAUSAL, POSITIONS),
         ("mistral", "eager", CAUSAL, POSITIONS),
         ("opt", "eager", CAUSAL, MASK),
         ("gpt_oss", "eager", CAUSAL, f"{MASK}, sliding_window=3"),
@@ -107,11 +108,6 @@ def test_arguments_of_a_model(caplog, kind, attention, options, found):
             CAUSAL,
             f"have mlm_probability=a rate, {MASK} for BertForMaskedLM. Received: mlm_probability=N",
         ),
-        (
-            f"bert{HALF}",
-            CAUSAL,
-            f"have mlm_probability=a rate, {MASK} for BertForMaskedLM. Received: mlm_probability=N",
-        ),
         (f"bert{HALF}", {"dtype": torch.float32}, "`dtype` must be that of the model, torch.bfloat16."),
         (
             "llama",
@@ -125,7 +121,6 @@ def test_arguments_of_a_model(caplog, kind, attention, options, found):
             MASKED,
             f"{NOTHING} Received: ConvBertForMaskedLM; with {MASK}: neighbors: change of out",
         ),
-        ("fnet", MASKED, f"{NOTHING} Received: FNetForMaskedLM; with {MASK}: neighbors: change of outputs"),
         ("scan_without_kernel", CAUSAL, "ValueError: can't keep packed sequences apart without `mamba_ssm`"),
     ],
 )
@@ -135,13 +130,10 @@ def test_a_model_that_would_train_wrongly_is_refused(kind, options, message):
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_all_candidates_are_a_table():
-    rows = {str(one): one.is_exact for one in find_arguments(build("roberta"))}
-    assert rows == {
-        f"attention='{attention}', first_position={first}": (attention, first) == ("mask", PAD + 1)
-        for attention in ("mask", "varlen")
-        for first in (0, PAD + 1)
-    }
+def test_half_precision_is_audited_in_float32():
+    """Differences of wrong arguments may be as small as its rounding, which the audit tolerates."""
+    (first, *_) = find_arguments(make(f"roberta{HALF}"))
+    assert not first.is_exact and {check.tolerance for check in first.result.checks} == {0, 1e-5}
 
 
 def test_no_position_beyond_the_table_is_tried():

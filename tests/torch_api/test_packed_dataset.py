@@ -11,11 +11,9 @@ import pytest
 from reference import import_reference
 from tiny import MAX_SEQ_LENGTH, write_data
 
-from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.records import inputs
 from bert_packed.records.provenance import MANIFEST_NAME
-from bert_packed.records.read_bert import read_packed
 
 torch, _ = import_reference()
 
@@ -85,47 +83,6 @@ def test_ranks_and_workers_share_an_epoch(packs, as_worker, world_size, num_work
         mine = [one for turn in itertools.zip_longest(*by_worker) for one in turn if one]
         filled = whole[rank::world_size]
         assert mine == filled + [EMPTY] * (len(mine) - len(filled))
-
-
-def test_items_are_what_the_records_hold(packs):
-    """Against the reader that `verify_tfrecords.py` trusts, and the layout's own rules."""
-    paths = sorted(storage.match(packs))
-    wanted = [sequence for path in paths for sequence in sequences_of(path)]
-    found = []
-    for item in PackedDataset(packs, shuffle_buffer_size=1):
-        owners = item["sequence_ids"]
-        for slot in range(1, int(owners.max()) + 1):
-            places = torch.nonzero(owners == slot)[:, 0]
-            predicts = item["masked_lm_sequences"] == slot
-            start = int(item["cls_positions"][slot - 1])
-            assert start == places[0] and item["next_sentence_weights"][slot - 1] == 1
-            assert item["position_ids"][places].tolist() == list(range(len(places)))
-            assert (item["sequence_ids"][item["masked_lm_positions"][predicts]] == slot).all()
-            found.append(
-                (
-                    item["input_ids"][places].tolist(),
-                    item["token_type_ids"][places].tolist(),
-                    (item["masked_lm_positions"][predicts] - start).tolist(),
-                    item["masked_lm_ids"][predicts].tolist(),
-                    int(item["next_sentence_labels"][slot - 1]),
-                )
-            )
-    assert len(found) > NUM_PACKS
-    assert found == wanted
-
-
-def sequences_of(path):
-    for batch in read_packed(path):
-        for index in range(len(batch["lengths"])):
-            tokens = slice(*batch.offsets("tokens")[index : index + 2])
-            predictions = slice(*batch.offsets("prediction_ids")[index : index + 2])
-            yield (
-                batch["tokens"][tokens].tolist(),
-                batch["token_type_ids"][tokens].tolist(),
-                batch["prediction_positions"][predictions].tolist(),
-                batch["prediction_ids"][predictions].tolist(),
-                int(batch["next_sentence_labels"][index]),
-            )
 
 
 def test_packs_of_masked_tokens_alone_have_no_next_sentences(tmp_path):

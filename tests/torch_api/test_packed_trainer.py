@@ -5,12 +5,10 @@ This file alone catches a loss of an evaluation that weighs batches, and figures
 
 import numpy as np
 import pytest
-from reference import import_reference
-from transformers_models import CLS, LENGTH, SEP, VOCAB, build, make_tokenizer, make_trainer
+from reference import import_trainer
+from transformers_models import LENGTH, build, make_tokenizer, make_trainer, random_rows
 
-torch, transformers = import_reference()
-pytest.importorskip("accelerate", reason="pip install -e '.[torch]'")
-datasets = pytest.importorskip("datasets", reason="pip install -e '.[torch]'")
+torch, transformers, datasets = import_trainer()
 
 from bert_packed.torch import (  # noqa: E402
     PackingCollator,
@@ -30,9 +28,7 @@ KINDS = {  # model, options of the collator, loss
 @pytest.fixture(scope="module")
 def rows():
     """Short sequences first, so that the batches have unequal numbers of sequences and predictions."""
-    rng = np.random.default_rng(0)
-    lengths = sorted(rng.integers(1, 20, 23).tolist())
-    return [{"input_ids": [CLS, *rng.integers(5, VOCAB, length).tolist(), SEP]} for length in lengths]
+    return sorted(random_rows(23, 1, 20), key=lambda row: len(row["input_ids"]))
 
 
 def loss_alone(model, rows, options, loss):
@@ -64,7 +60,7 @@ def test_evaluation_losses_are_those_of_sequences(rows, tmp_path, kind, is_packe
     given = pack_dataset(dataset, LENGTH) if is_packed else dataset
     collator = PackingCollator(make_tokenizer(), LENGTH, **options)
     for make in (PackingTrainer, transformers.Trainer):
-        trainer = make_trainer(model, given, collator, tmp_path, size, loss=loss, make=make)
+        trainer = make_trainer(model, given, collator, tmp_path, size, compute_loss_func=loss, make=make)
         found[make] = trainer.evaluate()["eval_loss"]
         assert trainer.predict(given).metrics["test_loss"] == found[make]
     assert found[PackingTrainer] == pytest.approx(want, rel=1e-6)
