@@ -63,7 +63,8 @@ def prediction_weights(prediction_sequences_BP, num_slots, mlm_loss):
     used_BP = ops.cast(prediction_sequences_BP > 0, "float32")
     if mlm_loss == "per_token":
         return used_BP
-    belongs_BPK = _belongs(prediction_sequences_BP, num_slots)
+    slots_K = ops.arange(1, num_slots + 1, dtype="float32")
+    belongs_BPK = ops.cast(ops.equal(prediction_sequences_BP[:, :, None], slots_K), "float32")
     attempted_BK = ops.sum(belongs_BPK, axis=1)
     attempted_BP = ops.sum(belongs_BPK * attempted_BK[:, None, :], axis=-1)
     return used_BP / ops.maximum(attempted_BP, 1.0)
@@ -107,12 +108,6 @@ def pretraining_counts(batch):
         "num_predicted_sequences": ops.sum(prediction_weights(sequences_BP, num_slots, "per_sequence")),
         **count_sequences(batch),
     }
-
-
-def _belongs(prediction_sequences_BP, num_slots):
-    """1 if prediction p belongs to sequence k + 1: float32 `[B, P, K]`."""
-    slots_K = ops.arange(1, num_slots + 1, dtype="float32")
-    return ops.cast(ops.equal(prediction_sequences_BP[:, :, None], slots_K), "float32")
 
 
 def next_token_objective(weighting, goes_on=False):

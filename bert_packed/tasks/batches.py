@@ -60,16 +60,14 @@ def train_batches(data, updates, num_packs, first_step=0, part_of=np.asarray) ->
 
 
 def predict(forward, sequences, packs, spec, batch_size):
-    """Run a model on packs, and return its outputs in the order of the sequences.
+    """Run a model on packs: dict from output name to a list of n arrays, `[tokens]`, `[tokens, C]` or `[C]`.
 
     Args:
         forward: Compiled function from a batch to a dict of outputs: `[B, S]` or `[B, S, C]` for tokens,
             `[B, K, C]` for sequences.
-        sequences: n `Sequences` without predictions.
+        sequences: n `Sequences` without predictions, whose order the outputs have.
         packs, spec: Result of `update_packs.pack_all`.
         batch_size: B; the last batch is filled with empty packs.
-
-    Returns a dict from output name to a list of n arrays, `[tokens]`, `[tokens, C]` or `[C]`.
     """
     data, found = LabelledSequences(sequences, {}), {}
     starts = range(0, len(packs), batch_size)

@@ -33,7 +33,6 @@ from bert_packed.tasks.classify.labels import (
     read_examples,
     weights_of,
 )
-from bert_packed.tasks.classify.task import Predictor
 
 CLASSES = ["art", "biology", "chess", "dance", "earth", "film", "golf"]
 LENGTH = 24
@@ -183,9 +182,7 @@ def test_a_run_that_ends_early_is_over(tmp_path, start, capsys):
 def test_the_best_weights_and_a_start_of_other_labels(tmp_path, start, capsys, monkeypatch):
     """Each score is worse than the one before, so that the first weights are the best and not the last."""
     falling = itertools.count(100, -1)
-    monkeypatch.setattr(
-        Predictor, "score", lambda *_: dict.fromkeys(scores.NAMES[SINGLE], float(next(falling)))
-    )
+    monkeypatch.setattr(scores, "score", lambda *_: dict.fromkeys(scores.NAMES[SINGLE], float(next(falling))))
     config = config_of(tmp_path, SINGLE, start, eval_steps=4, keep_best=True)
     bert_packed.finetune(config)
     texts = [text for text, _ in rows_of(SINGLE, 24, 24)]
@@ -273,44 +270,6 @@ def test_labels_are_recognised_sorted_and_numbered(tmp_path, labels, options, ki
     found = examples(tmp_path, labels, **options)
     problem = find_problem(found)
     assert problem == Problem(kind, names) and problem.numbers(found).tolist() == numbers
-
-
-MISTAKES = [
-    ("text,label\na,b\na,\n", "a.csv, row 2: the label must not be empty. Received: ''."),
-    ("text,kind\na,b\n", "a.csv must have a column 'label', or --label_column must name another."),
-    ("text,label\na,b\na,c\na,3\n", "a.csv, row 3: the label must be a word, as in most rows"),
-    ("text,label\na,1\na,2\na,x\n", "a.csv, row 3: the label must be a number, as in most rows"),
-    ("text,label\na,b\na,b\n", "a.csv must have 2 or more different labels. Received: b."),
-    ('text,label\na,b\na,"b\nc"\n', "a.csv, row 2: the label must have neither tabs nor line ends."),
-    ([["a"], ["b"], "c"], "row 3: must have a list of labels, as most rows. Received: 'c'."),
-    (["a", ["b"], "c"], "row 2: must have one label, as most rows. Received: ('b',)."),
-    ([[], []], "must have 1 or more different labels. Received: none."),
-]
-
-
-@pytest.mark.parametrize(("content", "message"), MISTAKES)
-def test_a_mistake_in_a_file_is_named(tmp_path, content, message):
-    (tmp_path / "a.csv").write_text(str(content))
-    with pytest.raises(InputError) as error:
-        is_text = isinstance(content, str)
-        find_problem(read_examples(tmp_path / "a.csv") if is_text else examples(tmp_path, content))
-    assert message in str(error.value) and "\n" not in str(error.value)
-
-
-LABELS = [
-    (["a", "c"], "row 2: the label must be one of a, b. Received: 'c'."),
-    (["a", ["b", "a"]], "row 2: must have one label. Received: 2."),
-    (["a", []], "row 2: must have one label. Received: 0."),
-    (["a", float("nan")], "row 2: the label must not be empty. Received: nan."),
-    (["a", "\ud800"], "row 2: the label must be a text. Received: '\\ud800'."),
-]
-
-
-@pytest.mark.parametrize(("labels", "message"), LABELS)
-def test_a_label_that_cannot_be_is_named(tmp_path, labels, message):
-    with pytest.raises(InputError) as error:
-        Problem(SINGLE, ("a", "b")).numbers(examples(tmp_path, labels))
-    assert str(error.value).endswith(f"rows.jsonl, {message}")
 
 
 SETTINGS = [

@@ -47,26 +47,6 @@ def test_a_file(tmp_path):
     assert (read_conll(path).words, read_conll(path).tags) == ([["a", "b"], ["c"]], None)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (
-            b"a O\nb\n",
-            r"x.txt, line 2: must have a tag in its last column, as the lines before. Received: 'b'",
-        ),
-        (b"a\n\nb O\n", r"x.txt, line 3: must have one column, as the lines before"),
-        (b"-DOCSTART- O\n\n", r"x.txt must hold a sentence. Received: none"),
-        (b"\xff O\n", r"x.txt must be UTF-8"),
-    ],
-)
-def test_bad_files(tmp_path, content, message):
-    (tmp_path / "x.txt").write_bytes(content)
-    with pytest.raises(InputError, match=message):
-        read_conll(tmp_path / "x.txt")
-    with pytest.raises(InputError, match=r"y.txt must exist"):
-        read_conll(tmp_path / "y.txt")
-
-
 @pytest.fixture(scope="module")
 def tokenizer():
     vocabulary = tokenization.Vocabulary((*tokenization.SPECIAL_TOKENS, "a", "b", "##c", "##d"))

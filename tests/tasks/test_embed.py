@@ -20,7 +20,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.runs.vocabulary import find_vector_settings
 from bert_packed.tasks.embed.config import EmbedConfig
 from bert_packed.tasks.embed.files import read_rows
-from bert_packed.tasks.embed.scores import Search, read_evaluation
+from bert_packed.tasks.embed.scores import read_evaluation
 from bert_packed.tasks.retrieval import Retrieval
 
 LENGTH = 24
@@ -117,39 +117,8 @@ def test_rows_of_every_form(tmp_path):
         stream.write_table(table)
     for name in ("rows.parquet", "saved"):
         assert list(zip(*read_rows(tmp_path / name).texts, strict=True)) == texts
-
-
-MISTAKES = [
-    ("a.csv", "text\na\n\nb\n", "a.csv, row 2: must not be blank. Received: ''."),
-    (
-        "a.jsonl",
-        '{"anchor": "a"}\n',
-        "a.jsonl must have a column 'positive', or --columns must name another.",
-    ),
-    ("a.jsonl", '{"text": "a"}\n{"text": " "}\n', "a.jsonl, row 2: text must be a text. Received: ' '."),
-    ("a.jsonl", '{"text": "a"}\n{\n', "a.jsonl, row 2: must be JSON, an object a line."),
-    ("a.jsonl", "[1]\n", "a.jsonl, row 1: must be a JSON object."),
-    ("a.jsonl", "", "a.jsonl must have a row. Received: none."),
-    ("a.csv", "anchor,positive\nx,y\nhello, world,b\n", "a.csv, row 2: must have 2 fields. Received: 3."),
-    ("a.csv", "anchor,anchor,positive\na,b,c\n", "a.csv must name each column once."),
-    ("a.jsonl", '{"text": "\\ud800"}\n', "a.jsonl, row 1: text must be a text."),
-    (
-        "a.jsonl",
-        '{"anchor": "a", "positive": "b"}\n{"anchor": "a", "positive": "b", "negative": "c"}\n',
-        "a.jsonl, row 2: negative must be in the first row, too.",
-    ),
-    ("a.csv", "sentence1,sentence2,score\na,b,high\n", "a.csv, row 1: the score must be a number."),
-    ("a.csv", "sentence1,sentence2\na,b\n", "must have a column 'score'"),
-    ("a.txt", "a\n", "must end in .jsonl, .json, .csv, .tsv, .parquet, or be a folder. Received: '.txt'."),
-]
-
-
-@pytest.mark.parametrize(("name", "content", "message"), MISTAKES)
-def test_a_mistake_in_a_file_is_named(tmp_path, name, content, message):
-    (tmp_path / name).write_text(content)
-    with pytest.raises(InputError) as error:
-        read_rows(tmp_path / name)
-    assert message in str(error.value) and "\n" not in str(error.value)
+    with pytest.raises(InputError, match=r"must end in .jsonl, .* or be a folder. Received: '.txt'"):
+        read_rows(tmp_path / "rows.txt")
 
 
 @pytest.mark.parametrize(
@@ -224,7 +193,7 @@ def test_a_run_goes_on_and_is_scored_again(files, tmp_path):
 def test_ranks_of_documents(tmp_path):
     """By hand: the first query finds gains 2, 0, 1, the second 0, 0, 1."""
     found = read_evaluation(write_beir(tmp_path))
-    assert isinstance(found, Search) and str(found) == f"{tmp_path}/qrels/test.tsv: queries 2, documents 3"
+    assert found.description == f"{tmp_path}/qrels/test.tsv: queries 2, documents 3"
     vectors = {"a": [1, 0.2], "b": [0.9, 0.4], "c": [0.5, 0.5]}
     queries = {"a": [1, 0], "b": [0.1, 1]}
 
@@ -266,28 +235,3 @@ def test_qrels_of_a_folder(tmp_path, names, given, want):
     for name in names:
         (qrels / f"{name}.tsv").write_text(content)
     assert read_evaluation(tmp_path / given).files[0] == str(qrels / f"{want}.tsv")
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("qrels/test.tsv", "", "qrels/test.tsv must have a score above 0."),
-        ("qrels/test.tsv", "\n1\ta\tx\n", "qrels/test.tsv, line 2: must be query, document and score."),
-        (
-            "qrels/test.tsv",
-            "\n1\td\t1\n",
-            "qrels/test.tsv, line 2: corpus.jsonl must have it. Received: 'd'.",
-        ),
-        ("qrels/test.tsv", "1\ta\t1\n", "qrels/test.tsv must begin with a header. Received: '1\\ta\\t1'."),
-        (
-            "corpus.jsonl",
-            2 * '{"_id": "a", "text": "a"}\n',
-            "row 2: each _id must be there once. Received: 'a'",
-        ),
-    ],
-)
-def test_a_mistake_in_a_beir_folder_is_named(tmp_path, name, content, message):
-    (write_beir(tmp_path) / name).write_text(content)
-    with pytest.raises(InputError) as error:
-        read_evaluation(tmp_path)
-    assert message in str(error.value) and "\n" not in str(error.value)

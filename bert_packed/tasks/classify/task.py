@@ -11,13 +11,11 @@ from bert_packed.architectures.registry import CLASSIFICATION
 from bert_packed.checkpoints.pretrained_files import HUGGING_FACE_CONFIG
 from bert_packed.checkpoints.starting_weights import stored_head, stored_labels
 from bert_packed.core.command_line import print_table
-from bert_packed.core.hub import recorded_flags
 from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import read_json, write_json, write_text
-from bert_packed.records.sequences import Sequences, concatenate
+from bert_packed.records.sequences import concatenate
 from bert_packed.runs import run_directory
-from bert_packed.runs.exports import write_model_card
 from bert_packed.runs.run_summary import describe_counts
 from bert_packed.runs.vocabulary import run_folder
 from bert_packed.tasks import run
@@ -37,7 +35,6 @@ from bert_packed.tasks.classify.labels import (
 )
 from bert_packed.tasks.classify.losses import LABELS, classes_objective, numbers_objective, several_objective
 from bert_packed.tasks.classify.reranking import RANKING_FILE, read_reranking
-from bert_packed.tasks.config import ScoredConfig
 from bert_packed.tasks.evaluation import Evaluation
 from bert_packed.tasks.retrieval import find_qrels
 from bert_packed.tasks.rows import make_text_sequences, source_files
@@ -55,7 +52,7 @@ class AskedFile:
     """A file to predict; `write` and `score` take the float32 logits `[n, C]` of its examples."""
 
     examples: Examples
-    write: Callable | None = None  # from logits and the output directory
+    write: Callable  # from logits and the output directory
     score: Callable | None = None  # from logits to a dict of float
 
 
@@ -127,20 +124,35 @@ def learn(config, text, problem, training, inputs, asked, evaluation=None, weigh
     """Train on `Examples`, score while training, predict files, and export: `FinetuningResult`.
 
     Args:
-        config: `ScoredConfig`.
-        text: `TextModel`.
-        problem: `Problem`.
+        config, text, problem: `ScoredConfig`, `TextModel` and `Problem`.
         training: `Examples`; None without `do_train`.
         inputs: Dict from flag name to the files that `training` was read from.
         asked: List of `AskedFile`.
         evaluation: Names of the scores of `asked`, and the files that they come from; None for no scores.
-        weights: Float32 `[C]` of the classes; None for 1.
+        weights: Weights of the classes, float32 `[C]`; None for 1.
         replaced: Names of results of earlier calls, which are removed before those of this one are written.
     """
     for examples in (file.examples for file in asked):
         check_num_texts(problem, len(examples.texts), examples.path)
     labels = problem.numbers(training) if training else None
-    predictor = Predictor(config, [(file, _sequences_of(config, text, file.examples)) for file in asked])
+    files = [(file, _sequences_of(config, text, file.examples)) for file in asked]
+    forward_of = functools.cache(run.forward_of)  # one program for all evaluations
+
+    def logits_of(model, files):
+        sequences = [own for _, own in files]
+        outputs, num_packs = run.predict_packed(config, forward_of(model), concatenate(sequences))
+        ends = np.cumsum([len(own) for own in sequences])
+        return np.split(np.stack(outputs["logits"]), ends[:-1]), num_packs
+
+    def scores_of(files, found):
+        scores = {}
+        for (file, _), logits in zip(files, found, strict=True):
+            scores |= file.score(logits) if file.score else {}
+        return scores
+
+    def score(model):
+        scored = [(file, own) for file, own in files if file.score]
+        return scores_of(scored, logits_of(model, scored)[0])
 
     def read_training():
         sequences = _sequences_of(config, text, training)
@@ -152,16 +164,25 @@ def learn(config, text, problem, training, inputs, asked, evaluation=None, weigh
     def predict(model, folder):
         for name in replaced:
             (folder / name).unlink(missing_ok=True)
-        return predictor.predict(model, folder) or None
+        if not files:
+            return None
+        found, num_packs = logits_of(model, files)
+        print(f"predicted  {count_of(sum(map(len, found)), 'example')} in {count_of(num_packs, 'pack')}")
+        for (file, _), logits in zip(files, found, strict=True):
+            file.write(logits, folder)
+        return scores_of(files, found) or None
 
-    during = None
     if evaluation:
         names, files = evaluation
-        during = Evaluation.of(config, names, predictor.score, files)
-    new_head = HEAD if training and not _has_head(config.init_checkpoint, problem) else ""
+        evaluation = Evaluation(config, names, score, files)
+    new_head = HEAD if training and _has_other_head(config.init_checkpoint, problem) else ""
     objective = _objective_of(problem, weights)
-    export = functools.partial(_export, config, text, problem) if config.do_train else None
-    return run.run_task(config, text, objective, read_training, predict, during, export, new_head)
+    more = {"problem_type": problem.kind, NUM_TEXTS: problem.num_texts}
+    if problem.kind == NUMBER:
+        more["sentence_transformers"] = {"activation_fn": SIGMOID if problem.is_chance else IDENTITY}
+    names = problem.names
+    export = functools.partial(run.export_labels, config, text, names, more) if config.do_train else None
+    return run.run_task(config, text, objective, read_training, predict, evaluation, export, new_head)
 
 
 def _objective_of(problem, weights):
@@ -170,46 +191,6 @@ def _objective_of(problem, weights):
     if problem.kind == SEVERAL:
         return several_objective(len(problem.names))
     return several_objective(1) if problem.is_chance else numbers_objective()
-
-
-@dataclasses.dataclass
-class Predictor:
-    """Predictions of files, all packed together, by a model whose program is compiled once."""
-
-    config: ScoredConfig
-    files: list[tuple[AskedFile, Sequences]]
-    _forward: Callable | None = None
-
-    def _logits(self, model, files):
-        """Of each file, float32 `[n, C]`."""
-        if self._forward is None:
-            self._forward = run.forward_of(model)
-        joined = concatenate([sequences for _, sequences in files])
-        outputs, num_packs = run.predict_packed(self.config, model, joined, self._forward)
-        ends = np.cumsum([len(sequences) for _, sequences in files])
-        return np.split(np.stack(outputs["logits"]), ends[:-1]), num_packs
-
-    def score(self, model):
-        """Scores of the files that have labels: dict of float."""
-        scored = [(file, sequences) for file, sequences in self.files if file.score]
-        return _scores_of(scored, self._logits(model, scored)[0])
-
-    def predict(self, model, folder):
-        """Predict and write all files; returns `score`."""
-        if not self.files:
-            return {}
-        found, num_packs = self._logits(model, self.files)
-        print(f"predicted  {count_of(sum(map(len, found)), 'example')} in {count_of(num_packs, 'pack')}")
-        for (file, _), logits in zip(self.files, found, strict=True):
-            file.write(logits, folder)
-        return _scores_of(self.files, found)
-
-
-def _scores_of(files, found):
-    scores = {}
-    for (file, _), logits in zip(files, found, strict=True):
-        scores |= file.score(logits) if file.score else {}
-    return scores
 
 
 def _asked_kind(config):
@@ -238,13 +219,16 @@ def check_num_texts(problem, number, source):
         raise InputError(f"{source} must {rule}. Received: {names[number]}.")
 
 
-def _has_head(init_checkpoint, problem):
-    """False where the head of a start has other labels than those to learn, or another order of them."""
-    if not init_checkpoint or stored_head(init_checkpoint)[0] != CLASSIFICATION:
-        return True  # there is none to leave out
-    _, num_outputs = stored_head(init_checkpoint)
-    is_as_wide = num_outputs == max(len(problem.names), 1)
-    return is_as_wide and (problem.kind == NUMBER or _names_of(init_checkpoint) in ((), problem.names))
+def _has_other_head(init_checkpoint, problem):
+    """True where the head of a start has other labels than those to learn, or another order of them."""
+    if not init_checkpoint:
+        return False
+    head, num_outputs = stored_head(init_checkpoint)
+    if head != CLASSIFICATION:
+        return False
+    if num_outputs != max(len(problem.names), 1):
+        return True
+    return problem.kind != NUMBER and _names_of(init_checkpoint) not in ((), problem.names)
 
 
 def _names_of(init_checkpoint):
@@ -266,10 +250,12 @@ def stored_problem(init_checkpoint, asked="auto", otherwise=SINGLE):
         )
     folder = run_folder(init_checkpoint)
     places = [Path(init_checkpoint), *([folder / run.MODEL_FOLDER] if folder else [])]
-    paths = [place / HUGGING_FACE_CONFIG for place in places if (place / HUGGING_FACE_CONFIG).is_file()]
-    stored = read_json(paths[0]) if paths else {}
-    kind = stored.get("problem_type") or (NUMBER if num_outputs == 1 else otherwise)
-    kind = kind if asked == "auto" else asked
+    paths = (place / HUGGING_FACE_CONFIG for place in places)
+    path = next((path for path in paths if path.is_file()), None)
+    stored = read_json(path) if path else {}
+    kind = asked
+    if asked == "auto":
+        kind = stored.get("problem_type") or (NUMBER if num_outputs == 1 else otherwise)
     if kind not in PROBLEMS:
         raise InputError(f"`problem_type` must be one of {', '.join(PROBLEMS)}. Received: {kind!r}.")
     num_texts = stored.get(NUM_TEXTS)
@@ -313,13 +299,3 @@ def _write_predictions(config, problem, logits, folder):
         shown = separator.join(shown) if kind == SEVERAL else shown
         lines.append("\t".join([shown, *(f"{value:.6g}" for value in row[: len(names)])]))
     write_text(str(folder / PREDICTIONS_FILE), "".join(f"{line}\n" for line in lines))
-
-
-def _export(config, text, problem, model, folder, scores):
-    """Write `model/`."""
-    more = {"problem_type": problem.kind, NUM_TEXTS: problem.num_texts}
-    if problem.kind == NUMBER:
-        more["sentence_transformers"] = {"activation_fn": SIGMOID if problem.is_chance else IDENTITY}
-    details = {"classes": problem.names, "max_length": config.max_seq_length, "more": more}
-    with run.exported_model(config, text, model, folder, **details) as partial:
-        write_model_card(partial, model, {"flags": recorded_flags(config), "scores": scores})
