@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from byte_tokenizers import LINES, SPECIAL_IDS, TOKENIZERS, ours
+from byte_tokenizers import LINES, NORMALIZERS, SPECIAL_IDS, TOKENIZERS, load, ours, with_normalizer
 from reference import import_reference
 from squad_files import QUESTIONS, entry, write
 from tokenizers import decoders, normalizers
@@ -18,37 +18,15 @@ from bert_packed.tasks.rows import make_text_sequences
 from bert_packed.tasks.squad.files import read_squad
 from bert_packed.tasks.squad.predictions import extract
 from bert_packed.tasks.squad.windows import make_windows, window_starts
-from bert_packed.text import byte_bpe
-from bert_packed.text.vocabularies import encoder_ids, load_text_tokenizer
+from bert_packed.text.vocabularies import encoder_ids
 
 CLS, SEP, MASK = SPECIAL_IDS["ours"][:3]
-NORMALIZERS = {
-    "none": None,
-    "nfc": normalizers.NFC(),
-    "nfd": normalizers.NFD(),
-    "nfkc": normalizers.NFKC(),
-    "uncased": normalizers.Sequence([normalizers.NFD(), normalizers.Lowercase(), normalizers.StripAccents()]),
-    "strip": normalizers.Strip(),
-    "one_space": normalizers.Replace("  ", " "),
-}
 # Accents before and after their letter, half and whole Hangul, characters of four bytes, signs joined to one
 CONTEXTS = (
     *LINES,
     "  The  cafe\u0301 in\u00a0\ud55c\uad6d, \u1112\u1161\u11ab and \u732b\U0001f408\u200d\u2b1b!\n\n\t1843 ",
     "\ufb01ne \u0130stanbul, na\u00efve Stra\u00dfe\u2026 e\u0323\u0301  x",
 )
-
-
-def load(folder, tokenizer):
-    byte_bpe.save(tokenizer, folder / "tokenizer.json")
-    return load_text_tokenizer(folder / "tokenizer.json", do_lower_case=True)
-
-
-def with_normalizer(name):
-    tokenizer = ours()
-    if NORMALIZERS[name]:
-        tokenizer.normalizer = NORMALIZERS[name]
-    return tokenizer
 
 
 def reference_tokenizer(folder):
@@ -124,63 +102,6 @@ def test_windows_are_those_of_transformers(tmp_path, name, length, stride):
     assert len(windows.windows) > len(questions.questions) + 8 and compared >= 5
 
 
-def first_spans(questions, windows):
-    """Each question that is labelled in a window, with its tokens among the context's."""
-    for window, span in zip(windows.windows, windows.answer_spans.tolist(), strict=True):
-        if any(span):
-            yield (
-                questions.questions[window.question_index],
-                [place - window.first_token + window.token_start for place in span],
-            )
-
-
-def marked(questions, windows, question, first, last):
-    places = windows.token_places[question.context_index]
-    return questions.contexts[question.context_index][places[first][0] : places[last][1]]
-
-
-# ---- answers
-
-
-@pytest.mark.parametrize(
-    ("name", "context", "answer", "start", "want"),
-    [
-        ("none", "The  first\n\tprogram", "first\n\tprogram", None, "first\n\tprogram"),
-        ("none", "a packs b", "packs", None, " packs"),  # a token of the space and the word
-        ("none", "in 1843 (the program)", " 1843 ", 2, "1843"),  # with white space around it
-        ("none", "a \u732b b \u732b c", "\u732b", 6, "\u732b"),
-        ("none", "x\U0001f408\u200d\u2b1b y", "\U0001f408", None, "\U0001f408"),
-        ("none", "a cafe\u0301 in", "cafe\u0301", None, "cafe\u0301"),
-        ("nfc", "a cafe\u0301 in", "cafe\u0301", None, "cafe\u0301"),
-        ("nfc", "a cafe\u0301 in", "cafe\u0301 in", None, "cafe\u0301 in"),
-        ("nfc", "ab \u1112\u1161\u11ab in", "\u1112\u1161\u11ab", None, "\u1112\u1161\u11ab"),
-        ("nfd", "a caf\u00e9, in", "caf\u00e9", None, "caf\u00e9"),
-        ("nfkc", "so \ufb01ne", "\ufb01", None, "\ufb01"),
-        ("uncased", "in \u0130zmir", "\u0130zmir", None, " \u0130zmir"),
-        ("uncased", "Le Cafe\u0301!", "Cafe\u0301", None, "Cafe\u0301"),
-        ("strip", "  1843 in ", "1843", None, "1843"),
-        ("one_space", "a   1843  b", "1843", None, "1843"),
-    ],
-)
-def test_answers_keep_their_characters(tmp_path, name, context, answer, start, want):
-    """By a tokenizer that has few merges: most tokens are bytes."""
-    path = write(tmp_path / "a.json", (context, [entry("1", "who?", answer, context, start)]))
-    questions = read_squad(path, for_training=True)
-    windows = make_windows(questions, load(tmp_path, with_normalizer(name)), 64, 32, 16)
-    ((question, (first, last)),) = first_spans(questions, windows)
-    found = marked(questions, windows, question, first, last)
-    assert found == want
-    assert found.strip() == answer.strip()
-    # All tokens that have a character of it, and no others
-    begin = context.index(answer.strip(), start or 0)
-    touching = [
-        number
-        for number, (one, past) in enumerate(windows.token_places[0].tolist())
-        if one < begin + len(answer.strip()) and past > begin
-    ]
-    assert [first, last] == [touching[0], touching[-1]] and len(touching) == last - first + 1
-
-
 @pytest.mark.parametrize("name", NORMALIZERS)
 def test_places_ascend_and_hold_every_visible_character(tmp_path, name):
     for context, (ids, places) in zip(
@@ -224,15 +145,6 @@ def test_answers_begin_and_end_with_a_character(tmp_path, name):
         assert len(texts) == len({*texts}) > 50
         assert all(text and text == text.strip() for text in texts)
         assert all(text in questions.contexts[question.context_index] for text in texts)
-
-
-def test_a_context_of_white_space_has_no_window(tmp_path):
-    path = write(tmp_path / "a.json", (" \n ", [entry("1", "who?")]), ("a cat", [entry("2", "who?")]))
-    questions = read_squad(path, for_training=False)
-    windows = make_windows(questions, load(tmp_path, ours()), 32, 16, 8)
-    assert (len(windows.windows), windows.num_empty) == (1, 1)
-    logits = [np.zeros((2, int(n))) for n in windows.sequences["lengths"]]
-    assert extract(questions, windows, logits).answers["1"] == ""
 
 
 # ---- texts, and words
