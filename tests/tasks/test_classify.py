@@ -183,7 +183,7 @@ def test_the_best_weights_and_a_start_of_other_labels(tmp_path, start, capsys, m
     """Each score is worse than the one before, so that the first weights are the best and not the last."""
     falling = itertools.count(100, -1)
     monkeypatch.setattr(scores, "score", lambda *_: dict.fromkeys(scores.NAMES[SINGLE], float(next(falling))))
-    config = config_of(tmp_path, SINGLE, start, eval_steps=4, keep_best=True)
+    config = config_of(tmp_path, SINGLE, start, eval_steps=4, keep_best=True, num_train_epochs=3.0)
     bert_packed.finetune(config)
     texts = [text for text, _ in rows_of(SINGLE, 24, 24)]
     run, vocabulary = tmp_path / "run", str(start / "vocab.txt")

@@ -138,15 +138,15 @@ def learn(config, text, problem, training, inputs, asked, evaluation=None, weigh
     files = [(file, _sequences_of(config, text, file.examples)) for file in asked]
     forward_of = functools.cache(run.forward_of)  # one program for all evaluations
 
-    def logits_of(model, files):
-        sequences = [own for _, own in files]
+    def logits_of(model, some):
+        sequences = [own for _, own in some]
         outputs, num_packs = run.predict_packed(config, forward_of(model), concatenate(sequences))
         ends = np.cumsum([len(own) for own in sequences])
         return np.split(np.stack(outputs["logits"]), ends[:-1]), num_packs
 
-    def scores_of(files, found):
+    def scores_of(some, found):
         scores = {}
-        for (file, _), logits in zip(files, found, strict=True):
+        for (file, _), logits in zip(some, found, strict=True):
             scores |= file.score(logits) if file.score else {}
         return scores
 
@@ -173,8 +173,8 @@ def learn(config, text, problem, training, inputs, asked, evaluation=None, weigh
         return scores_of(files, found) or None
 
     if evaluation:
-        names, files = evaluation
-        evaluation = Evaluation(config, names, score, files)
+        score_names, paths = evaluation
+        evaluation = Evaluation(config, score_names, score, paths)
     new_head = HEAD if training and _has_other_head(config.init_checkpoint, problem) else ""
     objective = _objective_of(problem, weights)
     more = {"problem_type": problem.kind, NUM_TEXTS: problem.num_texts}
