@@ -17,7 +17,7 @@ from bert_packed.tasks.ner.conll import make_tag_sequences
 from bert_packed.tasks.rows import make_text_sequences
 from bert_packed.tasks.squad.files import read_squad
 from bert_packed.tasks.squad.predictions import extract
-from bert_packed.tasks.squad.windows import make_windows, window_starts
+from bert_packed.tasks.squad.windows import make_windows
 from bert_packed.text.vocabularies import encoder_ids
 
 CLS, SEP, MASK = SPECIAL_IDS["ours"][:3]
@@ -56,15 +56,14 @@ def span_by_run_qa(offsets, first, answer, start):
     return [left - 1 + first, right + 1 + first]
 
 
-def assert_windows_equal(questions, tokenizer, reference, length, stride, max_query_length=64):
+def assert_windows_equal(questions, tokenizer, reference, length, stride):
     """All sequences and places, and the labels of ASCII contexts, where no token is part of a character."""
-    windows = make_windows(questions, tokenizer, length, stride, max_query_length)
+    windows = make_windows(questions, tokenizer, length, stride, 64)
     tokens, numbers, compared = cut(windows.sequences), iter(range(len(windows.windows))), 0
     for question in questions.questions:
         text, context = question.text.lstrip(), questions.contexts[question.context_index]
         num_query = len(reference(text, add_special_tokens=False)["input_ids"])
         size = length - num_query - 3
-        assert num_query <= max_query_length
         found = reference(
             text,
             context,
@@ -180,19 +179,6 @@ def test_words_are_those_of_their_sentence(tmp_path, name):
             for start in starts
         ]
         assert positions == first
-
-
-def test_windows_of_words(tmp_path):
-    tokenizer = load(tmp_path, ours())
-    words = ["The", *["cats'", "12", "packs,"] * 8]
-    found = make_tag_sequences([words], None, tokenizer, 16, 6)
-    pieces = tokenizer.encode(["The", *[" cats'", " 12", " packs,"] * 8])
-    assert found.num_cut == 1 and found.words.tolist() == list(range(25))
-    sizes = [len(ids) - 2 for ids in cut(found.sequences)]
-    assert [size for _, size in window_starts(sum(map(len, pieces)), 14, 6)] == sizes
-    positions = cut(found.sequences, "prediction_positions")
-    firsts = [ids[place] for ids, own in zip(cut(found.sequences), positions, strict=True) for place in own]
-    assert firsts == [own[0] for own in pieces]
 
 
 def test_a_word_that_the_normalizer_removes_is_masked(tmp_path):
