@@ -18,10 +18,8 @@ TABS = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
 def rows_of(path):
     """Yield row numbers, from 1, and dicts by column; raises `InputError` where there is no row."""
     path = Path(path)
-    if path.is_dir():
-        rows = _arrow_rows(path, _batches_of_folder)
-    elif path.suffix == ".parquet":
-        rows = _arrow_rows(path, _batches_of_parquet)
+    if path.is_dir() or path.suffix == ".parquet":
+        rows = _arrow_rows(path)
     elif path.suffix in (".csv", ".tsv"):
         rows = _csv_rows(path)
     elif path.suffix in (".jsonl", ".json"):
@@ -116,27 +114,22 @@ def json_rows(path):
             yield number, row
 
 
-def _arrow_rows(path, batches_of):
+def _arrow_rows(path):
     try:
         import pyarrow
+        from pyarrow.parquet import ParquetFile
     except ImportError as error:
         raise InputError(
             f"{path} needs `pip install -e '.[arrow]'`. Received: no package pyarrow."
         ) from error
     number = 0
     try:
-        for batch in batches_of(path):
+        for batch in _batches_of_folder(path) if path.is_dir() else ParquetFile(path).iter_batches():
             for row in batch.to_pylist():
                 number += 1
                 yield number, row
     except pyarrow.ArrowInvalid as error:
         raise InputError(f"{path} must be whole. Received: {str(error).splitlines()[0]}.") from error
-
-
-def _batches_of_parquet(path):
-    from pyarrow import parquet
-
-    yield from parquet.ParquetFile(path).iter_batches()
 
 
 def source_files(path):

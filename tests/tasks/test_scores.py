@@ -135,11 +135,11 @@ def test_candidates_are_ranked_and_others_not_found(tmp_path):
     (tmp_path / "first.tsv").write_text("q\td\ts\n1\tc\t0\n1\ta\t0\n2\ta\t0\n")
     ranked = read_reranking(qrels, str(tmp_path / "first.tsv"))
     assert ranked.examples.texts == [["a", "a", "b"], ["c", "a", "a"]]
-    values = np.array([3, 1, 2], np.float32)
+    logits = np.array([[3], [1], [2]], np.float32)
     discounted = (1 + 2 / np.log2(3)) / (2 + 1 / np.log2(3))
     want = {"ndcg@10": 50 * discounted, "mrr@10": 50, "recall@10": 50, "recall@100": 50}
-    assert ranked.score(values) == pytest.approx(want)
-    ranked.write(values, tmp_path)
+    assert ranked.score(logits) == pytest.approx(want)
+    ranked.write(logits, tmp_path)
     lines = (tmp_path / "ranking.tsv").read_text().splitlines()
     assert lines == ["query-id\tcorpus-id\tscore", "1\tc\t3", "1\ta\t1", "2\ta\t2"]
     assert [len(ids) for ids in read_reranking(qrels).candidates.values()] == [3, 3]

@@ -60,18 +60,13 @@ def finetune(config, processes):
     """Train, score, predict and export as a `ClassifyConfig` says: `FinetuningResult`."""
     text = run.read_text_model(config, processes)
     run.check_export(config)
-    read = functools.partial(
-        read_examples,
-        columns=config.columns,
-        label_column=config.label_column,
-        separator=config.label_separator,
-    )
+    given = config.columns, config.label_column, config.label_separator
     # Files are read before training: a mistake in them would show after hours
-    training = read(config.train_file) if config.do_train else None
+    training = read_examples(config.train_file, *given) if config.do_train else None
     qrels = find_qrels(config.eval_file) if config.eval_file else None
     ranked = read_reranking(qrels, config.candidates_file) if qrels else None
-    held_out = read(config.eval_file) if config.eval_file and not qrels else None
-    wanted = read(config.predict_file, has_labels=False) if config.predict_file else None
+    held_out = read_examples(config.eval_file, *given) if config.eval_file and not qrels else None
+    wanted = read_examples(config.predict_file, *given, has_labels=False) if config.predict_file else None
     problem = _find_problem(config, training, held_out)
     names = f": {len(problem.names)} labels, {', '.join(problem.names):.200}" if problem.names else ""
     print(f"labels     {problem.kind}{names}")
@@ -84,7 +79,7 @@ def finetune(config, processes):
         if problem.kind != NUMBER:
             rule = "have labels, unless those of train_file are numbers, as with --number_loss=binary"
             raise InputError(f"{config.eval_file} must {rule}. Received: documents of queries.")
-        asked.append(_ranked_file(ranked))
+        asked.append(AskedFile(ranked.examples, ranked.write, ranked.score))
         candidates = [config.candidates_file] if config.candidates_file else []
         evaluation = ranked.names, [*ranked.retrieval.files, *candidates]
     if wanted:
@@ -110,14 +105,6 @@ def _scored_file(config, problem, held_out):
             _write_predictions(config, problem, logits, folder)
 
     return AskedFile(held_out, write, score)
-
-
-def _ranked_file(ranked):
-    return AskedFile(
-        ranked.examples,
-        lambda logits, folder: ranked.write(logits[:, 0], folder),
-        lambda logits: ranked.score(logits[:, 0]),
-    )
 
 
 def learn(config, text, problem, training, inputs, asked, evaluation=None, weights=None, replaced=()):
@@ -193,21 +180,16 @@ def _objective_of(problem, weights):
     return several_objective(1) if problem.is_chance else numbers_objective()
 
 
-def _asked_kind(config):
-    if config.number_loss == BINARY:
-        return NUMBER
-    return SEVERAL if config.label_separator else config.problem_type
-
-
 def _find_problem(config, training, held_out):
     """That of the training file; without training that of the model."""
     is_chance = config.number_loss == BINARY
+    asked = SEVERAL if config.label_separator else config.problem_type
+    asked = NUMBER if is_chance else asked
     if training:
-        problem = find_problem(training, _asked_kind(config))
+        problem = find_problem(training, asked)
         return dataclasses.replace(problem, is_chance=is_chance, num_texts=len(training.texts))
-    several = held_out is not None and all(isinstance(label, tuple) for label in held_out.labels)
-    kind = _asked_kind(config)
-    problem = stored_problem(config.init_checkpoint, kind, SEVERAL if several else SINGLE)
+    are_several = held_out is not None and all(isinstance(label, tuple) for label in held_out.labels)
+    problem = stored_problem(config.init_checkpoint, asked, SEVERAL if are_several else SINGLE)
     return dataclasses.replace(problem, is_chance=problem.is_chance or is_chance)
 
 
