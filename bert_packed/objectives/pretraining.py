@@ -113,8 +113,7 @@ def pretraining_counts(batch):
 def next_token_objective(weighting, goes_on=False):
     """Causal language modelling; `goes_on` is True where sequences continue from pack to pack in rows.
 
-    `weighting` "per_token" is the mean over predictions, "per_sequence" the mean over sequences of the mean
-    over their predictions.
+    `weighting` "per_token" is the mean over predictions, "per_sequence" that over sequences of their means.
     """
     return Objective(
         head=CAUSAL_LM,

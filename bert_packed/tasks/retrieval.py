@@ -66,9 +66,9 @@ def _score_query(found, gains):
 
 
 def find_qrels(path):
-    """The file of qrels that a path names, or that is taken of a folder in BEIR's form; None for other paths.
+    """The file of qrels that a path names, or of a folder in BEIR's form; None for other paths.
 
-    Of a folder it is dev.tsv, else test.tsv, else the first. Raises `InputError` where there is none.
+    In a folder it is dev.tsv, else test.tsv, else the first.
     """
     folder = Path(path)
     if (folder / CORPUS).is_file():

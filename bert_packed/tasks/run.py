@@ -116,8 +116,8 @@ def run_task(config, text, objective, read_training, predict=None, evaluation=No
         export: Function of model, output directory and the scores of `predict`; None for no export.
         new_head: Beginning of the names of weights that training does not take from the start; "" for none.
 
-    Returns a `FinetuningResult`. Raises `InputError` where another run is in the directory, the checkpoint to
-    start from does not fit, or the devices cannot share a step.
+    Returns a `FinetuningResult`. Raises `InputError` where an earlier run, the start or the devices do not
+    fit.
     """
     processes = text.processes
     config = run_directory.as_begun(config, processes)
@@ -287,10 +287,7 @@ def _round_up(number, multiple):
 
 
 def has_results(config, text, inputs, results, evaluated):
-    """True if a run of this config is over, and its result files are newer than all paths of `evaluated`.
-
-    Raises `InputError` where the directory holds another run.
-    """
+    """True if a run of this config is over, and its result files are newer than all paths of `evaluated`."""
     config, folder = run_directory.as_begun(config), Path(config.output_dir)
     if not folder.is_dir() or not run_directory.find_checkpoint(folder, config, _facts(text, inputs)):
         return False

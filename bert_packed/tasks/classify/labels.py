@@ -87,16 +87,13 @@ class Problem:
 
 
 def read_examples(path, columns="", label_column="label", separator="", has_labels=True):
-    """Read the texts of a file, and their labels: `Examples`.
+    """Read the texts of a file, and their labels: `Examples`; raises `InputError` with file and row.
 
     Args:
         columns: Names of one or two columns of texts, separated by a comma; "" for `text`, else `sentence1`
             and `sentence2`.
-        label_column: Name of the column of labels.
         separator: Text between several labels of an example; "" for one. A JSON list is several anyway.
         has_labels: False to leave the labels unread.
-
-    Raises `InputError` with file and row: a column is missing, or a text or a label is empty.
     """
     chosen, texts, labels, rows = None, [], [], []
     for number, row in rows_of(path):

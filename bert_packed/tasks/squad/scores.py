@@ -61,8 +61,7 @@ def score(questions, predictions, na_probs=None, na_prob_thresh=1.0, version_2=N
     `best_exact`, `best_f1` and their thresholds.
 
     Args:
-        questions: List of `squad.Question` with all their right answers. Those without any do not count in
-            v1.1; in v2.0, "" is right for them.
+        questions: `Question`s. Those without an answer do not count in v1.1; in v2.0, "" is right for them.
         predictions: Dict from id to answer; questions that are not in it count 0.
         na_probs: Dict from id to the probability of no answer, of v2.0; a missing one is 0.
         na_prob_thresh: Probability above which a question is taken to have none.

@@ -42,8 +42,7 @@ def answers_objective():
 
 
 def own_logits(logits_BS, sequence_ids_BS, num_slots):
-    """Logits of each sequence's own tokens: float32 `[B, K, S]`; softmax and gradient are exactly 0 at the
-    dots.
+    """Logits of each sequence's own tokens: float32 `[B, K, S]`. Softmax and gradient are exactly 0 at dots.
 
     logits        [5 3 1 4 2 9],  sequence_ids  [1 1 1 2 2 0]
     sequence 1    [5 3 1 . . .]
