@@ -39,9 +39,7 @@ def test_a_file(tmp_path):
         assert (found.line_numbers, found.num_words) == ([3, 7], 4)
     assert find_tags(found) == ("B-ORG", "B-PER", "O")
     assert number_tags(path, found, ("O", "B-PER", "B-ORG")) == [[2, 0], [0, 1]]
-    with pytest.raises(
-        InputError, match=r"train.txt, line 8: the tag must be one of O, B-ORG. Received: 'B-PER'"
-    ):
+    with pytest.raises(InputError, match=r"line 8: the tag must be one of O, B-ORG. Received: 'B-PER'"):
         number_tags(path, found, ("O", "B-ORG"))
     path.write_text("a\nb\n\nc\n")
     assert (read_conll(path).words, read_conll(path).tags) == ([["a", "b"], ["c"]], None)
@@ -101,12 +99,8 @@ def test_every_word_is_asked_once_with_the_most_context(tokenizer, length, strid
         assert tokens[0] == CLS and tokens[-1] == SEP
         own = slice(*sequences.offsets("prediction_ids")[number : number + 2])
         sentence = sequences["record_numbers"][number] - 1
-        for position, tag, word in zip(
-            sequences["prediction_positions"][own],
-            sequences["prediction_ids"][own],
-            found.words[own],
-            strict=True,
-        ):
+        asked = sequences["prediction_positions"][own], sequences["prediction_ids"][own], found.words[own]
+        for position, tag, word in zip(*asked, strict=True):
             assert tag == flat_tags[word]
             first, *rest = pieces[sentence][word - first_words[sentence]]
             assert flat_words[word] and tokens[position] == first

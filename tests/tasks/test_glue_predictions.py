@@ -9,30 +9,26 @@ from bert_packed.core.settings import InputError
 from bert_packed.tasks.classify.labels import NUMBER, SINGLE, Problem
 from bert_packed.tasks.glue import task as glue
 
-LOGITS = {  # of three examples
-    "RTE": [[1, 2], [5, 4], [0, 1]],
-    "MNLI": [[1, 2, 9], [5, 4, 1], [0, 1, 0.5]],
-    "CoLA": [[1, 2], [5, 4], [0, 1]],
-    "STS-B": [[-0.25], [5.125], [4.0625]],
-}
-EXPECTED = {
-    "RTE": ["not_entailment", "entailment", "not_entailment"],
-    "MNLI": ["contradiction", "entailment", "neutral"],
-    "CoLA": ["1", "0", "1"],
-    "STS-B": ["0", "5", "4.0625"],  # within the range of labels
+# Logits of three examples, and what the server gets of them
+PREDICTIONS = {
+    "RTE": ([[1, 2], [5, 4], [0, 1]], ["not_entailment", "entailment", "not_entailment"]),
+    "MNLI": ([[1, 2, 9], [5, 4, 1], [0, 1, 0.5]], ["contradiction", "entailment", "neutral"]),
+    "CoLA": ([[1, 2], [5, 4], [0, 1]], ["1", "0", "1"]),
+    "STS-B": ([[-0.25], [5.125], [4.0625]], ["0", "5", "4.0625"]),  # within the range of labels
 }
 
 
-@pytest.mark.parametrize("name", LOGITS)
+@pytest.mark.parametrize("name", PREDICTIONS)
 def test_the_servers_form(name, tmp_path):
+    logits, labels = PREDICTIONS[name]
     task = glue.TASKS[name]
     names = task.test_columns or task.columns[:-1]
     rows = ["\t".join(("index", *names)), *("\t".join((index, *["a"] * len(names))) for index in "407")]
     (tmp_path / "test.tsv").write_text("".join(f"{row}\n" for row in rows))
     file = glue._test_file(task, tmp_path / "test.tsv", "answers.tsv")
     assert file.score is None
-    file.write(np.array(LOGITS[name], np.float32), tmp_path)
-    pairs = zip("407", EXPECTED[name], strict=True)
+    file.write(np.array(logits, np.float32), tmp_path)
+    pairs = zip("407", labels, strict=True)
     lines = ["index\tprediction", *(f"{index}\t{label}" for index, label in pairs)]
     assert (tmp_path / "answers.tsv").read_text() == "".join(f"{line}\n" for line in lines)
 
@@ -52,22 +48,11 @@ def test_scores_of_a_part_have_its_ending(tmp_path):
     assert file.score(np.array([[0, 1, 0], [1, 0, 0]])) == {"accuracy_matched": 0.5}
 
 
+OTHER_ORDER = "contradiction", "entailment", "neutral"
 STORED = [
-    (
-        "MNLI",
-        Problem(SINGLE, ("contradiction", "entailment", "neutral")),
-        "labels in the order entailment, neutral",
-    ),
-    (
-        "RTE",
-        Problem(SINGLE, ("entailment", "not_entailment"), num_texts=1),
-        "`data_dir` must have single texts",
-    ),
-    (
-        "STS-B",
-        Problem(NUMBER, is_chance=True),
-        "must have learned the numbers of STS-B. Received: m, of a chance.",
-    ),
+    ("MNLI", Problem(SINGLE, OTHER_ORDER), "labels in the order entailment, neutral"),
+    ("RTE", Problem(SINGLE, glue.TASKS["RTE"].classes, num_texts=1), "`data_dir` must have single texts"),
+    ("STS-B", Problem(NUMBER, is_chance=True), "the numbers of STS-B. Received: m, of a chance."),
 ]
 
 

@@ -214,17 +214,12 @@ def bert_span(tokenize, context, text, start):
     return (first, last), len(pieces)
 
 
-def shared_squad():
+def test_official_dev_set_has_berts_windows_and_spans():
     files = [DATA / "squad" / f"squad-v1.1-dev-articles-{part}.json" for part in ("train", "eval")]
     vocab = DATA / "vocab" / "bert-base-uncased-vocab.txt"
     if not all(path.is_file() for path in (*files, vocab)):
         pytest.skip(f"needs SQuAD and the bert-base-uncased vocabulary in {DATA}")
-    return files, tokenization.load_vocab(vocab)
-
-
-def test_official_dev_set_has_berts_windows_and_spans():
-    files, vocabulary = shared_squad()
-    tokenizer = tokenization.make_text_tokenizer(vocabulary, do_lower_case=True)
+    tokenizer = tokenization.make_text_tokenizer(tokenization.load_vocab(vocab), do_lower_case=True)
 
     def tokenize(text):
         return tokenizer.tokenizer.encode(text, add_special_tokens=False).tokens

@@ -101,14 +101,14 @@ def _check_labels(config, task):
         rule = f"have learned the numbers of {task.name}"
         raise InputError(f"`init_checkpoint` must {rule}. Received: {config.init_checkpoint}, of a chance.")
     names, wanted = ([name.lower() for name in side.names] for side in (stored, task.problem))
-    if names == [str(number) for number in range(len(names))]:
-        return  # they have no names
-    if names != wanted and sorted(names) == sorted(wanted):
+    if names in (wanted, [str(number) for number in range(len(names))]):  # the latter are no names
+        return
+    if sorted(names) == sorted(wanted):
         raise InputError(
             f"`init_checkpoint` must have its labels in the order {', '.join(wanted)}. Received: "
             f"{', '.join(names)}."
         )
-    if names != wanted and len(names) == len(wanted):
+    if len(names) == len(wanted):
         print(f"labels     {', '.join(names)} of init_checkpoint are taken for {', '.join(wanted)}")
 
 
