@@ -14,7 +14,7 @@ from bert_packed.core.command_line import print_table
 from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import read_json, write_json, write_text
-from bert_packed.records.sequences import concatenate
+from bert_packed.records.sequences import Sequences, concatenate
 from bert_packed.runs import run_directory
 from bert_packed.runs.run_summary import describe_counts
 from bert_packed.runs.vocabulary import run_folder
@@ -35,6 +35,7 @@ from bert_packed.tasks.classify.labels import (
 )
 from bert_packed.tasks.classify.losses import LABELS, classes_objective, numbers_objective, several_objective
 from bert_packed.tasks.classify.reranking import RANKING_FILE, read_reranking
+from bert_packed.tasks.config import ScoredConfig
 from bert_packed.tasks.evaluation import Evaluation
 from bert_packed.tasks.retrieval import find_qrels
 from bert_packed.tasks.rows import make_text_sequences, source_files
@@ -122,24 +123,7 @@ def learn(config, text, problem, training, inputs, asked, evaluation=None, weigh
     for examples in (file.examples for file in asked):
         check_num_texts(problem, len(examples.texts), examples.path)
     labels = problem.numbers(training) if training else None
-    files = [(file, _sequences_of(config, text, file.examples)) for file in asked]
-    forward_of = functools.cache(run.forward_of)  # one program for all evaluations
-
-    def logits_of(model, some):
-        sequences = [own for _, own in some]
-        outputs, num_packs = run.predict_packed(config, forward_of(model), concatenate(sequences))
-        ends = np.cumsum([len(own) for own in sequences])
-        return np.split(np.stack(outputs["logits"]), ends[:-1]), num_packs
-
-    def scores_of(some, found):
-        scores = {}
-        for (file, _), logits in zip(some, found, strict=True):
-            scores |= file.score(logits) if file.score else {}
-        return scores
-
-    def score(model):
-        scored = [(file, own) for file, own in files if file.score]
-        return scores_of(scored, logits_of(model, scored)[0])
+    predictor = Predictor(config, [(file, _sequences_of(config, text, file.examples)) for file in asked])
 
     def read_training():
         sequences = _sequences_of(config, text, training)
@@ -151,17 +135,11 @@ def learn(config, text, problem, training, inputs, asked, evaluation=None, weigh
     def predict(model, folder):
         for name in replaced:
             (folder / name).unlink(missing_ok=True)
-        if not files:
-            return None
-        found, num_packs = logits_of(model, files)
-        print(f"predicted  {count_of(sum(map(len, found)), 'example')} in {count_of(num_packs, 'pack')}")
-        for (file, _), logits in zip(files, found, strict=True):
-            file.write(logits, folder)
-        return scores_of(files, found) or None
+        return predictor.predict(model, folder) or None
 
     if evaluation:
         score_names, paths = evaluation
-        evaluation = Evaluation(config, score_names, score, paths)
+        evaluation = Evaluation(config, score_names, predictor.score, paths)
     new_head = HEAD if training and _has_other_head(config.init_checkpoint, problem) else ""
     objective = _objective_of(problem, weights)
     more = {"problem_type": problem.kind, NUM_TEXTS: problem.num_texts}
@@ -170,6 +148,44 @@ def learn(config, text, problem, training, inputs, asked, evaluation=None, weigh
     names = problem.names
     export = functools.partial(run.export_labels, config, text, names, more) if config.do_train else None
     return run.run_task(config, text, objective, read_training, predict, evaluation, export, new_head)
+
+
+@dataclasses.dataclass(frozen=True)
+class Predictor:
+    """Predictions of files, all packed together, by a model whose program is compiled once."""
+
+    config: ScoredConfig
+    files: list[tuple[AskedFile, Sequences]]
+    forward_of: Callable = dataclasses.field(default_factory=lambda: functools.cache(run.forward_of))
+
+    def _logits(self, model, files):
+        """Of each file, float32 `[n, C]`; and the number of packs."""
+        joined = concatenate([sequences for _, sequences in files])
+        outputs, num_packs = run.predict_packed(self.config, self.forward_of(model), joined)
+        ends = np.cumsum([len(sequences) for _, sequences in files])
+        return np.split(np.stack(outputs["logits"]), ends[:-1]), num_packs
+
+    def score(self, model):
+        """Scores of the files that have labels: dict of float."""
+        scored = [(file, sequences) for file, sequences in self.files if file.score]
+        return _scores_of(scored, self._logits(model, scored)[0])
+
+    def predict(self, model, folder):
+        """Predict and write all files; returns `score`."""
+        if not self.files:
+            return {}
+        found, num_packs = self._logits(model, self.files)
+        print(f"predicted  {count_of(sum(map(len, found)), 'example')} in {count_of(num_packs, 'pack')}")
+        for (file, _), logits in zip(self.files, found, strict=True):
+            file.write(logits, folder)
+        return _scores_of(self.files, found)
+
+
+def _scores_of(files, found):
+    scores = {}
+    for (file, _), logits in zip(files, found, strict=True):
+        scores |= file.score(logits) if file.score else {}
+    return scores
 
 
 def _objective_of(problem, weights):
