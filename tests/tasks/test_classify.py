@@ -207,9 +207,8 @@ def test_the_best_weights_and_a_start_of_other_labels(tmp_path, start, capsys, m
     )
     bert_packed.finetune(other)
     out = capsys.readouterr().out
-    assert (
-        "head       has new weights" in out and "initial values kept: classification/classifier/kernel" in out
-    )
+    assert "head       has new weights" in out
+    assert "initial values kept: classification/classifier/kernel" in out
     single = bert_packed.load_classifier(tmp_path / "other")
     assert single.names == tuple(sorted({*CLASSES[1:], "zoo"}))
 
@@ -226,9 +225,8 @@ def test_a_reranker_is_scored_by_the_documents_that_it_ranks(tmp_path, start):
     config = config_of(tmp_path, RERANKER, start, eval_file=str(beir), num_train_epochs=2.0, keep_best=True)
     result = bert_packed.finetune(config)
     assert tuple(result.scores) == ("ndcg@10", "mrr@10", "recall@10", "recall@100")
-    header, *lines = [
-        line.split("\t") for line in (tmp_path / "run" / "ranking.tsv").read_text().splitlines()
-    ]
+    ranking = (tmp_path / "run" / "ranking.tsv").read_text().splitlines()
+    header, *lines = [line.split("\t") for line in ranking]
     assert header == ["query-id", "corpus-id", "score"] and len(lines) == 4 * len(texts)
     scores = [float(score) for query, _, score in lines if query == "2"]
     assert scores == sorted(scores, reverse=True) and len(set(scores)) > 20
@@ -280,10 +278,7 @@ SETTINGS = [
     ({"predict_file": "no"}, "`predict_file` must be an existing file or folder. Received: no."),
     ({"eval_file": "", "eval_steps": 3}, "`eval_steps` must be left out without eval_file. Received: 3."),
     ({"early_stopping_patience": 1}, "`early_stopping_patience` must be 0 without eval_steps. Received: 1."),
-    (
-        {"class_weights": "a=0"},
-        "`class_weights` must be empty, balanced, or labels with weights above 0",
-    ),
+    ({"class_weights": "a=0"}, "`class_weights` must be empty, balanced, or labels with weights above 0"),
     ({"label_separator": ",", "problem_type": SINGLE}, "`label_separator` must be left out for"),
     ({"problem_type": NUMBER, "class_weights": "balanced"}, "`class_weights` must be left out for"),
     ({"class_weights": "x=2"}, "`class_weights` must name classes, art, biology, chess"),

@@ -62,21 +62,6 @@ def test_sequences_by_hand(tokenizer):
     assert (found.words.tolist(), found.num_cut, found.num_empty) == ([0, 1, 2, 3, 4], 0, 1)
 
 
-def test_windows_by_hand(tokenizer):
-    """The example of `make_tag_sequences`, six pieces a window."""
-    a, b, c = 5, 6, 7
-    words = ["a", "bc", "a", "b", "acccc"]
-    found = make_tag_sequences([words], [[1, 2, 3, 4, 5]], tokenizer, 8, 4)
-    #   a b ##c a b a | b a ##c ##c ##c ##c, the second from piece 4: b has 1 to the left in the first, 0 here
-    assert found.sequences["tokens"].tolist() == [CLS, a, b, c, a, b, a, SEP, CLS, b, a, c, c, c, c, SEP]
-    assert found.sequences["prediction_positions"].tolist() == [1, 2, 4, 5, 2]
-    assert found.sequences["prediction_ids"].tolist() == [1, 2, 3, 4, 5]
-    assert (found.words.tolist(), found.num_cut) == ([0, 1, 2, 3, 4], 1)
-    # One word that is longer than a window: nothing is asked in the others, which are left out
-    alone = make_tag_sequences([["a" + "c" * 20]], [[1]], tokenizer, 8, 4)
-    assert len(alone.sequences) == 1 and alone.sequences["prediction_positions"].tolist() == [1]
-
-
 @pytest.mark.parametrize(("length", "stride"), [(8, 1), (8, 6), (9, 3), (16, 200)])
 def test_every_word_is_asked_once_with_the_most_context(tokenizer, length, stride):
     rng = np.random.default_rng(0)

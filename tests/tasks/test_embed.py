@@ -57,20 +57,19 @@ def flags(files, output_dir, **changes):
     }
 
 
+def scored_flags(files, output_dir, **changes):
+    scored = {"eval_file": str(files / "scored.jsonl"), "eval_steps": 2, "keep_best": True}
+    return flags(files, output_dir, num_train_epochs=2.0, **scored, **changes)
+
+
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("kind", ["pairs", "scored", "texts"])
 def test_a_run_leaves_a_folder_with_its_vectors(files, tmp_path, kind):
     """And the weights with the best score."""
     more = {"query_prefix": "w25 w24 ", "passage_prefix": "w23 "} if kind == "pairs" else {"pooling": "cls"}
-    more |= {
-        "num_train_epochs": 2.0,
-        "eval_file": str(files / "scored.jsonl"),
-        "eval_steps": 2,
-        "keep_best": True,
-        "hidden_dropout_prob": 0.1 if kind == "texts" else -1.0,
-    }
-    config = EmbedConfig(**flags(files, tmp_path / "run", train_file=str(files / f"{kind}.jsonl"), **more))
-    result = bert_packed.finetune(config)
+    more |= {"train_file": str(files / f"{kind}.jsonl")}
+    more |= {"hidden_dropout_prob": 0.1} if kind == "texts" else {}
+    result = bert_packed.finetune(EmbedConfig(**scored_flags(files, tmp_path / "run", **more)))
     rows = (tmp_path / "run" / "eval_metrics.csv").read_text().splitlines()
     scores = [float(row.split(",")[1]) for row in rows[1:]]
     assert rows[0] == "step,spearman" and [row.split(",")[0] for row in rows[1:]] == ["0", "2", "4", "6"]
@@ -83,10 +82,8 @@ def test_a_run_leaves_a_folder_with_its_vectors(files, tmp_path, kind):
     np.testing.assert_allclose(np.linalg.norm(one, axis=1), 1, rtol=1e-5)
     cosines = np.diag(bert_packed.similarity(one, other))
     # The score is that of the folder's vectors
-
-    assert 100 * spearmanr(cosines, [row[2] for row in SCORED]).statistic == pytest.approx(
-        max(scores), abs=1e-3
-    )
+    found = 100 * spearmanr(cosines, [row[2] for row in SCORED]).statistic
+    assert found == pytest.approx(max(scores), abs=1e-3)
     card = (tmp_path / "run" / "model" / "README.md").read_text()
     assert f"On {files}/scored.jsonl: pairs 12:" in card
     assert 'SentenceTransformer("FOLDER_OR_NAME")' in card
@@ -128,13 +125,10 @@ def test_rows_of_every_form(tmp_path):
         ({"do_train": False, "eval_file": "{files}/scored.jsonl", "keep_best": True}, "`keep_best` must be"),
         ({"matryoshka_widths": "8,x"}, "empty or comma-separated numbers of dimensions"),
         ({"matryoshka_widths": "99"}, "`matryoshka_widths` must be at most hidden_size=16. Received: 99."),
-        *[
-            (
-                {"train_file": "{files}/scored.jsonl", name: "w1"},
-                f"`{name}` must be left out for pairs with scores, of which neither text is a query.",
-            )
+        *(
+            ({"train_file": "{files}/scored.jsonl", name: "w1"}, f"`{name}` must be left out for pairs with")
             for name in ("query_prefix", "passage_prefix")
-        ],
+        ),
         (
             {"init_checkpoint": "{files}/vectors", "do_lower_case": False},
             "`do_lower_case` must be true, and the tokens WordPieces, by {files}/vectors/sentence_bert",
@@ -156,12 +150,11 @@ def test_folders_of_others_are_kept(files, tmp_path):
     """A folder that is named as a result, without a run beside it; and a model without training."""
     (tmp_path / "run" / "model").mkdir(parents=True)
     (tmp_path / "run" / "model" / "mine.bin").touch()
-    changes = {}, {"do_train": False, "eval_file": str(files / "scored.jsonl")}
-    messages = (
-        "`output_dir` must be empty or hold this run",
-        "`output_dir` must hold no model unless --do_train",
-    )
-    for change, message in zip(changes, messages, strict=True):
+    without_training = {"do_train": False, "eval_file": str(files / "scored.jsonl")}
+    for change, message in (
+        ({}, "`output_dir` must be empty or hold this run"),
+        (without_training, "`output_dir` must hold no model unless --do_train"),
+    ):
         assert_refused(cli.fine_tune, EmbedConfig, message, **flags(files, tmp_path / "run", **change))
     assert (tmp_path / "run" / "model" / "mine.bin").exists()
 
@@ -169,13 +162,7 @@ def test_folders_of_others_are_kept(files, tmp_path):
 @pytest.mark.usefixtures("uncompiled")
 def test_a_run_goes_on_and_is_scored_again(files, tmp_path):
     """Stopped in the middle, by a file of fewer epochs; then by another file of scores."""
-    given = {
-        "num_train_epochs": 2.0,
-        "eval_file": str(files / "scored.jsonl"),
-        "eval_steps": 2,
-        "keep_best": True,
-    }
-    given = flags(files, tmp_path / "run", **given, save_checkpoints_steps=2, keep_checkpoint_max=9)
+    given = scored_flags(files, tmp_path / "run", save_checkpoints_steps=2, keep_checkpoint_max=9)
     whole = bert_packed.finetune(EmbedConfig(**given)).scores
     rows = (tmp_path / "run" / "eval_metrics.csv").read_text()
     weights = (tmp_path / "run" / "checkpoint-6" / "model.safetensors").read_bytes()
@@ -201,16 +188,9 @@ def test_ranks_of_documents(tmp_path):
         assert is_query == (texts != ["a", "b", "c"])
         return np.array([(queries if is_query else vectors)[text] for text in texts])
 
-    scores = found.score(encode)
-    first = (2 + 1 / 2) / (2 + 1 / np.log2(3))
-    second = 1 / np.log2(3)
-    want = {
-        "ndcg@10": 50 * (first + second),
-        "mrr@10": 100 * (1 + 1 / 2) / 2,
-        "recall@10": 100,
-        "recall@100": 100,
-    }
-    assert scores == pytest.approx(want)
+    first, second = (2 + 1 / 2) / (2 + 1 / np.log2(3)), 1 / np.log2(3)
+    want = {"ndcg@10": 50 * (first + second), "mrr@10": 100 * (1 + 1 / 2) / 2}
+    assert found.score(encode) == pytest.approx({**want, "recall@10": 100, "recall@100": 100})
 
 
 def test_a_query_that_is_a_document_does_not_find_itself():
