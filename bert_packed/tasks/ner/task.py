@@ -52,12 +52,12 @@ def tags_objective(num_tags, tag_loss="per_sequence"):
 
 def tag_sums(outputs, batch, tag_loss):
     """Sums of `tags_objective`: `loss`, `correct`, and `tag_counts`."""
-    sequences_BP, num_slots = batch["prediction_sequences"], batch["slot_weights"].shape[1]
+    used_BP, share_BP, _ = prediction_weights(batch["prediction_sequences"], batch["slot_weights"])
     logits_BPC = gather_tokens(outputs["logits"], batch["prediction_positions"])
     nll_BP, right_BP = nll_and_right(logits_BPC, batch["prediction_ids"])
     return {
-        "loss": ops.sum(nll_BP * prediction_weights(sequences_BP, num_slots, tag_loss)),
-        "correct": ops.sum(right_BP * prediction_weights(sequences_BP, num_slots, "per_token")),
+        "loss": ops.sum(nll_BP * (share_BP if tag_loss == "per_sequence" else used_BP)),
+        "correct": ops.sum(right_BP * used_BP),
         **tag_counts(batch),
     }
 
