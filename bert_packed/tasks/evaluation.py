@@ -62,7 +62,7 @@ class EvaluationLog:
         self._log.flush_to_disk()
 
     def is_over(self):
-        """True if as many evaluations in a row as the run has patience for had no better score."""
+        """True if none of the last `early_stopping_patience` scores is better than all before."""
         patience, scores = self._evaluation.config.early_stopping_patience, self._scores
         return 0 < patience < len(scores) and not max(scores[-patience:]) > max(scores[:-patience])
 
