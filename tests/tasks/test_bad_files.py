@@ -87,6 +87,8 @@ MISTAKES = [
     (read_rows, NEGATIVE, "row 2: negative must be in the first row, too."),
     (read_rows, "sentence1,sentence2,score\na,b,high\n", "row 1: the score must be a number."),
     (read_rows, "sentence1,sentence2\na,b\n", " must have a column 'score'"),
+    (read_evaluation, "anchor,positive\na,b\n", " must have sentence1, sentence2 and score."),
+    (read_evaluation, "sentence1,sentence2,score\na,b,1\nc,d,1\n", " must have two scores that differ."),
     # Labels, and their kinds
     (problem_of, "text,label\na,b\na,\n", "row 2: the label must not be empty. Received: ''."),
     (problem_of, "text,kind\na,b\n", " must have a column 'label', or --label_column must name another."),
