@@ -7,7 +7,17 @@ from tokenizers.processors import RobertaProcessing
 from tokenizers.trainers import BpeTrainer
 
 from bert_packed.text import byte_bpe
+from bert_packed.text.vocabularies import load_text_tokenizer
 
+NORMALIZERS = {
+    "none": None,
+    "nfc": normalizers.NFC(),
+    "nfd": normalizers.NFD(),
+    "nfkc": normalizers.NFKC(),
+    "uncased": normalizers.Sequence([normalizers.NFD(), normalizers.Lowercase(), normalizers.StripAccents()]),
+    "strip": normalizers.Strip(),
+    "one_space": normalizers.Replace("  ", " "),
+}
 LINES = [
     "The cats' 12 packs, naïvely (so to speak) packed: a don't, an  isn't.",
     "\tdef pack(lengths):  # 3.14 packs\n        return [packs for packs in lengths if packs]",
@@ -18,6 +28,20 @@ LINES = [
 
 def ours():
     return byte_bpe.train([LINES], 330, is_encoder=True)
+
+
+def with_normalizer(name):
+    """Ours, with one of `NORMALIZERS`."""
+    tokenizer = ours()
+    if NORMALIZERS[name]:
+        tokenizer.normalizer = NORMALIZERS[name]
+    return tokenizer
+
+
+def load(folder, tokenizer):
+    """The tokenizer of a folder in which another is saved."""
+    byte_bpe.save(tokenizer, folder / "tokenizer.json")
+    return load_text_tokenizer(folder / "tokenizer.json", do_lower_case=True)
 
 
 def roberta(vocab_size=330):

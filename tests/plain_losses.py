@@ -14,17 +14,11 @@ import numpy as np
 
 @dataclasses.dataclass
 class Plain:
-    """Sums, means and gradients of a step's batch.
-
-    Attributes:
-        sums: Dict of floats, named as ours.
-        means: Dict of floats, named as ours: what people read.
-        gradients: Dict from the name of the logits to the gradient of the step's loss by them.
-    """
+    """Sums, means and gradients of a step's batch, dicts that are named as ours."""
 
     sums: dict
-    means: dict
-    gradients: dict
+    means: dict  # what people read
+    gradients: dict  # of the step's loss by the logits
 
 
 def sequences_of(batch):
@@ -80,9 +74,7 @@ def pretraining(outputs, batch, mlm_loss):
         "nsp_correct": sum(nsp_rights),
         "num_predictions": num_predictions,
         "num_predicted_sequences": sum(bool(losses) for losses in mlm_losses),
-        "num_sequences": num_sequences,
-        "num_tokens": np.count_nonzero(batch["sequence_ids"]),
-        "num_pairs": count_pairs(batch["sequence_ids"]),
+        **_counts(batch),
     }
     all_rights = [right for rights in mlm_rights for right in rights]
     all_losses = [loss for losses in mlm_losses for loss in losses]
@@ -112,9 +104,7 @@ def masked_lm(outputs, batch, mlm_loss):
 def answers(outputs, batch):
     """SQuAD's loss: a sequence's is the mean of its start's and its end's, each among its own tokens.
 
-    Args:
-        outputs: Dict of `start_logits` and `end_logits` `[B, S]`.
-        batch: The whole step's.
+    `outputs` has `start_logits` and `end_logits` `[B, S]`.
     """
     sequences = sequences_of(batch)
     gradients = {name: np.zeros(values.shape) for name, values in outputs.items()}
@@ -149,8 +139,7 @@ def classes(outputs, batch, weights=None):
         rights.append(np.argmax(logits) == label)
         gradient[row, slot] = share * its_gradient / sum(shares)
     sums = {"loss": sum(losses), "correct": sum(rights), **({"num_weighted": sum(shares)} if weights else {})}
-    means, number = {"accuracy": np.mean(rights)}, len(sequences)
-    return _finetuning(sums, means, {"logits": gradient}, batch, number, sum(shares))
+    return _finetuning(sums, {"accuracy": np.mean(rights)}, {"logits": gradient}, batch, sum(shares))
 
 
 def several(outputs, batch):
@@ -183,12 +172,12 @@ def numbers(outputs, batch):
 def tags(outputs, batch, tag_loss="per_sequence"):
     """Tags of tokens. `outputs` has `logits` `[B, S, C]`.
 
-    Args:
-        tag_loss: "per_sequence": the mean over a sequence's words, and then over sequences; "per_token": the
-            mean over all words.
+    `tag_loss` "per_sequence" is the mean over a sequence's words, and then over sequences; "per_token" that
+    over all words.
     """
     sequences = sequences_of(batch)
     num_words = np.count_nonzero(batch["prediction_sequences"])
+    count = len(sequences) if tag_loss == "per_sequence" else num_words
     gradient = np.zeros(outputs["logits"].shape)
     loss, rights = 0.0, []
     for row, slot in sequences:
@@ -200,21 +189,13 @@ def tags(outputs, batch, tag_loss="per_sequence"):
             share = 1 / len(places) if tag_loss == "per_sequence" else 1.0
             loss += nll * share
             rights.append(np.argmax(logits) == label)
-            count = len(sequences) if tag_loss == "per_sequence" else num_words
             gradient[row, token] += its_gradient * share / count
     sums = {"loss": loss, "correct": sum(rights), "num_predictions": num_words}
-    found = _finetuning(sums, {"accuracy": np.mean(rights)}, {"logits": gradient}, batch, len(sequences))
-    count = len(sequences) if tag_loss == "per_sequence" else num_words
-    return dataclasses.replace(found, means={**found.means, "loss": loss / count})
+    return _finetuning(sums, {"accuracy": np.mean(rights)}, {"logits": gradient}, batch, count)
 
 
 def next_tokens(outputs, batch, weighting="per_token"):
-    """Next tokens. `outputs` has `logits` `[B, S, V]`.
-
-    Args:
-        weighting: "per_token": the mean over all predictions; "per_sequence": the mean over a sequence's
-            predictions, 0 where it has none, and then over sequences.
-    """
+    """Next tokens. `outputs` has `logits` `[B, S, V]`; `weighting` is as `mlm_loss` of `pretraining`."""
     sequences = sequences_of(batch)
     num_predictions = np.count_nonzero(batch["label_sequences"])
     gradient = np.zeros(outputs["logits"].shape)
@@ -227,10 +208,8 @@ def next_tokens(outputs, batch, weighting="per_token"):
             loss, its_gradient = nll_and_gradient(logits, label)
             losses[-1].append(loss)
             rights.append(np.argmax(logits) == label)
-            is_token = weighting == "per_token"
-            gradient[row, place] = its_gradient / (
-                num_predictions if is_token else len(places) * len(sequences)
-            )
+            count = num_predictions if weighting == "per_token" else len(places) * len(sequences)
+            gradient[row, place] = its_gradient / count
         num_bytes += batch["sequence_bytes"][row, slot]
     nll, own_means = sum(map(sum, losses)), [np.mean(one) for one in losses if one]
     sums = {
@@ -241,9 +220,7 @@ def next_tokens(outputs, batch, weighting="per_token"):
         "num_predictions": len(rights),
         "num_predicted_sequences": len(own_means),
         "num_bytes": num_bytes,
-        "num_sequences": len(sequences),
-        "num_tokens": np.count_nonzero(batch["sequence_ids"]),
-        "num_pairs": count_pairs(batch["sequence_ids"]),
+        **_counts(batch),
     }
     loss = nll / len(rights) if weighting == "per_token" else sum(own_means) / len(sequences)
     means = {
@@ -257,13 +234,16 @@ def next_tokens(outputs, batch, weighting="per_token"):
     return Plain(sums, means, {"logits": gradient})
 
 
-def _finetuning(sums, means, gradients, batch, num_sequences, divisor=None):
-    counts = {
-        "num_sequences": num_sequences,
+def _finetuning(sums, means, gradients, batch, divisor):
+    return Plain({**sums, **_counts(batch)}, {**means, "loss": sums["loss"] / divisor}, gradients)
+
+
+def _counts(batch):
+    return {
+        "num_sequences": len(sequences_of(batch)),
         "num_tokens": np.count_nonzero(batch["sequence_ids"]),
         "num_pairs": count_pairs(batch["sequence_ids"]),
     }
-    return Plain({**sums, **counts}, {**means, "loss": sums["loss"] / (divisor or num_sequences)}, gradients)
 
 
 def count_pairs(sequence_ids):

@@ -36,6 +36,7 @@ def write(path, *paragraphs, version="1.1"):
     return str(path)
 
 
+PACKS = "A pack holds several sequences. Padding goes last, and no sequence sees its neighbour."
 QUESTIONS = (
     (
         CONTEXT,
@@ -46,19 +47,11 @@ QUESTIONS = (
         ),
     ),
     (
-        "A pack holds several sequences. Padding goes last, and no sequence sees its neighbour.",
-        tuple(
-            entry(
-                identifier,
-                question,
-                answer,
-                "A pack holds several sequences. Padding goes last, and no sequence sees its neighbour.",
-            )
-            for identifier, question, answer in (
-                ("q4", "What does a pack hold?", "several sequences"),
-                ("q5", "Where does padding go?", "last"),
-                ("q6", "What does no sequence see?", "its neighbour"),
-            )
+        PACKS,
+        (
+            entry("q4", "What does a pack hold?", "several sequences", PACKS),
+            entry("q5", "Where does padding go?", "last", PACKS),
+            entry("q6", "What does no sequence see?", "its neighbour", PACKS),
         ),
     ),
 )

@@ -37,9 +37,10 @@ def _place(name, record_name):
 
 
 def _slot(name, record_name):
-    limit_name = "max_sequences_per_pack + 1"
-    limit = lambda _, spec: spec.max_sequences_per_pack + 1  # noqa: E731
-    return _recorded(name, record_name, limit_name, limit, is_slot=True)
+    def limit(_, spec):
+        return spec.max_sequences_per_pack + 1
+
+    return _recorded(name, record_name, "max_sequences_per_pack + 1", limit, is_slot=True)
 
 
 def _id(name, record_name, field):
@@ -75,8 +76,7 @@ MASKED_TOKENS = (*TOKENS, SLOTS[1], *PREDICTIONS)  # where no sequence is classi
 RECORDED = (*SEQUENCES, *PREDICTIONS, *NEXT_SENTENCES)  # all that a packed record holds
 # Packs for next-token prediction have these; positions have no limit, as they index no table of embeddings
 NEXT_TOKENS = (
-    _id("token_ids", schema.INPUT_IDS, "vocab_size"),
-    _slot("sequence_ids", schema.INPUT_MASK),
+    *TOKENS[:2],
     _recorded("position_ids", schema.POSITION_IDS, begins_at_0=True),
     _id("label_ids", schema.LABEL_IDS, "vocab_size"),
     _slot("label_sequences", schema.LABEL_MASK),

@@ -29,10 +29,8 @@ class LabelledSequences:
 def make_batch(data, packs, spec, num_packs):
     """A batch of B = `num_packs` packs: at most B `Packs` of `LabelledSequences`, and empty ones.
 
-    Returns:
-        Dict of int32 and float32 arrays: `token_ids`, `sequence_ids`, `token_type_ids`, `position_ids`
-        `[B, S]`; `cls_positions`, `slot_weights` and the labels `[B, K]`; if sequences have predictions
-        `prediction_positions`, `prediction_ids` and `prediction_sequences` `[B, P]`.
+    It is a dict of the arrays of `SEQUENCES`, of the labels, `[B, K]`, and, if sequences have predictions, of
+    `PREDICTIONS`.
     """
     arrays = assemble_filled(data.sequences, packs, spec, num_packs)
     features = (*SEQUENCES, *PREDICTIONS) if len(data.sequences["prediction_ids"]) else SEQUENCES
@@ -60,16 +58,14 @@ def train_batches(data, updates, num_packs, first_step=0, part_of=np.asarray) ->
 
 
 def predict(forward, sequences, packs, spec, batch_size):
-    """Run a model on packs, and return its outputs in the order of the sequences.
+    """Run a model on packs: dict from output name to a list of n arrays, `[tokens]`, `[tokens, C]` or `[C]`.
 
     Args:
         forward: Compiled function from a batch to a dict of outputs: `[B, S]` or `[B, S, C]` for tokens,
             `[B, K, C]` for sequences.
-        sequences: n `Sequences` without predictions.
+        sequences: n `Sequences` without predictions, whose order the outputs have.
         packs, spec: Result of `update_packs.pack_all`.
         batch_size: B; the last batch is filled with empty packs.
-
-    Returns a dict from output name to a list of n arrays, `[tokens]`, `[tokens, C]` or `[C]`.
     """
     data, found = LabelledSequences(sequences, {}), {}
     starts = range(0, len(packs), batch_size)

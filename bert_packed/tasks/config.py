@@ -136,10 +136,7 @@ class TextFilesConfig(ScoredConfig):
         super().__post_init__()
         if self.do_train and not self.train_file:
             raise InputError("`train_file` must be given unless --do_train=false. Received: nothing.")
-        for name in ("train_file", "eval_file"):
-            path = getattr(self, name)
-            if path and not storage.exists(path):
-                raise InputError(f"`{name}` must be an existing file or folder. Received: {path}.")
+        check_files(self, ["train_file", "eval_file"], or_folders=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,9 +164,10 @@ class FinetuningResult:
         return 128 + self.stopped_by if self.stopped_by else 0
 
 
-def check_files(config, names):
-    """Raise `InputError` for the first of some flags whose file is missing or a folder; empty flags pass."""
+def check_files(config, names, or_folders=False):
+    """Raise `InputError` for the first of some flags whose file is missing; empty flags pass."""
+    is_there, kind = (storage.exists, "file or folder") if or_folders else (storage.is_file, "file")
     for name in names:
         path = getattr(config, name)
-        if path and not storage.is_file(path):
-            raise InputError(f"`{name}` must be an existing file. Received: {path}.")
+        if path and not is_there(path):
+            raise InputError(f"`{name}` must be an existing {kind}. Received: {path}.")

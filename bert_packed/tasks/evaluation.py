@@ -3,60 +3,42 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 from bert_packed.checkpoints import checkpoint
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256, read_json, write_folder, write_json
 from bert_packed.runs.run_summary import show_line
+from bert_packed.tasks.config import ScoredConfig
 from bert_packed.training import metrics_log
 from bert_packed.training.engines.engine import named_weights
 
-SCORES_OF_BEST = "scores.json"
+BEST_FOLDER, SCORES_OF_BEST = "best", "scores.json"  # of the weights with the best score
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Scores while a run trains."""
+    """Scores while a run trains; raises `InputError` where the config's `best_score` is none of them."""
 
-    names: tuple[str, ...]  # of the scores; the first decides which are best
+    config: ScoredConfig
+    names: tuple[str, ...]  # of the scores
     score: Callable  # from a model to a dict of float
-    every: int  # steps; 0 for after the last alone
-    keeps_best: bool  # whether the weights with the best score stay, in `best_folder`
-    source: str  # paths and checksums of what is scored: others' scores do not compare
-    files: tuple[str, ...]  # paths of what is scored
-    patience: int = 0  # evaluations in a row without a better score that end the run; 0 for no end
+    files: list[str]  # paths of what is scored
 
-    @classmethod
-    def of(cls, config, names, score, files):
-        """As a `ScoredConfig` says; raises `InputError` where its `best_score` is none of `names`.
+    def __post_init__(self):
+        if self.best_name not in self.names:
+            raise InputError(
+                f"`best_score` must be one of {', '.join(self.names)}. Received: {self.best_name}."
+            )
 
-        `files` are the paths of what is scored.
-        """
-        best = config.best_score or names[0]
-        if best not in names:
-            raise InputError(f"`best_score` must be one of {', '.join(names)}. Received: {best}.")
-        source = " ".join(f"{path} {file_sha256(path)}" for path in files)
-        names = (best, *(name for name in names if name != best))
-        return cls(
-            names,
-            score,
-            config.eval_steps,
-            config.keep_best,
-            source,
-            tuple(files),
-            config.early_stopping_patience,
-        )
-
-
-def best_folder(folder):
-    """The folder of the weights with the best score."""
-    return Path(folder) / "best"
+    @property
+    def best_name(self):
+        """The score that decides which weights are best."""
+        return self.config.best_score or self.names[0]
 
 
 def take_best(config, folder, model):
     """With `keep_best`, give a trained model the weights that scored best."""
-    best = best_folder(folder)
+    best = folder / BEST_FOLDER
     if config.keep_best and best.exists():
         checkpoint.assign_tensors(best, checkpoint.read_weights(best), named_weights(model))
 
@@ -65,48 +47,48 @@ class EvaluationLog:
     """The scores of a run by step, and the weights with the best; the first of its processes has them."""
 
     def __init__(self, evaluation, folder, model, rows, processes):
-        columns = ("step", *evaluation.names)
+        self._evaluation, self._model, self._processes = evaluation, model, processes
+        self._best_folder, self._best = folder / BEST_FOLDER, evaluation.best_name
+        self._names = (self._best, *(name for name in evaluation.names if name != self._best))
+        columns = ("step", *self._names)
         self._log = metrics_log.open_log(folder / metrics_log.EVAL_FILE, columns, rows, processes)
-        self._evaluation, self._folder, self._model = evaluation, folder, model
-        self._processes = processes
+        # Scores of other files do not compare
+        self._source = " ".join(f"{path} {file_sha256(path)}" for path in evaluation.files)
         # Rows of another file of scores may have others
-        name = evaluation.names[0]
-        self._scores = [float(row[name]) for row in rows if row.get(name)]
+        self._scores = [float(row[self._best]) for row in rows if row.get(self._best)]
 
     def flush_to_disk(self):
         """See `MetricsLog`."""
         self._log.flush_to_disk()
 
     def is_over(self):
-        """True if `patience` evaluations in a row had no better score than one before."""
-        patience, scores = self._evaluation.patience, self._scores
+        """True if none of the last `early_stopping_patience` scores is better than all before."""
+        patience, scores = self._evaluation.config.early_stopping_patience, self._scores
         return 0 < patience < len(scores) and not max(scores[-patience:]) > max(scores[:-patience])
 
     def evaluate(self, step):
         """Score the model and note it; returns `is_over`."""
         scores = self._processes.first_decides(lambda: self._score(step))
         show_line(f"step {step:,}: " + ", ".join(f"{name} {value:.4g}" for name, value in scores.items()))
-        self._scores.append(scores[self._evaluation.names[0]])
+        self._scores.append(scores[self._best])
         if self.is_over():
-            show_line(f"no better {self._evaluation.names[0]} in {self._evaluation.patience} evaluations")
+            patience = self._evaluation.config.early_stopping_patience
+            show_line(f"no better {self._best} in {patience} evaluations")
         return self.is_over()
 
     def _score(self, step):
         """Score the model, and write the row and, if they are the best, the weights."""
         found = self._evaluation.score(self._model)
-        scores = {name: found[name] for name in self._evaluation.names}
-        if self._evaluation.keeps_best and self._is_best(scores):
-            with write_folder(best_folder(self._folder)) as partial:
+        scores = {name: found[name] for name in self._names}
+        if self._evaluation.config.keep_best and self._is_best(scores[self._best]):
+            with write_folder(self._best_folder) as partial:
                 checkpoint.save_weights(partial, named_weights(self._model), self._model.config)
-                write_json(Path(partial) / SCORES_OF_BEST, {"of": self._evaluation.source, **scores})
+                write_json(partial / SCORES_OF_BEST, {"of": self._source, **scores})
         self._log.write({"step": step, **scores})
         return scores
 
-    def _is_best(self, scores):
-        name = self._evaluation.names[0]
-        best = read_json(best_folder(self._folder) / SCORES_OF_BEST, default={})
+    def _is_best(self, score):
+        stored = read_json(self._best_folder / SCORES_OF_BEST, default={})
         # An older run noted the first file alone
-        is_same = self._evaluation.source.startswith(best.get("of", "?"))
-        if not is_same or math.isnan(best[name]):
-            return True
-        return scores[name] > best[name]
+        is_same = self._source.startswith(stored.get("of", "?"))
+        return not is_same or math.isnan(stored[self._best]) or score > stored[self._best]

@@ -62,17 +62,17 @@ def finetune(config):
     from bert_packed.parallel import cluster
     from bert_packed.training.engines import choose_backend
 
-    for task in TASKS.values():
-        # Names are compared, which imports nothing; a class of the same name elsewhere is no task's
-        kind = type(config)
-        if task.config == f"{kind.__module__}:{kind.__name__}":
-            config.check_inputs()
-            with contextlib.ExitStack() as stack:
-                processes = stack.enter_context(cluster.start(config.distribution, choose_backend()))
-                if not processes.is_first:  # whose lines are the same
-                    stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-                run_directory = importlib.import_module("bert_packed.runs.run_directory")
-                config = with_local_start(config, run_directory.begun_flags(config.first_run()))
-                return importlib.import_module(f"{task.package}.task").finetune(config, processes)
-    names = ", ".join(task.config_name for task in TASKS.values())
-    raise InputError(f"`config` must be one of {names}. Received: {type(config).__name__}.")
+    # Names are compared, which imports nothing; a class of the same name elsewhere is no task's
+    kind = f"{type(config).__module__}:{type(config).__name__}"
+    task = next((task for task in TASKS.values() if task.config == kind), None)
+    if task is None:
+        names = ", ".join(task.config_name for task in TASKS.values())
+        raise InputError(f"`config` must be one of {names}. Received: {type(config).__name__}.")
+    config.check_inputs()
+    with contextlib.ExitStack() as stack:
+        processes = stack.enter_context(cluster.start(config.distribution, choose_backend()))
+        if not processes.is_first:  # whose lines are the same
+            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        run_directory = importlib.import_module("bert_packed.runs.run_directory")
+        config = with_local_start(config, run_directory.begun_flags(config.first_run()))
+        return importlib.import_module(f"{task.package}.task").finetune(config, processes)

@@ -66,9 +66,9 @@ def _score_query(found, gains):
 
 
 def find_qrels(path):
-    """The file of qrels that a path names, or that is taken of a folder in BEIR's form; None for other paths.
+    """The file of qrels that a path names, or of a folder in BEIR's form; None for other paths.
 
-    Of a folder it is dev.tsv, else test.tsv, else the first. Raises `InputError` where there is none.
+    In a folder it is dev.tsv, else test.tsv, else the first.
     """
     folder = Path(path)
     if (folder / CORPUS).is_file():
@@ -119,8 +119,6 @@ def qrel_rows(path, queries, documents):
 def _by_id(path):
     """Texts of a file by their ids: dict."""
     found = {}
-    if not path.is_file():
-        raise InputError(f"{path} must exist. Received: no such file.")
     for number, row in json_rows(path):
         title = row.get("title") or ""
         text = row.get("text") if not title else f"{title} {row.get('text') or ''}".strip()

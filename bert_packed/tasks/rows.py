@@ -1,5 +1,6 @@
 """Rows of JSON lines, CSV, TSV, Parquet, and folders that `datasets` saved; and sequences of their texts."""
 
+import contextlib
 import csv
 import json
 from pathlib import Path
@@ -10,15 +11,15 @@ from bert_packed.core.settings import InputError
 from bert_packed.records.sequences import BERT_LAYOUT, make_sequences
 
 ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+# Quotes are text: GLUE does not quote, and a reader that assumes so swallows lines
+TABS = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
 
 
 def rows_of(path):
     """Yield row numbers, from 1, and dicts by column; raises `InputError` where there is no row."""
     path = Path(path)
-    if path.is_dir():
-        rows = _arrow_rows(path, _batches_of_folder)
-    elif path.suffix == ".parquet":
-        rows = _arrow_rows(path, _batches_of_parquet)
+    if path.is_dir() or path.suffix == ".parquet":
+        rows = _arrow_rows(path)
     elif path.suffix in (".csv", ".tsv"):
         rows = _csv_rows(path)
     elif path.suffix in (".jsonl", ".json"):
@@ -61,74 +62,74 @@ def check_text(path, number, name, text):
     raise InputError(f"{path}, row {number}: {name} must be a text. Received: {text!r:.80}.")
 
 
-def _csv_rows(path):
-    # Quotes are text in TSV, as GLUE has it
-    form = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {}
+@contextlib.contextmanager
+def open_lines(path, form=""):
+    """Open a text file; raises `InputError` where it is missing, is not UTF-8, or `csv` finds no `form`."""
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
-            rows = csv.DictReader(file, strict=path.suffix == ".csv", **form)
-            names = rows.fieldnames or []
-            lines_read = rows.line_num
-            if len({*names}) < len(names):
-                raise InputError(f"{path} must name each column once. Received: {', '.join(names)}.")
-            for number, row in enumerate(rows, 1):
-                # `csv` skips blank lines; where there is one column, each is an empty value
-                if len(names) == 1 and rows.line_num - lines_read > 1 and not row[names[0]].count("\n"):
-                    raise InputError(f"{path}, row {number}: must not be blank. Received: ''.")
-                lines_read = rows.line_num
-                if None in row:
-                    received = len(names) + len(row[None])
-                    raise InputError(
-                        f"{path}, row {number}: must have {len(names)} fields. Received: {received}."
-                    )
-                yield number, row
+            yield file
+    except FileNotFoundError as error:
+        raise InputError(f"{path} must exist. Received: no such file.") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path} must be UTF-8. Received: {error}.") from error
     except csv.Error as error:
-        raise InputError(f"{path} must be {path.suffix[1:].upper()}. Received: {error}.") from error
+        raise InputError(f"{path} must be {form}. Received: {error}.") from error
+
+
+def _csv_rows(path):
+    with open_lines(path, path.suffix[1:].upper()) as file:
+        form = TABS if path.suffix == ".tsv" else {"strict": True}
+        rows = csv.DictReader(file, **form)
+        names = rows.fieldnames or []
+        lines_read = rows.line_num
+        if len({*names}) < len(names):
+            raise InputError(f"{path} must name each column once. Received: {', '.join(names)}.")
+        for number, row in enumerate(rows, 1):
+            # `csv` skips blank lines; where there is one column, each is an empty value
+            if len(names) == 1 and rows.line_num - lines_read > 1 and not row[names[0]].count("\n"):
+                raise InputError(f"{path}, row {number}: must not be blank. Received: ''.")
+            lines_read = rows.line_num
+            if None in row:
+                received = len(names) + len(row[None])
+                raise InputError(
+                    f"{path}, row {number}: must have {len(names)} fields. Received: {received}."
+                )
+            yield number, row
 
 
 def json_rows(path):
     """Yield line numbers, from 1, and the objects of a file of JSON lines; raises `InputError`."""
-    with open(path, encoding="utf-8-sig") as file:
-        try:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    row = json.loads(line)
-                    if not isinstance(row, dict):
-                        raise InputError(
-                            f"{path}, row {number}: must be a JSON object. Received: {line[:80]!r}."
-                        )
-                    yield number, row
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path} must be UTF-8. Received: {error}.") from error
-        except json.JSONDecodeError as error:
-            raise InputError(
-                f"{path}, row {number}: must be JSON, an object a line. Received: {error}."
-            ) from error
+    with open_lines(path) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise InputError(
+                    f"{path}, row {number}: must be JSON, an object a line. Received: {error}."
+                ) from error
+            if not isinstance(row, dict):
+                raise InputError(f"{path}, row {number}: must be a JSON object. Received: {line[:80]!r}.")
+            yield number, row
 
 
-def _arrow_rows(path, batches_of):
+def _arrow_rows(path):
     try:
         import pyarrow
+        from pyarrow.parquet import ParquetFile
     except ImportError as error:
         raise InputError(
             f"{path} needs `pip install -e '.[arrow]'`. Received: no package pyarrow."
         ) from error
     number = 0
     try:
-        for batch in batches_of(path):
+        for batch in _batches_of_folder(path) if path.is_dir() else ParquetFile(path).iter_batches():
             for row in batch.to_pylist():
                 number += 1
                 yield number, row
     except pyarrow.ArrowInvalid as error:
         raise InputError(f"{path} must be whole. Received: {str(error).splitlines()[0]}.") from error
-
-
-def _batches_of_parquet(path):
-    from pyarrow import parquet
-
-    yield from parquet.ParquetFile(path).iter_batches()
 
 
 def source_files(path):

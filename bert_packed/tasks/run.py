@@ -13,6 +13,7 @@ from bert_packed.assembly.update_packs import fit_predictions, pack_all, plan_ro
 from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.checkpoints.export_formats import check_form, write_hugging_face
 from bert_packed.core.command_line import print_table, to_flagfile
+from bert_packed.core.hub import recorded_flags
 from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256, write_folder, write_json, write_text
@@ -22,6 +23,7 @@ from bert_packed.parallel.processes import ALONE, Alone
 from bert_packed.parallel.replicas import Replicas, check_shares, make_replicas
 from bert_packed.parallel.targets import devices_here
 from bert_packed.runs import run_directory, vocabulary
+from bert_packed.runs.exports import write_model_card
 from bert_packed.runs.run_summary import show_line, tell_skipped
 from bert_packed.tasks.batches import predict, train_batches
 from bert_packed.tasks.config import FinetuningResult, LoopSteps
@@ -49,8 +51,7 @@ class TextModel:
 def read_text_model(config, processes=ALONE):
     """The `TextModel` of a `FinetuneConfig`; prints lines about the batch and the vocabulary.
 
-    Raises `InputError` where the vocabulary or the model is missing, they do not belong together, the model
-    cannot be fine-tuned with packs of this length, or there is no kernel that is asked for.
+    Raises `InputError` where vocabulary and model do not belong together, or not to the config.
     """
     given = config.init_checkpoint, config.bert_config_file
     family = starting_weights.read_model_config(*given)
@@ -88,13 +89,18 @@ def exported_model(config, text, model, folder, **details):
 
     `details` are further arguments of `write_hugging_face`.
     """
+    details |= {"vocab_file": str(text.vocab_path), "do_lower_case": config.do_lower_case}
     with write_folder(folder / MODEL_FOLDER) as partial:
-        weights, vocabulary = named_weights(model), {"vocab_file": str(text.vocab_path)}
-        write_hugging_face(
-            partial, model, weights, **vocabulary, do_lower_case=config.do_lower_case, **details
-        )
+        write_hugging_face(partial, model, named_weights(model), **details)
         yield partial
     print(f"wrote {folder / MODEL_FOLDER}")
+
+
+def export_labels(config, text, classes, more, model, folder, scores):
+    """`exported_model` whose outputs are `classes`, and its card; `more` are entries of `config.json`."""
+    details = {"classes": classes, "max_length": config.max_seq_length, "more": more}
+    with exported_model(config, text, model, folder, **details) as partial:
+        write_model_card(partial, model, {"flags": recorded_flags(config), "scores": scores})
 
 
 def run_task(config, text, objective, read_training, predict=None, evaluation=None, export=None, new_head=""):
@@ -110,8 +116,8 @@ def run_task(config, text, objective, read_training, predict=None, evaluation=No
         export: Function of model, output directory and the scores of `predict`; None for no export.
         new_head: Beginning of the names of weights that training does not take from the start; "" for none.
 
-    Returns a `FinetuningResult`. Raises `InputError` where another run is in the directory, the checkpoint to
-    start from does not fit, or the devices cannot share a step.
+    Returns a `FinetuningResult`. Raises `InputError` where an earlier run, the start or the devices do not
+    fit.
     """
     processes = text.processes
     config = run_directory.as_begun(config, processes)
@@ -120,7 +126,8 @@ def run_task(config, text, objective, read_training, predict=None, evaluation=No
     with run_directory.locked(config.output_dir, processes) as folder:
         if config.do_train:
             data, inputs = read_training()
-            if evaluation and evaluation.patience:  # the end of the run depends on what is scored
+            # The end of the run then depends on what is scored
+            if evaluation and evaluation.config.early_stopping_patience:
                 inputs = {**inputs, "eval_file": evaluation.files}
             if not len(data.sequences):
                 (path, *_), *_ = inputs.values()
@@ -153,11 +160,11 @@ def run_task(config, text, objective, read_training, predict=None, evaluation=No
 
 
 def _plan_updates(config, data, num_steps):
+    given = data.sequences["lengths"], num_steps, config.train_batch_size
     sizes = config.max_seq_length, config.max_sequences_per_pack, config.packing_algorithm, config.random_seed
-    lengths = data.sequences["lengths"]
     if data.texts_per_row > 1:
-        return plan_row_updates(lengths, num_steps, config.train_batch_size, data.texts_per_row, *sizes)
-    return plan_updates(lengths, num_steps, config.train_batch_size, *sizes)
+        return plan_row_updates(*given, data.texts_per_row, *sizes)
+    return plan_updates(*given, *sizes)
 
 
 def _fine_tune(config, text, objective, data, inputs, folder, evaluation, new_head, replicas):
@@ -168,7 +175,7 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation, new_he
         config.log_steps,
         config.save_checkpoints_steps,
         config.max_skipped_steps,
-        evaluation.every if evaluation else 0,
+        evaluation.config.eval_steps if evaluation else 0,
     )
     size = count_of(config.train_batch_size, config.batch_unit)
     print(f"plan       {count_of(steps.num_train_steps, 'step')} of {size}")
@@ -179,12 +186,9 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation, new_he
     updates = fit_predictions(updates, data.sequences["num_predictions"])
     at_once = config.micro_batch_size or _round_up(updates.num_packs, replicas.num if replicas else 1)
     num_packs = _round_up(updates.num_packs, at_once)
-    counted = {
-        "num_sequences": len(data.sequences),
-        "longest_sequence": int(data.sequences["lengths"].max()),
-        **({"classes": list(data.classes)} if data.classes else {}),
-    }
-    facts = _facts(text, inputs, **counted)
+    longest = int(data.sequences["lengths"].max())
+    classes = {"classes": list(data.classes)} if data.classes else {}
+    facts = _facts(text, inputs, num_sequences=len(data.sequences), longest_sequence=longest, **classes)
     vocab_text = text.vocab_path.read_bytes().decode()  # it may be in the folder that a new start empties
     latest = run_directory.agree(folder, config, facts, print, processes)
     engine, schedule = _build_engine(config, text, objective, steps, replicas)
@@ -208,14 +212,14 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation, new_he
             found = _load_weights(config, model_config, engine.model, new_head)
             starts_whole = not found.missing
         # This removes an earlier run, so it comes last: weights that cannot be loaded have raised above
-        planned = {
+        facts |= {
             "packing_factor": updates.packing_factor,
             "sequences_per_step": config.train_batch_size * data.texts_per_row,
             "num_train_steps": steps.num_train_steps,
         }
 
         def start():
-            run_directory.start_run(folder, config, {**facts, **planned})
+            run_directory.start_run(folder, config, facts)
             write_text(str(folder / file_name(text.vocab_path)), vocab_text)
             if data.classes:
                 names = "".join(f"{name}\n" for name in data.classes)
@@ -233,7 +237,7 @@ def _fine_tune(config, text, objective, data, inputs, folder, evaluation, new_he
     if evaluation:
         evaluated = EvaluationLog(evaluation, folder, engine.model, scored, processes)
         # Training may harm a model that can do its task: its start is scored, and may be the best
-        if starts_whole and (evaluation.every or evaluation.keeps_best):
+        if starts_whole and (evaluation.config.eval_steps or evaluation.config.keep_best):
             evaluated.evaluate(0)
 
     def save(step, state):
@@ -283,10 +287,7 @@ def _round_up(number, multiple):
 
 
 def has_results(config, text, inputs, results, evaluated):
-    """True if a run of this config is over, and its result files are newer than all paths of `evaluated`.
-
-    Raises `InputError` where the directory holds another run.
-    """
+    """True if a run of this config is over, and its result files are newer than all paths of `evaluated`."""
     config, folder = run_directory.as_begun(config), Path(config.output_dir)
     if not folder.is_dir() or not run_directory.find_checkpoint(folder, config, _facts(text, inputs)):
         return False
@@ -326,14 +327,18 @@ def _load_weights(config, model_config, model, new_head=""):
 
 def _tell_scores(config, scores, folder):
     """Print scores and write them; without any remove what an earlier prediction scored."""
-    path = folder / run_directory.SCORES_FILE
     if not scores:
         # Old scores beside new predictions would be taken for theirs
-        path.unlink(missing_ok=True)
+        (folder / run_directory.SCORES_FILE).unlink(missing_ok=True)
         return
     print_table([{"score": name, "value": value} for name, value in scores.items()])
-    for target in (path, *([config.json] if config.json else [])):
-        write_json(target, scores)
+    write_scores(config, scores, folder)
+
+
+def write_scores(config, scores, folder):
+    """Write scores to their file in the run's folder, and to the one that the config names."""
+    for path in (folder / run_directory.SCORES_FILE, *([config.json] if config.json else [])):
+        write_json(path, scores)
 
 
 def forward_of(model):
@@ -341,26 +346,19 @@ def forward_of(model):
     return compiled(lambda batch: model(batch, training=False), model)
 
 
-def predict_packed(config, model, sequences, forward=None):
-    """The outputs of a model for each sequence, computed packed, and the number of packs.
-
-    `forward` is `forward_of(model)`, for callers that predict more than once; None makes it.
-    """
+def predict_packed(config, forward, sequences):
+    """The outputs of a compiled function, as `forward_of`, for each sequence, and the number of packs."""
     packs, spec = pack_all(
         sequences["lengths"], config.max_seq_length, config.max_sequences_per_pack, config.packing_algorithm
     )
-    forward = forward or forward_of(model)
     with out_of_memory_names("prediction", "predict_batch_size"):
         return predict(forward, sequences, packs, spec, config.predict_batch_size), len(packs)
 
 
 def _build_engine(config, text, objective, steps, replicas):
     check_memory(text.config, TRAINING_COPIES)
-    schedule = WarmupStableDecay(
-        config.learning_rate,
-        steps.num_train_steps,
-        int(steps.num_train_steps * config.warmup_proportion),
-    )
+    num_warmup_steps = int(steps.num_train_steps * config.warmup_proportion)
+    schedule = WarmupStableDecay(config.learning_rate, steps.num_train_steps, num_warmup_steps)
     settings = optimizer_settings(config)
     if config.optimizer == "adam":
         settings["corrects_bias"] = config.adam_bias_correction
@@ -378,11 +376,10 @@ def _facts(text, inputs, **data):
         name: [{"path": str(path), "sha256": file_sha256(path)} for path in paths]
         for name, paths in inputs.items()
     }
-    vocabulary_facts = {"vocab_sha256": file_sha256(text.vocab_path)}
     return {
         "inputs": described,
         "model": dataclasses.asdict(text.config),
-        "data": {**vocabulary_facts, **data},
+        "data": {"vocab_sha256": file_sha256(text.vocab_path), **data},
     }
 
 

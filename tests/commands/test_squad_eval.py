@@ -40,51 +40,52 @@ def test_one_answer_against_another():
     assert f1("", "cat", empty_matches=True) == 0.0
 
 
-def test_v1_takes_the_best_truth_and_counts_missing_as_wrong():
-    questions = [question("1", "red cat", "cat"), question("2", "dog"), question("3", "old grey owl")]
-    scores = score(questions, {"1": "the cat", "3": "grey owl", "9": "who?"})
-    assert scores == {
-        "exact_match": pytest.approx(100 / 3),
-        "f1": pytest.approx(100 * (1 + 0.8) / 3),
-        "total": 3,
-    }
-    assert squad_scores.warnings_about(questions, {"1": "x", "3": "y", "9": "z"}) == [
-        "1 of 3 questions without prediction count 0, as 2",
-        "1 predictions of unknown questions do not count, as 9",
-    ]
+# Rows have the right answers, "" for none, the prediction, None for none, and the probability of no answer
+PAIRS = [("cat", "cat", 0.1), ("", "dog", 0.7), ("owl", "owl", 0.2), ("", "", 0.9)]
+SCORES = [
+    (
+        [("red cat|cat", "the cat"), ("dog", None), ("old grey owl", "grey owl")],
+        {"exact_match": 100 / 3, "f1": 100 * (1 + 0.8) / 3, "total": 3},
+    ),
+    (
+        [("red cat", "cat"), ("", ""), ("", "dog"), ("owl", "")],
+        {"exact_match": 25, "f1": 100 * (2 / 3 + 1) / 4, "total": 4}
+        | {"HasAns_exact_match": 0, "HasAns_f1": 100 / 3, "HasAns_total": 2}
+        | {"NoAns_exact_match": 50, "NoAns_f1": 50, "NoAns_total": 2},
+    ),
+    # With nothing answered, 2 are right; up to 0.1, 3; up to 0.2, 4; up to 0.7, "dog" is wrong
+    (PAIRS, {"exact_match": 75, "best_exact": 100, "best_exact_thresh": 0.2, "best_f1": 100}),
+    # By probability: rightly none, right, then an answer where there is none, then right again
+    (
+        [("one", "one", 0.1), ("", "one", 0.2), ("two", "two", 0.3), ("", "", 0.05)],
+        {f"best_{name}": 75 for name in ("exact", "f1")} | {"best_exact_thresh": 0.1, "best_f1_thresh": 0.1},
+    ),
+]
 
 
-def test_v2_tells_questions_with_and_without_answer_apart():
-    questions = [question("1", "red cat"), question("2"), question("3"), question("4", "owl")]
-    scores = score(questions, {"1": "cat", "2": "", "3": "dog", "4": ""})
-    assert scores == {
-        "exact_match": 25.0,
-        "f1": pytest.approx(100 * (2 / 3 + 1) / 4),
-        "total": 4,
-        "HasAns_exact_match": 0.0,
-        "HasAns_f1": pytest.approx(100 / 3),
-        "HasAns_total": 2,
-        "NoAns_exact_match": 50.0,
-        "NoAns_f1": 50.0,
-        "NoAns_total": 2,
-    }
+def score_rows(rows, **options):
+    """Scores of rows, whose ids are their numbers; and of a prediction that has no question."""
+    numbered = [(str(number), *row) for number, row in enumerate(rows)]
+    questions = [question(name, *filter(None, truths.split("|"))) for name, truths, *_ in numbered]
+    predictions = {name: answer for name, _, answer, *_ in numbered if answer is not None}
+    probs = {name: row[0] for name, _, _, *row in numbered if row} or None
+    return score(questions, {**predictions, "unknown": "who?"}, probs, **options)
 
 
-def test_v2_thresholds():
-    questions = [question("1", "cat"), question("2"), question("3", "owl"), question("4")]
-    predictions = {"1": "cat", "2": "dog", "3": "owl", "4": ""}
-    probs = {"1": 0.1, "3": 0.2, "2": 0.7, "4": 0.9}
-    plain = score(questions, predictions, probs)
-    assert plain["exact_match"] == 75.0
-    # If nothing is answered, 2 are right; up to 0.1, 3; up to 0.2, 4; up to 0.7, "dog" is wrong.
-    assert (plain["best_exact"], plain["best_exact_thresh"]) == (100.0, 0.2)
-    assert (plain["best_f1"], plain["best_f1_thresh"]) == (100.0, 0.2)
-    for threshold in (0.2, 0.5):  # at the threshold, an answer counts
-        assert score(questions, predictions, probs, na_prob_thresh=threshold)["exact_match"] == 100.0
-    assert score(questions, predictions, probs, na_prob_thresh=0.05)["exact_match"] == 50.0
+@pytest.mark.parametrize(("rows", "expected"), SCORES)
+def test_scores(rows, expected):
+    scores = score_rows(rows)
+    assert {name: scores[name] for name in expected} == pytest.approx(expected)
+    # Those with probabilities have more scores, of the best thresholds
+    assert len(rows[0]) == 3 or scores.keys() == expected.keys()
+
+
+@pytest.mark.parametrize(("threshold", "right"), [(0.2, 100), (0.5, 100), (0.05, 50)])
+def test_at_the_threshold_an_answer_counts(threshold, right):
+    assert score_rows(PAIRS, na_prob_thresh=threshold)["exact_match"] == right
     # A question without a prediction is wrong whatever its probability
-    missing = {name: answer for name, answer in predictions.items() if name != "2"}
-    assert score(questions, missing, probs, na_prob_thresh=0.5)["exact_match"] == 75.0
+    missing = [PAIRS[0], ("", None, 0.7), *PAIRS[2:]]
+    assert score_rows(missing, na_prob_thresh=0.5)["exact_match"] == 75
 
 
 def test_v2_has_answer_by_the_list_of_answers():
@@ -103,6 +104,8 @@ def test_v1_questions_without_answer_are_told_and_do_not_count():
     told = "1 of 2 questions have no answer, without is_impossible, and do not count, as 2"
     assert squad_scores.warnings_about(questions, {"1": "cat", "2": "dog"}) == [told]
     assert squad_scores.warnings_about(questions, {"1": "cat", "2": "dog"}, version_2=True) == []
+    told = "1 of 2 questions without prediction count 0, as 1"
+    assert squad_scores.warnings_about(questions, {"2": "dog"}, version_2=True) == [told]
 
 
 def test_impossible_questions_alone_can_be_scored():
@@ -141,19 +144,3 @@ def test_the_command(tmp_path):
     scores = json.loads(out.read_text())
     assert (scores["exact_match"], scores["HasAns_f1"], scores["NoAns_f1"]) == (100.0, 100.0, 100.0)
     assert (scores["best_f1"], scores["best_f1_thresh"]) == (100.0, -3.5)
-
-
-def test_a_threshold_that_lets_wrong_answers_in_is_no_better():
-    """Answers by probability: rightly none, right, then an answer where there is none, then right again."""
-    questions = [
-        Question("a", "?", 0, (("one", 0),), False),
-        Question("b", "?", 0, (), True),
-        Question("c", "?", 0, (("two", 0),), False),
-        Question("d", "?", 0, (), True),
-    ]
-    predictions = {"a": "one", "b": "one", "c": "two", "d": ""}
-    probs = {"a": 0.1, "b": 0.2, "c": 0.3, "d": 0.05}
-    scores = squad_scores.score(questions, predictions, probs)
-    for name in ("exact", "f1"):
-        assert scores[f"best_{name}"] == pytest.approx(75)
-        assert scores[f"best_{name}_thresh"] == 0.1

@@ -1,7 +1,8 @@
 """Losses, figures and gradients by the logits equal a plain loop's, in both engines and micro-batches."""
 
-import functools
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import keras
 import next_tokens
@@ -14,7 +15,7 @@ from packs import VOCAB_SIZE, packed_and_unpacked
 from scipy.special import log_softmax, softmax
 from tiny import to_floats
 
-from bert_packed.objectives.objective import add_sums, nll_and_right
+from bert_packed.objectives.objective import Objective, add_sums, nll_and_right
 from bert_packed.objectives.pretraining import (
     masked_lm_objective,
     next_token_objective,
@@ -28,46 +29,46 @@ from bert_packed.training import engines
 from bert_packed.training.backend import gradient
 
 pytestmark = pytest.mark.both_backends
-IS_MLM = {"mlm alone": "per_sequence", "mlm alone, per_token": "per_token"}
-IS_PRETRAINING = ("per_sequence", "per_token", *IS_MLM)
-# Names have loops of `plain_losses`, objectives, and the shapes of logits for eight packs
-OTHERS = {
-    "answers": (plain_losses.answers, answers_objective(), {"start_logits": (24,), "end_logits": (24,)}),
-    "classes": (plain_losses.classes, classes_objective(3), {"logits": (4, 3)}),
-    "weighted": (
-        functools.partial(plain_losses.classes, weights=[0.5, 2, 1]),
-        classes_objective(3, np.array([0.5, 2, 1], np.float32)),
-        {"logits": (4, 3)},
-    ),
-    "several": (plain_losses.several, several_objective(3), {"logits": (4, 3)}),
-    "numbers": (plain_losses.numbers, numbers_objective(), {"logits": (4, 1)}),
-    "tags": (plain_losses.tags, tags_objective(3), {"logits": (24, 3)}),
-    "tags per_token": (
-        functools.partial(plain_losses.tags, tag_loss="per_token"),
-        tags_objective(3, "per_token"),
-        {"logits": (24, 3)},
-    ),
-    **{
-        f"next tokens {weighting}": (
-            functools.partial(plain_losses.next_tokens, weighting=weighting),
-            next_token_objective(weighting),
-            {"logits": (12, VOCAB_SIZE)},
-        )
-        for weighting in ("per_token", "per_sequence")
-    },
+
+
+class Kind(NamedTuple):
+    """An objective, and the loop of `plain_losses` that it must equal."""
+
+    objective: Objective
+    plain: Callable
+    options: tuple = ()  # of the loop
+    batches: Callable = finetuning_batches
+    labels: str = "labels"  # the array of the batch that has them
+
+
+KINDS = {
+    "answers": Kind(answers_objective(), plain_losses.answers),
+    "classes": Kind(classes_objective(3), plain_losses.classes),
+    "weighted": Kind(classes_objective(3, np.float32([0.5, 2, 1])), plain_losses.classes, ([0.5, 2, 1],)),
+    "several": Kind(several_objective(3), plain_losses.several, labels="bits"),
+    "numbers": Kind(numbers_objective(), plain_losses.numbers, labels="scores"),
 }
-KINDS = (*IS_PRETRAINING, *OTHERS)
-COMPILED = ("per_sequence", "answers", "tags", "next tokens per_token")
+for weighting in ("per_sequence", "per_token"):
+    mlm_nsp, mlm, tokens = (
+        objective_of(weighting)
+        for objective_of in (pretraining_objective, masked_lm_objective, next_token_objective)
+    )
+    of_tokens = next_tokens.packed_and_unpacked
+    KINDS |= {
+        weighting: Kind(mlm_nsp, plain_losses.pretraining, (weighting,), packed_and_unpacked),
+        f"mlm alone {weighting}": Kind(mlm, plain_losses.masked_lm, (weighting,), packed_and_unpacked),
+        f"tags {weighting}": Kind(tags_objective(3, weighting), plain_losses.tags, (weighting,)),
+        f"next tokens {weighting}": Kind(tokens, plain_losses.next_tokens, (weighting,), of_tokens),
+    }
+COMPILED = ("per_sequence", "answers", "tags per_sequence", "next tokens per_token")
+LAST_AXES = {"mlm_logits": (VOCAB_SIZE,), "nsp_logits": (2,), "start_logits": (), "end_logits": ()}
 
 
 def batch_of(kind):
     """Eight packs of one to four sequences, the last three of them empty."""
-    if kind.startswith("next tokens"):
-        batch = next_tokens.packed_and_unpacked()[0]
-    else:
-        batch = (packed_and_unpacked if kind in IS_PRETRAINING else finetuning_batches)()[0]
-    if kind in ("numbers", "several"):
-        batch = {**batch, "labels": batch["scores" if kind == "numbers" else "bits"]}
+    batch = KINDS[kind].batches()[0]
+    if "labels" in batch:
+        batch = {**batch, "labels": batch[KINDS[kind].labels]}
     batch = {name: np.concatenate([values, np.zeros_like(values[:3])]) for name, values in batch.items()}
     assert sorted(batch["sequence_ids"].max(axis=1).tolist()) == [0, 0, 0, 1, 1, 2, 3, 4]
     return {**batch, "rows": np.arange(8, dtype=np.int32)[:, None]}
@@ -75,30 +76,20 @@ def batch_of(kind):
 
 def logits_of(kind, batch):
     """Random logits for a batch, also where nothing is to be learnt."""
-    rng = np.random.default_rng(3)
-    if kind in IS_PRETRAINING:
-        shapes = {"mlm_logits": (*batch["prediction_ids"].shape[1:], VOCAB_SIZE)}
-        shapes |= {} if kind in IS_MLM else {"nsp_logits": (4, 2)}
-    else:
-        shapes = OTHERS[kind][2]
-    found = {name: (3 * rng.normal(size=(8, *shape))).astype(np.float32) for name, shape in shapes.items()}
-    if kind in IS_PRETRAINING:  # some of them right, or accuracies would be compared at 0
-        for row, place in np.argwhere(batch["prediction_sequences"] > 0)[::3]:
-            found["mlm_logits"][row, place, batch["prediction_ids"][row, place]] = 20
-    if kind.startswith("next tokens"):
-        for row, place in np.argwhere(batch["label_sequences"] > 0)[::3]:
-            found["logits"][row, place, batch["label_ids"][row, place]] = 20
+    rng, objective, found = np.random.default_rng(3), KINDS[kind].objective, {}
+    for name, letter in objective.outputs.items():
+        like = {"S": "token_ids", "P": "prediction_ids", "K": "slot_weights"}[letter]
+        last = LAST_AXES.get(name, (objective.num_outputs or VOCAB_SIZE,))
+        found[name] = (3 * rng.normal(size=(*batch[like].shape, *last))).astype(np.float32)
+    for name, labels in (("mlm_logits", "prediction"), ("logits", "label")):
+        if name in found and f"{labels}_ids" in batch:  # some are right, or accuracies would be compared at 0
+            for row, place in np.argwhere(batch[f"{labels}_sequences"] > 0)[::3]:
+                found[name][row, place, batch[f"{labels}_ids"][row, place]] = 20
     return found
 
 
 def plain_of(kind, logits, batch):
-    if kind in IS_MLM:
-        return plain_losses.masked_lm(logits, batch, IS_MLM[kind])
-    return (
-        plain_losses.pretraining(logits, batch, kind)
-        if kind in IS_PRETRAINING
-        else OTHERS[kind][0](logits, batch)
-    )
+    return KINDS[kind].plain(logits, batch, *KINDS[kind].options)
 
 
 class Logits(keras.Model):
@@ -123,11 +114,7 @@ class Logits(keras.Model):
 
 
 def engine_of(kind, logits, **more):
-    if kind in IS_MLM:
-        objective = masked_lm_objective(IS_MLM[kind])
-    else:
-        objective = pretraining_objective(kind) if kind in IS_PRETRAINING else OTHERS[kind][1]
-    return engines.make_engine(Logits(logits), objective, **more)
+    return engines.make_engine(Logits(logits), KINDS[kind].objective, **more)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -171,7 +158,7 @@ def test_figures_of_batches_are_those_of_all_sequences(kind):
     """Added up over unequal parts: a mean over parts would differ."""
     batch = batch_of(kind)
     logits = logits_of(kind, batch)
-    objective = engine_of(kind, logits).objective
+    objective = KINDS[kind].objective
     total, parts = {}, []
     for part in (slice(0, 1), slice(1, 5)):
         cut = [{name: values[part] for name, values in side.items()} for side in (logits, batch)]
@@ -201,12 +188,13 @@ def test_padding_alone_teaches_nothing(kind):
 
 
 def test_weights_of_listing_1():
-    """The first slot has the same weights as the last."""
+    """The first slot has the same weights as the last, and an unused one none."""
     sequences = np.array([[1, 1, 1, 2, 0], [1, 2, 2, 2, 2]], np.float32)
-    per_sequence = prediction_weights(sequences, 2, "per_sequence")
+    per_token, per_sequence, numbers = prediction_weights(sequences, np.ones((2, 2), np.float32))
     thirds, quarters = [1 / 3, 1 / 3, 1 / 3, 1, 0], [1, 1 / 4, 1 / 4, 1 / 4, 1 / 4]
     np.testing.assert_allclose(per_sequence, [thirds, quarters], rtol=1e-6)
-    np.testing.assert_array_equal(prediction_weights(sequences, 2, "per_token"), sequences > 0)
+    np.testing.assert_array_equal(per_token, sequences > 0)
+    np.testing.assert_array_equal(numbers, [[3, 1], [1, 4]])
 
 
 def test_nll_is_that_of_a_softmax_and_so_is_its_gradient():

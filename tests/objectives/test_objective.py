@@ -7,7 +7,6 @@ Legend: B packs per batch, S pack length, D model width, V vocabulary.
 
 import dataclasses
 import shutil
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,6 +25,7 @@ from bert_packed.layers.layout import dense
 from bert_packed.objectives.features import SEQUENCES
 from bert_packed.objectives.objective import Objective, count_sequences, nll_and_right
 from bert_packed.schema import PackSpec
+from bert_packed.tasks.config import LoopSteps
 from bert_packed.training import engines, loop
 from bert_packed.training.engines.engine import named_weights
 from bert_packed.training.metrics_log import MetricsLog, read_rows, rows_to_keep, train_columns
@@ -105,7 +105,7 @@ def files(tmp_path_factory):
     return write_data(tmp_path_factory.mktemp("data"))
 
 
-def train(folder, files, num_steps, checkpoint_to_restore=None):
+def train(folder, files, checkpoint_to_restore=None):
     """Run the package's loop on packed records, from the start or from a checkpoint; returns the engine."""
     seed = 1 if checkpoint_to_restore is None else 2  # what is restored must come from the checkpoint
     engine, first_step, state = next_token_engine(WITH_DROPOUT, 2, seed=seed), 0, None
@@ -126,9 +126,8 @@ def train(folder, files, num_steps, checkpoint_to_restore=None):
     means = engine.objective.means
     hooks = loop.Hooks(batches, log.write, None, save, lambda: None, lambda _: 0.01, means, print)
     # A row is due every three steps: at the checkpoint of step 2 it is unfinished
-    config = SimpleNamespace(num_train_steps=num_steps, log_steps=3, eval_steps=0)
-    config.save_checkpoints_steps, config.max_skipped_steps = 2, 1
-    loop.train(engine, config, hooks, first_step, state)
+    steps = LoopSteps(NUM_STEPS, log_steps=3, save_checkpoints_steps=2, max_skipped_steps=1)
+    loop.train(engine, steps, hooks, first_step, state)
     assert engine.num_train_traces == 1
     return engine
 
@@ -140,11 +139,11 @@ def figures(folder):
 
 
 def test_it_trains_and_resumes_bit_for_bit(files, tmp_path):
-    whole = train(tmp_path, files, NUM_STEPS)
+    whole = train(tmp_path, files)
     rows = figures(tmp_path)
     assert [row["step"] for row in rows] == ["3", "4"] and float(rows[0]["next_loss"]) > 1
     shutil.rmtree(tmp_path / "checkpoint-4")
-    resumed = train(tmp_path, files, NUM_STEPS, tmp_path / "checkpoint-2")
+    resumed = train(tmp_path, files, tmp_path / "checkpoint-2")
     assert figures(tmp_path) == rows
     for part in ("weights", "training_state"):
         want, got = getattr(whole, part)(), getattr(resumed, part)()

@@ -20,7 +20,7 @@ def finetune(config, processes):
         return LabelledSequences(sequences, {LABELS.name: labels}), {"text_file": [config.text_file]}
 
     def predict(model, folder):
-        outputs, _ = run.predict_packed(config, model, sequences)
+        outputs, _ = run.predict_packed(config, run.forward_of(model), sequences)
         return {"accuracy": float(np.mean(np.stack(outputs["logits"]).argmax(axis=1) == labels))}
 
     return run.run_task(config, text, classes_objective(2), read_training, predict)

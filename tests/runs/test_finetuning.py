@@ -59,7 +59,7 @@ def test_every_sequence_gets_its_own_outputs_out_of_training(depth, num_packs):
         max_seq_length=12, max_sequences_per_pack=depth, packing_algorithm="lpfhp", predict_batch_size=2
     )
     sequences = make_sequences()
-    found, packs = finetuning.predict_packed(config, Known(), sequences)
+    found, packs = finetuning.predict_packed(config, finetuning.forward_of(Known()), sequences)
     assert packs == num_packs
     assert found["start_logits"][1].shape == (12,)
     for number, length in enumerate(LENGTHS):

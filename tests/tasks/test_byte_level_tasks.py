@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from byte_tokenizers import LINES, SPECIAL_IDS, TOKENIZERS, ours
+from byte_tokenizers import LINES, NORMALIZERS, SPECIAL_IDS, TOKENIZERS, load, ours, with_normalizer
 from reference import import_reference
 from squad_files import QUESTIONS, entry, write
 from tokenizers import decoders, normalizers
@@ -17,38 +17,16 @@ from bert_packed.tasks.ner.conll import make_tag_sequences
 from bert_packed.tasks.rows import make_text_sequences
 from bert_packed.tasks.squad.files import read_squad
 from bert_packed.tasks.squad.predictions import extract
-from bert_packed.tasks.squad.windows import make_windows, window_starts
-from bert_packed.text import byte_bpe
-from bert_packed.text.vocabularies import encoder_ids, load_text_tokenizer
+from bert_packed.tasks.squad.windows import make_windows
+from bert_packed.text.vocabularies import encoder_ids
 
 CLS, SEP, MASK = SPECIAL_IDS["ours"][:3]
-NORMALIZERS = {
-    "none": None,
-    "nfc": normalizers.NFC(),
-    "nfd": normalizers.NFD(),
-    "nfkc": normalizers.NFKC(),
-    "uncased": normalizers.Sequence([normalizers.NFD(), normalizers.Lowercase(), normalizers.StripAccents()]),
-    "strip": normalizers.Strip(),
-    "one_space": normalizers.Replace("  ", " "),
-}
 # Accents before and after their letter, half and whole Hangul, characters of four bytes, signs joined to one
 CONTEXTS = (
     *LINES,
     "  The  cafe\u0301 in\u00a0\ud55c\uad6d, \u1112\u1161\u11ab and \u732b\U0001f408\u200d\u2b1b!\n\n\t1843 ",
     "\ufb01ne \u0130stanbul, na\u00efve Stra\u00dfe\u2026 e\u0323\u0301  x",
 )
-
-
-def load(folder, tokenizer):
-    byte_bpe.save(tokenizer, folder / "tokenizer.json")
-    return load_text_tokenizer(folder / "tokenizer.json", do_lower_case=True)
-
-
-def with_normalizer(name):
-    tokenizer = ours()
-    if NORMALIZERS[name]:
-        tokenizer.normalizer = NORMALIZERS[name]
-    return tokenizer
 
 
 def reference_tokenizer(folder):
@@ -78,107 +56,45 @@ def span_by_run_qa(offsets, first, answer, start):
     return [left - 1 + first, right + 1 + first]
 
 
-def assert_windows_equal(questions, tokenizer, reference, length, stride, max_query_length=64):
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize(("length", "stride"), [(64, 16), (48, 200)])
+def test_windows_are_those_of_transformers(tmp_path, name, length, stride):
     """All sequences and places, and the labels of ASCII contexts, where no token is part of a character."""
-    windows = make_windows(questions, tokenizer, length, stride, max_query_length)
+    made = [(context, [entry(f"e{n}", "  Who?", context=context)]) for n, context in enumerate(CONTEXTS)]
+    questions = read_squad(write(tmp_path / "a.json", *QUESTIONS, *made), for_training=False)
+    windows = make_windows(questions, load(tmp_path, TOKENIZERS[name]()), length, stride, 64)
+    reference = reference_tokenizer(tmp_path)
     tokens, numbers, compared = cut(windows.sequences), iter(range(len(windows.windows))), 0
     for question in questions.questions:
         text, context = question.text.lstrip(), questions.contexts[question.context_index]
         num_query = len(reference(text, add_special_tokens=False)["input_ids"])
-        size = length - num_query - 3
-        assert num_query <= max_query_length
         found = reference(
             text,
             context,
             truncation="only_second",
             max_length=length,
-            stride=max(0, size - stride),
+            stride=max(0, length - num_query - 3 - stride),
             return_overflowing_tokens=True,
             return_offsets_mapping=True,
         )
         for ids, offsets in zip(found["input_ids"], found["offset_mapping"], strict=True):
             number = next(numbers)
             assert tokens[number] == ids
+            if not context.isascii():
+                continue
             window, first = windows.windows[number], num_query + 2
             own = slice(window.token_start, window.token_start + window.num_tokens)
             places = windows.token_places[question.context_index][own].tolist()
-            if context.isascii():
-                assert [tuple(place) for place in places] == offsets[first:-1]
-                if question.answers:
-                    want = span_by_run_qa(offsets[first:-1], first, *question.answers[0])
-                    assert windows.answer_spans[number].tolist() == want
-                    compared += any(want)
+            assert [tuple(place) for place in places] == offsets[first:-1]
+            if question.answers:
+                want = span_by_run_qa(offsets[first:-1], first, *question.answers[0])
+                assert windows.answer_spans[number].tolist() == want
+                compared += any(want)
     assert next(numbers, None) is None
-    return windows, compared
-
-
-@pytest.mark.parametrize("name", TOKENIZERS)
-@pytest.mark.parametrize(("length", "stride"), [(64, 16), (48, 200)])
-def test_windows_are_those_of_transformers(tmp_path, name, length, stride):
-    made = [(context, [entry("e", "  Who?", context=context)]) for context in CONTEXTS]
-    made = [(context, [{**qas[0], "id": str(number)}]) for number, (context, qas) in enumerate(made)]
-    questions = read_squad(write(tmp_path / "a.json", *QUESTIONS, *made), for_training=False)
-    tokenizer = load(tmp_path, TOKENIZERS[name]())
-    reference = reference_tokenizer(tmp_path)
-    windows, compared = assert_windows_equal(questions, tokenizer, reference, length, stride)
     assert len(windows.windows) > len(questions.questions) + 8 and compared >= 5
 
 
-def first_spans(questions, windows):
-    """Each question that is labelled in a window, with its tokens among the context's."""
-    for window, span in zip(windows.windows, windows.answer_spans.tolist(), strict=True):
-        if any(span):
-            yield (
-                questions.questions[window.question_index],
-                [place - window.first_token + window.token_start for place in span],
-            )
-
-
-def marked(questions, windows, question, first, last):
-    places = windows.token_places[question.context_index]
-    return questions.contexts[question.context_index][places[first][0] : places[last][1]]
-
-
 # ---- answers
-
-
-@pytest.mark.parametrize(
-    ("name", "context", "answer", "start", "want"),
-    [
-        ("none", "The  first\n\tprogram", "first\n\tprogram", None, "first\n\tprogram"),
-        ("none", "a packs b", "packs", None, " packs"),  # a token of the space and the word
-        ("none", "in 1843 (the program)", " 1843 ", 2, "1843"),  # with white space around it
-        ("none", "a \u732b b \u732b c", "\u732b", 6, "\u732b"),
-        ("none", "x\U0001f408\u200d\u2b1b y", "\U0001f408", None, "\U0001f408"),
-        ("none", "a cafe\u0301 in", "cafe\u0301", None, "cafe\u0301"),
-        ("nfc", "a cafe\u0301 in", "cafe\u0301", None, "cafe\u0301"),
-        ("nfc", "a cafe\u0301 in", "cafe\u0301 in", None, "cafe\u0301 in"),
-        ("nfc", "ab \u1112\u1161\u11ab in", "\u1112\u1161\u11ab", None, "\u1112\u1161\u11ab"),
-        ("nfd", "a caf\u00e9, in", "caf\u00e9", None, "caf\u00e9"),
-        ("nfkc", "so \ufb01ne", "\ufb01", None, "\ufb01"),
-        ("uncased", "in \u0130zmir", "\u0130zmir", None, " \u0130zmir"),
-        ("uncased", "Le Cafe\u0301!", "Cafe\u0301", None, "Cafe\u0301"),
-        ("strip", "  1843 in ", "1843", None, "1843"),
-        ("one_space", "a   1843  b", "1843", None, "1843"),
-    ],
-)
-def test_answers_keep_their_characters(tmp_path, name, context, answer, start, want):
-    """By a tokenizer that has few merges: most tokens are bytes."""
-    path = write(tmp_path / "a.json", (context, [entry("1", "who?", answer, context, start)]))
-    questions = read_squad(path, for_training=True)
-    windows = make_windows(questions, load(tmp_path, with_normalizer(name)), 64, 32, 16)
-    ((question, (first, last)),) = first_spans(questions, windows)
-    found = marked(questions, windows, question, first, last)
-    assert found == want
-    assert found.strip() == answer.strip()
-    # All tokens that have a character of it, and no others
-    begin = context.index(answer.strip(), start or 0)
-    touching = [
-        number
-        for number, (one, past) in enumerate(windows.token_places[0].tolist())
-        if one < begin + len(answer.strip()) and past > begin
-    ]
-    assert [first, last] == [touching[0], touching[-1]] and len(touching) == last - first + 1
 
 
 @pytest.mark.parametrize("name", NORMALIZERS)
@@ -226,15 +142,6 @@ def test_answers_begin_and_end_with_a_character(tmp_path, name):
         assert all(text in questions.contexts[question.context_index] for text in texts)
 
 
-def test_a_context_of_white_space_has_no_window(tmp_path):
-    path = write(tmp_path / "a.json", (" \n ", [entry("1", "who?")]), ("a cat", [entry("2", "who?")]))
-    questions = read_squad(path, for_training=False)
-    windows = make_windows(questions, load(tmp_path, ours()), 32, 16, 8)
-    assert (len(windows.windows), windows.num_empty) == (1, 1)
-    logits = [np.zeros((2, int(n))) for n in windows.sequences["lengths"]]
-    assert extract(questions, windows, logits).answers["1"] == ""
-
-
 # ---- texts, and words
 
 
@@ -268,19 +175,6 @@ def test_words_are_those_of_their_sentence(tmp_path, name):
             for start in starts
         ]
         assert positions == first
-
-
-def test_windows_of_words(tmp_path):
-    tokenizer = load(tmp_path, ours())
-    words = ["The", *["cats'", "12", "packs,"] * 8]
-    found = make_tag_sequences([words], None, tokenizer, 16, 6)
-    pieces = tokenizer.encode(["The", *[" cats'", " 12", " packs,"] * 8])
-    assert found.num_cut == 1 and found.words.tolist() == list(range(25))
-    sizes = [len(ids) - 2 for ids in cut(found.sequences)]
-    assert [size for _, size in window_starts(sum(map(len, pieces)), 14, 6)] == sizes
-    positions = cut(found.sequences, "prediction_positions")
-    firsts = [ids[place] for ids, own in zip(cut(found.sequences), positions, strict=True) for place in own]
-    assert firsts == [own[0] for own in pieces]
 
 
 def test_a_word_that_the_normalizer_removes_is_masked(tmp_path):

@@ -20,7 +20,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.runs.vocabulary import find_vector_settings
 from bert_packed.tasks.embed.config import EmbedConfig
 from bert_packed.tasks.embed.files import read_rows
-from bert_packed.tasks.embed.scores import Search, read_evaluation
+from bert_packed.tasks.embed.scores import read_evaluation
 from bert_packed.tasks.retrieval import Retrieval
 
 LENGTH = 24
@@ -57,20 +57,19 @@ def flags(files, output_dir, **changes):
     }
 
 
+def scored_flags(files, output_dir, **changes):
+    scored = {"eval_file": str(files / "scored.jsonl"), "eval_steps": 2, "keep_best": True}
+    return flags(files, output_dir, num_train_epochs=2.0, **scored, **changes)
+
+
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("kind", ["pairs", "scored", "texts"])
 def test_a_run_leaves_a_folder_with_its_vectors(files, tmp_path, kind):
     """And the weights with the best score."""
     more = {"query_prefix": "w25 w24 ", "passage_prefix": "w23 "} if kind == "pairs" else {"pooling": "cls"}
-    more |= {
-        "num_train_epochs": 2.0,
-        "eval_file": str(files / "scored.jsonl"),
-        "eval_steps": 2,
-        "keep_best": True,
-        "hidden_dropout_prob": 0.1 if kind == "texts" else -1.0,
-    }
-    config = EmbedConfig(**flags(files, tmp_path / "run", train_file=str(files / f"{kind}.jsonl"), **more))
-    result = bert_packed.finetune(config)
+    more |= {"train_file": str(files / f"{kind}.jsonl")}
+    more |= {"hidden_dropout_prob": 0.1} if kind == "texts" else {}
+    result = bert_packed.finetune(EmbedConfig(**scored_flags(files, tmp_path / "run", **more)))
     rows = (tmp_path / "run" / "eval_metrics.csv").read_text().splitlines()
     scores = [float(row.split(",")[1]) for row in rows[1:]]
     assert rows[0] == "step,spearman" and [row.split(",")[0] for row in rows[1:]] == ["0", "2", "4", "6"]
@@ -83,10 +82,8 @@ def test_a_run_leaves_a_folder_with_its_vectors(files, tmp_path, kind):
     np.testing.assert_allclose(np.linalg.norm(one, axis=1), 1, rtol=1e-5)
     cosines = np.diag(bert_packed.similarity(one, other))
     # The score is that of the folder's vectors
-
-    assert 100 * spearmanr(cosines, [row[2] for row in SCORED]).statistic == pytest.approx(
-        max(scores), abs=1e-3
-    )
+    found = 100 * spearmanr(cosines, [row[2] for row in SCORED]).statistic
+    assert found == pytest.approx(max(scores), abs=1e-3)
     card = (tmp_path / "run" / "model" / "README.md").read_text()
     assert f"On {files}/scored.jsonl: pairs 12:" in card
     assert 'SentenceTransformer("FOLDER_OR_NAME")' in card
@@ -117,39 +114,8 @@ def test_rows_of_every_form(tmp_path):
         stream.write_table(table)
     for name in ("rows.parquet", "saved"):
         assert list(zip(*read_rows(tmp_path / name).texts, strict=True)) == texts
-
-
-MISTAKES = [
-    ("a.csv", "text\na\n\nb\n", "a.csv, row 2: must not be blank. Received: ''."),
-    (
-        "a.jsonl",
-        '{"anchor": "a"}\n',
-        "a.jsonl must have a column 'positive', or --columns must name another.",
-    ),
-    ("a.jsonl", '{"text": "a"}\n{"text": " "}\n', "a.jsonl, row 2: text must be a text. Received: ' '."),
-    ("a.jsonl", '{"text": "a"}\n{\n', "a.jsonl, row 2: must be JSON, an object a line."),
-    ("a.jsonl", "[1]\n", "a.jsonl, row 1: must be a JSON object."),
-    ("a.jsonl", "", "a.jsonl must have a row. Received: none."),
-    ("a.csv", "anchor,positive\nx,y\nhello, world,b\n", "a.csv, row 2: must have 2 fields. Received: 3."),
-    ("a.csv", "anchor,anchor,positive\na,b,c\n", "a.csv must name each column once."),
-    ("a.jsonl", '{"text": "\\ud800"}\n', "a.jsonl, row 1: text must be a text."),
-    (
-        "a.jsonl",
-        '{"anchor": "a", "positive": "b"}\n{"anchor": "a", "positive": "b", "negative": "c"}\n',
-        "a.jsonl, row 2: negative must be in the first row, too.",
-    ),
-    ("a.csv", "sentence1,sentence2,score\na,b,high\n", "a.csv, row 1: the score must be a number."),
-    ("a.csv", "sentence1,sentence2\na,b\n", "must have a column 'score'"),
-    ("a.txt", "a\n", "must end in .jsonl, .json, .csv, .tsv, .parquet, or be a folder. Received: '.txt'."),
-]
-
-
-@pytest.mark.parametrize(("name", "content", "message"), MISTAKES)
-def test_a_mistake_in_a_file_is_named(tmp_path, name, content, message):
-    (tmp_path / name).write_text(content)
-    with pytest.raises(InputError) as error:
-        read_rows(tmp_path / name)
-    assert message in str(error.value) and "\n" not in str(error.value)
+    with pytest.raises(InputError, match=r"must end in .jsonl, .* or be a folder. Received: '.txt'"):
+        read_rows(tmp_path / "rows.txt")
 
 
 @pytest.mark.parametrize(
@@ -159,13 +125,10 @@ def test_a_mistake_in_a_file_is_named(tmp_path, name, content, message):
         ({"do_train": False, "eval_file": "{files}/scored.jsonl", "keep_best": True}, "`keep_best` must be"),
         ({"matryoshka_widths": "8,x"}, "empty or comma-separated numbers of dimensions"),
         ({"matryoshka_widths": "99"}, "`matryoshka_widths` must be at most hidden_size=16. Received: 99."),
-        *[
-            (
-                {"train_file": "{files}/scored.jsonl", name: "w1"},
-                f"`{name}` must be left out for pairs with scores, of which neither text is a query.",
-            )
+        *(
+            ({"train_file": "{files}/scored.jsonl", name: "w1"}, f"`{name}` must be left out for pairs with")
             for name in ("query_prefix", "passage_prefix")
-        ],
+        ),
         (
             {"init_checkpoint": "{files}/vectors", "do_lower_case": False},
             "`do_lower_case` must be true, and the tokens WordPieces, by {files}/vectors/sentence_bert",
@@ -187,12 +150,11 @@ def test_folders_of_others_are_kept(files, tmp_path):
     """A folder that is named as a result, without a run beside it; and a model without training."""
     (tmp_path / "run" / "model").mkdir(parents=True)
     (tmp_path / "run" / "model" / "mine.bin").touch()
-    changes = {}, {"do_train": False, "eval_file": str(files / "scored.jsonl")}
-    messages = (
-        "`output_dir` must be empty or hold this run",
-        "`output_dir` must hold no model unless --do_train",
-    )
-    for change, message in zip(changes, messages, strict=True):
+    without_training = {"do_train": False, "eval_file": str(files / "scored.jsonl")}
+    for change, message in (
+        ({}, "`output_dir` must be empty or hold this run"),
+        (without_training, "`output_dir` must hold no model unless --do_train"),
+    ):
         assert_refused(cli.fine_tune, EmbedConfig, message, **flags(files, tmp_path / "run", **change))
     assert (tmp_path / "run" / "model" / "mine.bin").exists()
 
@@ -200,13 +162,7 @@ def test_folders_of_others_are_kept(files, tmp_path):
 @pytest.mark.usefixtures("uncompiled")
 def test_a_run_goes_on_and_is_scored_again(files, tmp_path):
     """Stopped in the middle, by a file of fewer epochs; then by another file of scores."""
-    given = {
-        "num_train_epochs": 2.0,
-        "eval_file": str(files / "scored.jsonl"),
-        "eval_steps": 2,
-        "keep_best": True,
-    }
-    given = flags(files, tmp_path / "run", **given, save_checkpoints_steps=2, keep_checkpoint_max=9)
+    given = scored_flags(files, tmp_path / "run", save_checkpoints_steps=2, keep_checkpoint_max=9)
     whole = bert_packed.finetune(EmbedConfig(**given)).scores
     rows = (tmp_path / "run" / "eval_metrics.csv").read_text()
     weights = (tmp_path / "run" / "checkpoint-6" / "model.safetensors").read_bytes()
@@ -224,7 +180,7 @@ def test_a_run_goes_on_and_is_scored_again(files, tmp_path):
 def test_ranks_of_documents(tmp_path):
     """By hand: the first query finds gains 2, 0, 1, the second 0, 0, 1."""
     found = read_evaluation(write_beir(tmp_path))
-    assert isinstance(found, Search) and str(found) == f"{tmp_path}/qrels/test.tsv: queries 2, documents 3"
+    assert found.description == f"{tmp_path}/qrels/test.tsv: queries 2, documents 3"
     vectors = {"a": [1, 0.2], "b": [0.9, 0.4], "c": [0.5, 0.5]}
     queries = {"a": [1, 0], "b": [0.1, 1]}
 
@@ -232,16 +188,9 @@ def test_ranks_of_documents(tmp_path):
         assert is_query == (texts != ["a", "b", "c"])
         return np.array([(queries if is_query else vectors)[text] for text in texts])
 
-    scores = found.score(encode)
-    first = (2 + 1 / 2) / (2 + 1 / np.log2(3))
-    second = 1 / np.log2(3)
-    want = {
-        "ndcg@10": 50 * (first + second),
-        "mrr@10": 100 * (1 + 1 / 2) / 2,
-        "recall@10": 100,
-        "recall@100": 100,
-    }
-    assert scores == pytest.approx(want)
+    first, second = (2 + 1 / 2) / (2 + 1 / np.log2(3)), 1 / np.log2(3)
+    want = {"ndcg@10": 50 * (first + second), "mrr@10": 100 * (1 + 1 / 2) / 2}
+    assert found.score(encode) == pytest.approx({**want, "recall@10": 100, "recall@100": 100})
 
 
 def test_a_query_that_is_a_document_does_not_find_itself():
@@ -266,28 +215,3 @@ def test_qrels_of_a_folder(tmp_path, names, given, want):
     for name in names:
         (qrels / f"{name}.tsv").write_text(content)
     assert read_evaluation(tmp_path / given).files[0] == str(qrels / f"{want}.tsv")
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("qrels/test.tsv", "", "qrels/test.tsv must have a score above 0."),
-        ("qrels/test.tsv", "\n1\ta\tx\n", "qrels/test.tsv, line 2: must be query, document and score."),
-        (
-            "qrels/test.tsv",
-            "\n1\td\t1\n",
-            "qrels/test.tsv, line 2: corpus.jsonl must have it. Received: 'd'.",
-        ),
-        ("qrels/test.tsv", "1\ta\t1\n", "qrels/test.tsv must begin with a header. Received: '1\\ta\\t1'."),
-        (
-            "corpus.jsonl",
-            2 * '{"_id": "a", "text": "a"}\n',
-            "row 2: each _id must be there once. Received: 'a'",
-        ),
-    ],
-)
-def test_a_mistake_in_a_beir_folder_is_named(tmp_path, name, content, message):
-    (write_beir(tmp_path) / name).write_text(content)
-    with pytest.raises(InputError) as error:
-        read_evaluation(tmp_path)
-    assert message in str(error.value) and "\n" not in str(error.value)

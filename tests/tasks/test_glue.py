@@ -1,14 +1,14 @@
-"""GLUE files: read in their official form, cut as BERT cuts."""
+"""GLUE: files in their official form, cut as BERT cuts, files for its server, and models of other labels."""
 
+import types
+
+import numpy as np
 import pytest
 
 from bert_packed.core.settings import InputError
-from bert_packed.tasks.glue.files import (
-    SERVER_NAMES,
-    TASKS,
-    read_glue,
-    read_glue_test,
-)
+from bert_packed.tasks.classify.labels import NUMBER, SINGLE, Problem
+from bert_packed.tasks.glue import task as glue
+from bert_packed.tasks.glue.files import SERVER_NAMES, TASKS, read_glue, read_glue_test
 from bert_packed.tasks.rows import cut_sizes, make_text_sequences
 from bert_packed.text import tokenization
 
@@ -104,36 +104,6 @@ def test_the_servers_files(tmp_path):
     assert list(TASKS["MNLI"].test_files(tmp_path / "MNLI")) == ["MNLI-m", "MNLI-mm", "AX"]
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        (
-            "SST-2",
-            "sentence\tlabel\na\t1\nb\n",
-            r"train.tsv, line 3: must have at least 2 columns. Received: 1: 'b'",
-        ),
-        (
-            "SST-2",
-            "sentence\tlabel\na\tx\n",
-            r"train.tsv, line 2: the label must be one of 0, 1. Received: 'x'",
-        ),
-        ("STS-B", "sentence1\tsentence2\tscore\na\tb\tnan\n", r"line 2: the label must be a number"),
-        ("CoLA", "gj04\t2\t\ta\n", r"line 1: the label must be one of 0, 1. Received: '2'"),
-        ("RTE", "a\tb\n", r"must have a column 'sentence1'. Received: a, b"),
-        ("RTE", "sentence1\tsentence2\tlabel\n", r"must have a line below its header"),
-        ("RTE", "", r"must have a line. Received: an empty file"),
-        ("SST-2", "sentence\tlabel\n\xff\t1\n", r"train.tsv must be UTF-8"),
-    ],
-)
-def test_bad_files(tmp_path, name, text, message):
-    path = tmp_path / "train.tsv"
-    path.write_text(text, encoding="latin-1")
-    with pytest.raises(InputError, match=message):
-        TASKS[name].problem.numbers(read_glue(path, TASKS[name]))
-    with pytest.raises(InputError, match=r"dev.tsv must exist"):
-        read_glue(tmp_path / "dev.tsv", TASKS[name])
-
-
 def test_pairs_lose_the_end_of_the_longer_text():
     assert cut_sizes([5, 9], 8) == [4, 4]
     assert cut_sizes([9, 2], 8) == [6, 2]
@@ -155,3 +125,67 @@ def test_sequences():
     assert (single["tokens"].tolist(), num_cut) == ([cls, a, b, sep, cls, sep], 0)
     full, num_cut = make_text_sequences([["a b", "a b a"]], tokenizer, 4)  # as many as fit
     assert (full["tokens"].tolist(), num_cut) == ([cls, a, b, sep, cls, a, b, sep], 1)
+
+
+# Logits of three examples, and what the server gets of them
+PREDICTIONS = {
+    "RTE": ([[1, 2], [5, 4], [0, 1]], ["not_entailment", "entailment", "not_entailment"]),
+    "MNLI": ([[1, 2, 9], [5, 4, 1], [0, 1, 0.5]], ["contradiction", "entailment", "neutral"]),
+    "CoLA": ([[1, 2], [5, 4], [0, 1]], ["1", "0", "1"]),
+    "STS-B": ([[-0.25], [5.125], [4.0625]], ["0", "5", "4.0625"]),  # within the range of labels
+}
+
+
+@pytest.mark.parametrize("name", PREDICTIONS)
+def test_the_servers_form(name, tmp_path):
+    logits, labels = PREDICTIONS[name]
+    task = TASKS[name]
+    names = task.test_columns or task.columns[:-1]
+    rows = ["\t".join(("index", *names)), *("\t".join((index, *["a"] * len(names))) for index in "407")]
+    (tmp_path / "test.tsv").write_text("".join(f"{row}\n" for row in rows))
+    file = glue._test_file(task, tmp_path / "test.tsv", "answers.tsv")
+    assert file.score is None
+    file.write(np.array(logits, np.float32), tmp_path)
+    pairs = zip("407", labels, strict=True)
+    lines = ["index\tprediction", *(f"{index}\t{label}" for index, label in pairs)]
+    assert (tmp_path / "answers.tsv").read_text() == "".join(f"{line}\n" for line in lines)
+
+
+def test_numbers_of_a_dev_file_stay_as_they_are(tmp_path):
+    (tmp_path / "dev.tsv").write_text("sentence1\tsentence2\tscore\na\tb\t1\nc\td\t5\n")
+    logits = np.array([[2.5], [6]], np.float32)
+    file = glue._dev_file(TASKS["STS-B"], tmp_path / "dev.tsv", "predictions.tsv")
+    file.write(logits, tmp_path)
+    assert (tmp_path / "predictions.tsv").read_text() == "index\tprediction\n0\t2.5\n1\t6\n"
+    assert file.score(logits) == pytest.approx({"pearson": 1, "spearman": 1})
+
+
+def test_scores_of_a_part_have_its_ending(tmp_path):
+    (tmp_path / "dev.tsv").write_text("sentence1\tsentence2\tgold_label\na\tb\tneutral\nc\td\tneutral\n")
+    file = glue._dev_file(TASKS["MNLI"], tmp_path / "dev.tsv", "predictions_matched.tsv")
+    assert file.score(np.array([[0, 1, 0], [1, 0, 0]])) == {"accuracy_matched": 0.5}
+
+
+OTHER_ORDER = "contradiction", "entailment", "neutral"
+STORED = [
+    ("MNLI", Problem(SINGLE, OTHER_ORDER), "labels in the order entailment, neutral"),
+    ("RTE", Problem(SINGLE, TASKS["RTE"].classes, num_texts=1), "`data_dir` must have single texts"),
+    ("STS-B", Problem(NUMBER, is_chance=True), "the numbers of STS-B. Received: m, of a chance."),
+]
+
+
+@pytest.mark.parametrize(("name", "stored", "message"), STORED)
+def test_a_model_of_other_labels_is_refused(name, stored, message, monkeypatch):
+    monkeypatch.setattr(glue, "stored_problem", lambda *_: stored)
+    with pytest.raises(InputError, match=message):
+        glue._check_labels(types.SimpleNamespace(init_checkpoint="m"), TASKS[name])
+
+
+def test_labels_of_other_names_are_told(monkeypatch, capsys):
+    config = types.SimpleNamespace(init_checkpoint="m")
+    for names, told in ((("different", "equivalent"), True), (("0", "1"), False)):
+        monkeypatch.setattr(glue, "stored_problem", lambda *_, names=names: Problem(SINGLE, names))
+        glue._check_labels(config, TASKS["MRPC"])
+        assert (
+            "different, equivalent of init_checkpoint are taken for 0, 1" in capsys.readouterr().out
+        ) == told

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from byte_tokenizers import load, with_normalizer
 from squad_files import QUESTIONS, TOKENIZER, VOCABULARY, entry, write
 
 from bert_packed.tasks.squad import files as squad
@@ -15,10 +16,10 @@ from bert_packed.text import tokenization
 DATA = Path(__file__).parents[3] / "shared/data"
 
 
-def windows_of(tmp_path, context, *entries, length=64, stride=32, query=16):
+def windows_of(tmp_path, context, *entries, tokenizer=TOKENIZER, length=64, stride=32, query=16):
     path = write(tmp_path / "a.json", (context, entries))
     questions = squad.read_squad(path, for_training=False)
-    return questions, make_windows(questions, TOKENIZER, length, stride, query)
+    return questions, make_windows(questions, tokenizer, length, stride, query)
 
 
 def read_back(questions, windows):
@@ -36,32 +37,56 @@ def read_back(questions, windows):
     return found
 
 
+W = "WordPieces"
+
+
 @pytest.mark.parametrize(
-    ("context", "answer", "start", "want"),
+    ("name", "context", "answer", "start", "want"),
     [
-        ("The first program", "first", None, "first"),
-        ("the  first\n\tprogram", "first\n\tprogram", None, "first\n\tprogram"),
-        ("Le Caf\u00e9, the first", "Caf\u00e9", None, "Caf\u00e9"),
-        ("a cafe\u0301 in 1843", "cafe\u0301", None, "cafe\u0301"),  # the accent is a separate character
-        ("in 1843 (the program), who", "the program", None, "the program"),
-        ("in 1843 (the program), who", "1843 (the", None, "1843 (the"),
-        ("$5 in 1843", "5", None, "5"),
-        ("a 1843 a 1843 a 1843", "1843", 16, "1843"),
-        ("the first \u4e2d\u56fd program", "\u56fd", None, "\u56fd"),
-        ("wrote\u00a0in\u202f1843", "1843", None, "1843"),
-        ("\ufeffthe\u200b first", "first", None, "first"),
-        ("Japanese program", "Japan", None, "Japan"),  # pieces ja ##pan ##ese
-        ("first programs", "program", None, "program"),
-        ("programs", "ogr", None, "program"),  # inside pieces: all that it touches
-        ("\U0001f600 the first \U0001f600", "first", None, "first"),
+        (W, "The first program", "first", None, "first"),
+        (W, "the  first\n\tprogram", "first\n\tprogram", None, "first\n\tprogram"),
+        (W, "Le Caf\u00e9, the first", "Caf\u00e9", None, "Caf\u00e9"),
+        (W, "a cafe\u0301 in 1843", "cafe\u0301", None, "cafe\u0301"),  # the accent is a separate character
+        (W, "in 1843 (the program), who", "the program", None, "the program"),
+        (W, "in 1843 (the program), who", "1843 (the", None, "1843 (the"),
+        (W, "$5 in 1843", "5", None, "5"),
+        (W, "a 1843 a 1843 a 1843", "1843", 16, "1843"),
+        (W, "the first \u4e2d\u56fd program", "\u56fd", None, "\u56fd"),
+        (W, "wrote\u00a0in\u202f1843", "1843", None, "1843"),
+        (W, "\ufeffthe\u200b first", "first", None, "first"),
+        (W, "Japanese program", "Japan", None, "Japan"),  # pieces ja ##pan ##ese
+        (W, "first programs", "program", None, "program"),
+        (W, "programs", "ogr", None, "program"),  # inside pieces: all that it touches
+        (W, "\U0001f600 the first \U0001f600", "first", None, "first"),
+        # Tokens of bytes, by a tokenizer that has few merges
+        ("none", "The  first\n\tprogram", "first\n\tprogram", None, "first\n\tprogram"),
+        ("none", "a packs b", "packs", None, " packs"),  # a token of the space and the word
+        ("none", "in 1843 (the program)", " 1843 ", 2, "1843"),  # with white space around it
+        ("none", "a \u732b b \u732b c", "\u732b", 6, "\u732b"),
+        ("none", "x\U0001f408\u200d\u2b1b y", "\U0001f408", None, "\U0001f408"),
+        ("none", "a cafe\u0301 in", "cafe\u0301", None, "cafe\u0301"),
+        ("nfc", "a cafe\u0301 in", "cafe\u0301", None, "cafe\u0301"),
+        ("nfc", "a cafe\u0301 in", "cafe\u0301 in", None, "cafe\u0301 in"),
+        ("nfc", "ab \u1112\u1161\u11ab in", "\u1112\u1161\u11ab", None, "\u1112\u1161\u11ab"),
+        ("nfd", "a caf\u00e9, in", "caf\u00e9", None, "caf\u00e9"),
+        ("nfkc", "so \ufb01ne", "\ufb01", None, "\ufb01"),
+        ("uncased", "in \u0130zmir", "\u0130zmir", None, " \u0130zmir"),
+        ("uncased", "Le Cafe\u0301!", "Cafe\u0301", None, "Cafe\u0301"),
+        ("strip", "  1843 in ", "1843", None, "1843"),
+        ("one_space", "a   1843  b", "1843", None, "1843"),
     ],
 )
-def test_answers_keep_their_characters(tmp_path, context, answer, start, want):
-    questions, windows = windows_of(tmp_path, context, entry("1", "who?", answer, context, start))
+def test_answers_keep_their_characters(tmp_path, name, context, answer, start, want):
+    """Their tokens are all that have a character of them, and no others."""
+    tokenizer = TOKENIZER if name == W else load(tmp_path, with_normalizer(name))
+    asked = entry("1", "who?", answer, context, start)
+    questions, windows = windows_of(tmp_path, context, asked, tokenizer=tokenizer)
     assert read_back(questions, windows) == [want]
-    if start is not None:  # of repeated answers the one that is meant
-        span, window = windows.answer_spans[0], windows.windows[0]
-        assert windows.token_places[0][span[0] - window.first_token][0] == start
+    begin = context.index(answer.strip(), start or 0)
+    end, places = begin + len(answer.strip()), windows.token_places[0].tolist()
+    touching = [place for place, (first, past) in enumerate(places) if first < end and past > begin]
+    first, last = windows.answer_spans[0] - windows.windows[0].first_token
+    assert touching == list(range(first, last + 1))
 
 
 def test_sequences_are_question_and_window(tmp_path):
@@ -137,14 +162,16 @@ def test_answers_cut_by_window_edges(tmp_path):
     assert windows.answer_spans[0].tolist() == [0, 0]
 
 
-def test_questions_without_answer_and_contexts_without_word(tmp_path):
+@pytest.mark.parametrize(("name", "blank"), [(W, " \u200b "), ("none", " \n ")])
+def test_questions_without_answer_and_contexts_without_word(tmp_path, name, blank):
     path = write(
         tmp_path / "a.json",
         ("the first", [entry("1", "who?", is_impossible=True)]),
-        (" \u200b ", [entry("2", "what?", is_impossible=True)]),
+        (blank, [entry("2", "what?", is_impossible=True)]),
     )
     questions = squad.read_squad(path, True, version_2_with_negative=True)
-    windows = make_windows(questions, TOKENIZER, 32, 16, 8)
+    tokenizer = TOKENIZER if name == W else load(tmp_path, with_normalizer(name))
+    windows = make_windows(questions, tokenizer, 32, 16, 8)
     assert len(windows.windows) == 1 and windows.num_empty == 1
     assert windows.answer_spans.tolist() == [[0, 0]]
 
@@ -187,17 +214,12 @@ def bert_span(tokenize, context, text, start):
     return (first, last), len(pieces)
 
 
-def shared_squad():
+def test_official_dev_set_has_berts_windows_and_spans():
     files = [DATA / "squad" / f"squad-v1.1-dev-articles-{part}.json" for part in ("train", "eval")]
     vocab = DATA / "vocab" / "bert-base-uncased-vocab.txt"
     if not all(path.is_file() for path in (*files, vocab)):
         pytest.skip(f"needs SQuAD and the bert-base-uncased vocabulary in {DATA}")
-    return files, tokenization.load_vocab(vocab)
-
-
-def test_official_dev_set_has_berts_windows_and_spans():
-    files, vocabulary = shared_squad()
-    tokenizer = tokenization.make_text_tokenizer(vocabulary, do_lower_case=True)
+    tokenizer = tokenization.make_text_tokenizer(tokenization.load_vocab(vocab), do_lower_case=True)
 
     def tokenize(text):
         return tokenizer.tokenizer.encode(text, add_special_tokens=False).tokens
@@ -222,9 +244,8 @@ def test_official_dev_set_has_berts_windows_and_spans():
     assert len(differing) <= 5, differing
 
 
-@pytest.mark.parametrize("at_once", [1, 1024])
-def test_small_set_by_hand(tmp_path, monkeypatch, at_once):
-    monkeypatch.setattr(squad_windows, "ENCODE_AT_ONCE", at_once)
+def test_contexts_that_are_encoded_one_by_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(squad_windows, "ENCODE_AT_ONCE", 1)
     questions = squad.read_squad(write(tmp_path / "a.json", *QUESTIONS), for_training=True)
     windows = make_windows(questions, TOKENIZER, 64, 32, 16)
     assert read_back(questions, windows) == [question.answers[0][0] for question in questions.questions]

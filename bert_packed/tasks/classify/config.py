@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from bert_packed.core import storage
 from bert_packed.core.settings import InputError, setting, variant
 from bert_packed.runs.run_config import DATA, OPTIMIZER, PREDICTION
 from bert_packed.tasks.classify.labels import NUMBER, PROBLEMS, SINGLE, parse_weights
@@ -83,10 +82,7 @@ class ClassifyConfig(TextFilesConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.predict_file and not storage.exists(self.predict_file):
-            raise InputError(
-                f"`predict_file` must be an existing file or folder. Received: {self.predict_file}."
-            )
+        check_files(self, ["predict_file"], or_folders=True)
         check_files(self, ["candidates_file"])
         if self.candidates_file and not (self.eval_file and find_qrels(self.eval_file)):
             raise InputError(

@@ -58,9 +58,8 @@ class Problem:
         """
         if self.kind == NUMBER:
             least, most = (0, 1) if self.is_chance else (-LARGEST, LARGEST)
-            each = enumerate(examples.labels)
-            found = [_number(examples, place, label, least, most) for place, label in each]
-            return np.array(found, np.float32)
+            each = range(len(examples))
+            return np.array([_number(examples, place, least, most) for place in each], np.float32)
         numbers = {name: number for number, name in enumerate(self.names)}
         found = []
         for place, label in enumerate(examples.labels):
@@ -88,17 +87,13 @@ class Problem:
 
 
 def read_examples(path, columns="", label_column="label", separator="", has_labels=True):
-    """Read the texts of a file, and their labels: `Examples`.
+    """Read the texts of a file, and their labels: `Examples`; raises `InputError` with file and row.
 
     Args:
-        path: As `rows.rows_of` reads it.
         columns: Names of one or two columns of texts, separated by a comma; "" for `text`, else `sentence1`
             and `sentence2`.
-        label_column: Name of the column of labels.
         separator: Text between several labels of an example; "" for one. A JSON list is several anyway.
         has_labels: False to leave the labels unread.
-
-    Raises `InputError` with file and row: a column is missing, or a text or a label is empty.
     """
     chosen, texts, labels, rows = None, [], [], []
     for number, row in rows_of(path):
@@ -149,15 +144,12 @@ def find_problem(examples, asked="auto"):
         0, 1.0, +2       one class        0.5, 1           a number
 
     Classes are sorted, whole numbers by value. Raises `InputError` for a number among words, labels of two
-    kinds, or fewer than two classes.
+    kinds, or fewer than two classes; `Problem.numbers` checks each label.
     """
     kind = _kind(examples) if asked == "auto" else asked
     if kind == NUMBER:
         return Problem(kind)
-    each = [label if isinstance(label, tuple) else (label,) for label in examples.labels]
-    for place, own in enumerate(each):
-        if kind == SINGLE and len(own) != 1:
-            raise InputError(f"{examples.place(place)}: must have one label. Received: {len(own)}.")
+    each = (label if isinstance(label, tuple) else (label,) for label in examples.labels)
     names = {name for own in each for name in own}
     least = 2 if kind == SINGLE else 1
     if len(names) < least:
@@ -200,7 +192,8 @@ def _is_number(text):
         return False
 
 
-def _number(examples, place, label, least, most):
+def _number(examples, place, least, most):
+    label = examples.labels[place]
     if isinstance(label, str) and _is_number(label) and least <= float(label) <= most:
         return float(label)
     rule = "a number" if most == LARGEST else f"a number from {least} to {most}"
@@ -229,14 +222,12 @@ def weights_of(text, problem, labels):
     if text == BALANCED:
         counts = np.bincount(labels, minlength=len(problem.names))
         return (len(labels) / (len(counts) * counts)).astype(np.float32)
-    found = np.ones(len(problem.names), np.float32)
-    for part in text.split(","):
-        name, _, weight = part.rpartition("=")
-        if sum(other.rpartition("=")[0].strip() == name.strip() for other in text.split(",")) > 1:
-            raise InputError(f"`class_weights` must name each class once. Received: {text}.")
-        if name.strip() not in problem.names:
-            raise InputError(
-                f"`class_weights` must name classes, {', '.join(problem.names):.200}. Received: {name}."
-            )
-        found[problem.names.index(name.strip())] = float(weight)
-    return found
+    parts = [part.rpartition("=")[::2] for part in text.split(",")]
+    weights = {name.strip(): float(weight) for name, weight in parts}
+    if len(weights) < len(parts):
+        raise InputError(f"`class_weights` must name each class once. Received: {text}.")
+    if unknown := [name for name in weights if name not in problem.names]:
+        raise InputError(
+            f"`class_weights` must name classes, {', '.join(problem.names):.200}. Received: {unknown[0]}."
+        )
+    return np.array([weights.get(name, 1) for name in problem.names], np.float32)

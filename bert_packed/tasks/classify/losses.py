@@ -20,10 +20,11 @@ def classes_objective(num_classes, weights=None):
 
     The loss is the mean over sequences, with weights the weighted mean, as torch's CrossEntropyLoss has it.
     """
+    plain = _labels_objective(class_sums, num_classes, {"accuracy": ("correct", "num_sequences")})
     if weights is None:
-        return _labels_objective(class_sums, num_classes, {"accuracy": ("correct", "num_sequences")})
+        return plain
     return dataclasses.replace(
-        classes_objective(num_classes),
+        plain,
         sums=functools.partial(class_sums, weights=weights),
         counts=functools.partial(_weighted_counts, weights=weights),
         losses={"loss": "num_weighted"},
@@ -58,9 +59,9 @@ def class_sums(outputs, batch, weights=None):
     """Sums of `classes_objective`: `loss`, `correct`, and counts."""
     used_BK = batch["slot_weights"]
     nll_BK, right_BK = nll_and_right(outputs["logits"], batch["labels"])
-    counts = count_sequences(batch) if weights is None else _weighted_counts(batch, weights)
+    counts = count_sequences(batch)
     if weights is not None:
-        nll_BK = nll_BK * _weights(batch, weights)
+        nll_BK, counts = nll_BK * _weights(batch, weights), _weighted_counts(batch, weights)
     return {"loss": ops.sum(nll_BK * used_BK), "correct": ops.sum(right_BK * used_BK), **counts}
 
 

@@ -1,7 +1,6 @@
 """Documents that a model of pairs ranks for queries: nDCG as for vectors, in BEIR's form."""
 
 import dataclasses
-import itertools
 
 import numpy as np
 
@@ -26,30 +25,27 @@ class Reranking:
     @property
     def examples(self):
         """A pair of query and document for each candidate: `Examples`."""
-        of = self.retrieval
-        of_queries = self.candidates.items()
-        pairs = [(of.queries[query], of.documents[name]) for query, ids in of_queries for name in ids]
-        columns = [list(column) for column in zip(*pairs, strict=True)]
+        of, pairs = self.retrieval, [(query, name) for query, ids in self.candidates.items() for name in ids]
+        columns = [[of.queries[query] for query, _ in pairs], [of.documents[name] for _, name in pairs]]
         return Examples(of.path, columns, None, rows=range(1, len(pairs) + 1))
 
-    def score(self, values):
-        """See `Retrieval.score`; `values` float `[n]` of the pairs, higher for better answers."""
-        parts = self._by_query(values)
-        of = self.retrieval
+    def score(self, logits):
+        """See `Retrieval.score`; `logits` float `[n, 1]` of the pairs, higher for better answers."""
+        of, parts = self.retrieval, self._by_query(logits)
         return of.score([of.best(query, ids, part) for (query, ids), part in parts])
 
-    def write(self, values, folder):
+    def write(self, logits, folder):
         """Write `ranking.tsv`: query, document and value of every candidate, the best first."""
         lines = ["query-id\tcorpus-id\tscore\n"]
-        for (query, ids), part in self._by_query(values):
+        for (query, ids), part in self._by_query(logits):
             order = np.argsort(-part, kind="stable")
             lines += [f"{query}\t{ids[place]}\t{part[place]:.6g}\n" for place in order]
         write_text(str(folder / RANKING_FILE), "".join(lines))
-        print(f"ranked     {count_of(len(values), 'document')} for {len(self.candidates):,} queries")
+        print(f"ranked     {count_of(len(logits), 'document')} for {len(self.candidates):,} queries")
 
-    def _by_query(self, values):
-        ends = list(itertools.accumulate(map(len, self.candidates.values())))
-        return zip(self.candidates.items(), np.split(values, ends[:-1]), strict=True)
+    def _by_query(self, logits):
+        ends = np.cumsum([len(ids) for ids in self.candidates.values()])
+        return zip(self.candidates.items(), np.split(logits[:, 0], ends[:-1]), strict=True)
 
 
 def read_reranking(qrels, candidates_file=""):

@@ -11,13 +11,11 @@ from bert_packed.architectures.registry import CLASSIFICATION
 from bert_packed.checkpoints.pretrained_files import HUGGING_FACE_CONFIG
 from bert_packed.checkpoints.starting_weights import stored_head, stored_labels
 from bert_packed.core.command_line import print_table
-from bert_packed.core.hub import recorded_flags
 from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import read_json, write_json, write_text
 from bert_packed.records.sequences import Sequences, concatenate
 from bert_packed.runs import run_directory
-from bert_packed.runs.exports import write_model_card
 from bert_packed.runs.run_summary import describe_counts
 from bert_packed.runs.vocabulary import run_folder
 from bert_packed.tasks import run
@@ -55,7 +53,7 @@ class AskedFile:
     """A file to predict; `write` and `score` take the float32 logits `[n, C]` of its examples."""
 
     examples: Examples
-    write: Callable | None = None  # from logits and the output directory
+    write: Callable  # from logits and the output directory
     score: Callable | None = None  # from logits to a dict of float
 
 
@@ -63,18 +61,13 @@ def finetune(config, processes):
     """Train, score, predict and export as a `ClassifyConfig` says: `FinetuningResult`."""
     text = run.read_text_model(config, processes)
     run.check_export(config)
-    read = functools.partial(
-        read_examples,
-        columns=config.columns,
-        label_column=config.label_column,
-        separator=config.label_separator,
-    )
+    given = config.columns, config.label_column, config.label_separator
     # Files are read before training: a mistake in them would show after hours
-    training = read(config.train_file) if config.do_train else None
+    training = read_examples(config.train_file, *given) if config.do_train else None
     qrels = find_qrels(config.eval_file) if config.eval_file else None
     ranked = read_reranking(qrels, config.candidates_file) if qrels else None
-    held_out = read(config.eval_file) if config.eval_file and not qrels else None
-    wanted = read(config.predict_file, has_labels=False) if config.predict_file else None
+    held_out = read_examples(config.eval_file, *given) if config.eval_file and not qrels else None
+    wanted = read_examples(config.predict_file, *given, has_labels=False) if config.predict_file else None
     problem = _find_problem(config, training, held_out)
     names = f": {len(problem.names)} labels, {', '.join(problem.names):.200}" if problem.names else ""
     print(f"labels     {problem.kind}{names}")
@@ -87,7 +80,7 @@ def finetune(config, processes):
         if problem.kind != NUMBER:
             rule = "have labels, unless those of train_file are numbers, as with --number_loss=binary"
             raise InputError(f"{config.eval_file} must {rule}. Received: documents of queries.")
-        asked.append(_ranked_file(ranked))
+        asked.append(AskedFile(ranked.examples, ranked.write, ranked.score))
         candidates = [config.candidates_file] if config.candidates_file else []
         evaluation = ranked.names, [*ranked.retrieval.files, *candidates]
     if wanted:
@@ -115,26 +108,16 @@ def _scored_file(config, problem, held_out):
     return AskedFile(held_out, write, score)
 
 
-def _ranked_file(ranked):
-    return AskedFile(
-        ranked.examples,
-        lambda logits, folder: ranked.write(logits[:, 0], folder),
-        lambda logits: ranked.score(logits[:, 0]),
-    )
-
-
 def learn(config, text, problem, training, inputs, asked, evaluation=None, weights=None, replaced=()):
     """Train on `Examples`, score while training, predict files, and export: `FinetuningResult`.
 
     Args:
-        config: `ScoredConfig`.
-        text: `TextModel`.
-        problem: `Problem`.
+        config, text, problem: `ScoredConfig`, `TextModel` and `Problem`.
         training: `Examples`; None without `do_train`.
         inputs: Dict from flag name to the files that `training` was read from.
         asked: List of `AskedFile`.
         evaluation: Names of the scores of `asked`, and the files that they come from; None for no scores.
-        weights: Float32 `[C]` of the classes; None for 1.
+        weights: Weights of the classes, float32 `[C]`; None for 1.
         replaced: Names of results of earlier calls, which are removed before those of this one are written.
     """
     for examples in (file.examples for file in asked):
@@ -154,38 +137,31 @@ def learn(config, text, problem, training, inputs, asked, evaluation=None, weigh
             (folder / name).unlink(missing_ok=True)
         return predictor.predict(model, folder) or None
 
-    during = None
     if evaluation:
-        names, files = evaluation
-        during = Evaluation.of(config, names, predictor.score, files)
-    new_head = HEAD if training and not _has_head(config.init_checkpoint, problem) else ""
+        score_names, paths = evaluation
+        evaluation = Evaluation(config, score_names, predictor.score, paths)
+    new_head = HEAD if training and _has_other_head(config.init_checkpoint, problem) else ""
     objective = _objective_of(problem, weights)
-    export = functools.partial(_export, config, text, problem) if config.do_train else None
-    return run.run_task(config, text, objective, read_training, predict, during, export, new_head)
+    more = {"problem_type": problem.kind, NUM_TEXTS: problem.num_texts}
+    if problem.kind == NUMBER:
+        more["sentence_transformers"] = {"activation_fn": SIGMOID if problem.is_chance else IDENTITY}
+    names = problem.names
+    export = functools.partial(run.export_labels, config, text, names, more) if config.do_train else None
+    return run.run_task(config, text, objective, read_training, predict, evaluation, export, new_head)
 
 
-def _objective_of(problem, weights):
-    if problem.kind == SINGLE:
-        return classes_objective(len(problem.names), weights)
-    if problem.kind == SEVERAL:
-        return several_objective(len(problem.names))
-    return several_objective(1) if problem.is_chance else numbers_objective()
-
-
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Predictor:
     """Predictions of files, all packed together, by a model whose program is compiled once."""
 
     config: ScoredConfig
     files: list[tuple[AskedFile, Sequences]]
-    _forward: Callable | None = None
+    forward_of: Callable = dataclasses.field(default_factory=lambda: functools.cache(run.forward_of))
 
     def _logits(self, model, files):
-        """Of each file, float32 `[n, C]`."""
-        if self._forward is None:
-            self._forward = run.forward_of(model)
+        """Of each file, float32 `[n, C]`; and the number of packs."""
         joined = concatenate([sequences for _, sequences in files])
-        outputs, num_packs = run.predict_packed(self.config, model, joined, self._forward)
+        outputs, num_packs = run.predict_packed(self.config, self.forward_of(model), joined)
         ends = np.cumsum([len(sequences) for _, sequences in files])
         return np.split(np.stack(outputs["logits"]), ends[:-1]), num_packs
 
@@ -212,21 +188,24 @@ def _scores_of(files, found):
     return scores
 
 
-def _asked_kind(config):
-    if config.number_loss == BINARY:
-        return NUMBER
-    return SEVERAL if config.label_separator else config.problem_type
+def _objective_of(problem, weights):
+    if problem.kind == SINGLE:
+        return classes_objective(len(problem.names), weights)
+    if problem.kind == SEVERAL:
+        return several_objective(len(problem.names))
+    return several_objective(1) if problem.is_chance else numbers_objective()
 
 
 def _find_problem(config, training, held_out):
     """That of the training file; without training that of the model."""
     is_chance = config.number_loss == BINARY
+    asked = SEVERAL if config.label_separator else config.problem_type
+    asked = NUMBER if is_chance else asked
     if training:
-        problem = find_problem(training, _asked_kind(config))
+        problem = find_problem(training, asked)
         return dataclasses.replace(problem, is_chance=is_chance, num_texts=len(training.texts))
-    several = held_out is not None and all(isinstance(label, tuple) for label in held_out.labels)
-    kind = _asked_kind(config)
-    problem = stored_problem(config.init_checkpoint, kind, SEVERAL if several else SINGLE)
+    are_several = held_out is not None and all(isinstance(label, tuple) for label in held_out.labels)
+    problem = stored_problem(config.init_checkpoint, asked, SEVERAL if are_several else SINGLE)
     return dataclasses.replace(problem, is_chance=problem.is_chance or is_chance)
 
 
@@ -238,13 +217,16 @@ def check_num_texts(problem, number, source):
         raise InputError(f"{source} must {rule}. Received: {names[number]}.")
 
 
-def _has_head(init_checkpoint, problem):
-    """False where the head of a start has other labels than those to learn, or another order of them."""
-    if not init_checkpoint or stored_head(init_checkpoint)[0] != CLASSIFICATION:
-        return True  # there is none to leave out
-    _, num_outputs = stored_head(init_checkpoint)
-    is_as_wide = num_outputs == max(len(problem.names), 1)
-    return is_as_wide and (problem.kind == NUMBER or _names_of(init_checkpoint) in ((), problem.names))
+def _has_other_head(init_checkpoint, problem):
+    """True where the head of a start has other labels than those to learn, or another order of them."""
+    if not init_checkpoint:
+        return False
+    head, num_outputs = stored_head(init_checkpoint)
+    if head != CLASSIFICATION:
+        return False
+    if num_outputs != max(len(problem.names), 1):
+        return True
+    return problem.kind != NUMBER and _names_of(init_checkpoint) not in ((), problem.names)
 
 
 def _names_of(init_checkpoint):
@@ -266,10 +248,12 @@ def stored_problem(init_checkpoint, asked="auto", otherwise=SINGLE):
         )
     folder = run_folder(init_checkpoint)
     places = [Path(init_checkpoint), *([folder / run.MODEL_FOLDER] if folder else [])]
-    paths = [place / HUGGING_FACE_CONFIG for place in places if (place / HUGGING_FACE_CONFIG).is_file()]
-    stored = read_json(paths[0]) if paths else {}
-    kind = stored.get("problem_type") or (NUMBER if num_outputs == 1 else otherwise)
-    kind = kind if asked == "auto" else asked
+    paths = (place / HUGGING_FACE_CONFIG for place in places)
+    path = next((path for path in paths if path.is_file()), None)
+    stored = read_json(path) if path else {}
+    kind = asked
+    if asked == "auto":
+        kind = stored.get("problem_type") or (NUMBER if num_outputs == 1 else otherwise)
     if kind not in PROBLEMS:
         raise InputError(f"`problem_type` must be one of {', '.join(PROBLEMS)}. Received: {kind!r}.")
     num_texts = stored.get(NUM_TEXTS)
@@ -313,13 +297,3 @@ def _write_predictions(config, problem, logits, folder):
         shown = separator.join(shown) if kind == SEVERAL else shown
         lines.append("\t".join([shown, *(f"{value:.6g}" for value in row[: len(names)])]))
     write_text(str(folder / PREDICTIONS_FILE), "".join(f"{line}\n" for line in lines))
-
-
-def _export(config, text, problem, model, folder, scores):
-    """Write `model/`."""
-    more = {"problem_type": problem.kind, NUM_TEXTS: problem.num_texts}
-    if problem.kind == NUMBER:
-        more["sentence_transformers"] = {"activation_fn": SIGMOID if problem.is_chance else IDENTITY}
-    details = {"classes": problem.names, "max_length": config.max_seq_length, "more": more}
-    with run.exported_model(config, text, model, folder, **details) as partial:
-        write_model_card(partial, model, {"flags": recorded_flags(config), "scores": scores})

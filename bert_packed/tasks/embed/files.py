@@ -31,12 +31,8 @@ def read_rows(path, columns="", score_column=""):
         sentence1, sentence2, score         two texts, and how similar they are
         text                                each text is its own positive
 
-    Args:
-        path: JSON lines, CSV, TSV (without quotes), Parquet, or a folder that `datasets` saved.
-        columns: Names of the columns of texts, separated by commas; "" as above.
-        score_column: Name of the column of scores; "" for `score` beside sentence1 and sentence2.
-
-    Raises `InputError` with file and row: a column is missing, a text is empty, or a score is no number.
+    `columns` are names of the columns of texts, separated by commas, "" as above; `score_column` is that of
+    scores, "" for `score` beside sentence1 and sentence2. Raises `InputError` with file and row.
     """
     chosen, texts, scores = None, [], []
     for number, row in rows_of(path):

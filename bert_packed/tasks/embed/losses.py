@@ -25,27 +25,18 @@ RANKING, COSENT = "ranking", "cosent"
 
 @dataclasses.dataclass(frozen=True)
 class LossSettings:
-    """What a loss compares, and how.
+    """What a loss compares, and how."""
 
-    Attributes:
-        kind: `RANKING`, in which an anchor must find its positive among all texts of the step that are no
-            anchors, or `COSENT`, in which pairs must be as similar as the order of their scores says.
-        batch_size, num_texts: N and R.
-        pooling: "mean" over a sequence's tokens, or "cls".
-        normalize: True where similarities are cosines, False for products.
-        temperature: Divisor of similarities.
-        both_directions: True where a positive must find its anchor among all anchors, too.
-        widths: Numbers of first dimensions that have the loss, too, beside all D (Matryoshka).
-    """
-
+    # In a `RANKING` an anchor must find its positive among all texts of the step that are no anchors; in
+    # `COSENT` pairs must be as similar as the order of their scores says
     kind: str
-    batch_size: int
-    num_texts: int
-    pooling: str = "mean"
-    normalize: bool = True
-    temperature: float = 0.05
-    both_directions: bool = False
-    widths: tuple[int, ...] = ()
+    batch_size: int  # N
+    num_texts: int  # R
+    pooling: str = "mean"  # over a sequence's tokens, or "cls"
+    normalize: bool = True  # for cosines, else products
+    temperature: float = 0.05  # divisor of similarities
+    both_directions: bool = False  # True where a positive must find its anchor among all anchors, too
+    widths: tuple[int, ...] = ()  # first dimensions that have the loss, too, beside all D (Matryoshka)
 
 
 def embedding_objective(settings):

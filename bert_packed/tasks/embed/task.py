@@ -3,33 +3,28 @@
 Legend: B packs per batch, K sequences per pack, N rows of a step, R texts of a row, D model width.
 """
 
-import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from bert_packed.assembly.update_packs import pack_all
 from bert_packed.checkpoints.sentence_transformers import VectorSettings, write_settings
 from bert_packed.core.hub import name_of
 from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError
-from bert_packed.objectives.objective import Objective
 from bert_packed.runs.exports import CARD_FILE, origins
 from bert_packed.runs.run_summary import describe_counts
 from bert_packed.runs.vocabulary import find_vector_settings
 from bert_packed.tasks import run
-from bert_packed.tasks.batches import LabelledSequences, predict
-from bert_packed.tasks.embed.config import EmbedConfig
+from bert_packed.tasks.batches import LabelledSequences
 from bert_packed.tasks.embed.files import read_rows
 from bert_packed.tasks.embed.losses import COSENT, RANKING, LossSettings, embedding_objective
 from bert_packed.tasks.embed.scores import read_evaluation
 from bert_packed.tasks.evaluation import Evaluation
 from bert_packed.tasks.rows import make_text_sequences, source_files
 from bert_packed.text.vocabularies import lowers_case
-from bert_packed.training.backend import compiled, out_of_memory_names
+from bert_packed.training.backend import compiled
 
 PREFIXES = ("query_prefix", "passage_prefix")
 QUERY, PASSAGE, DOCUMENT = "query", "passage", "document"  # names of prompts
@@ -58,20 +53,18 @@ def finetune(config, processes):
         )
     evaluation = read_evaluation(config.eval_file) if config.eval_file else None
     if evaluation:
-        print(f"evaluation {evaluation}")
+        print(f"evaluation {evaluation.description}")
     objective = embedding_objective(loss_settings(config, rows, settings))
-    encoder = Encoder(config, text, objective, settings)
+    encode = make_encoder(config, text, objective, settings)
 
     def read_training():
         data = training_data(config, rows, text.tokenizer, settings)
         return data, {"train_file": source_files(config.train_file)}
 
     def score(model, folder=None):
-        return evaluation.score(functools.partial(encoder.encode, model)) if evaluation else {}
+        return evaluation.score(functools.partial(encode, model)) if evaluation else {}
 
-    during = None
-    if evaluation:
-        during = Evaluation.of(config, evaluation.names, score, evaluation.files)
+    during = evaluation and Evaluation(config, evaluation.names, score, evaluation.files)
     export = functools.partial(_export, config, text, settings, evaluation)
     return run.run_task(config, text, objective, read_training, score, during, export)
 
@@ -148,33 +141,26 @@ def training_data(config, rows, tokenizer, settings):
     return LabelledSequences(sequences, labels, texts_per_row=num_texts)
 
 
-@dataclasses.dataclass
-class Encoder:
-    """Vectors of texts by a model in training; its program is compiled once for each set of texts."""
+def make_encoder(config, text, objective, settings):
+    """A function from a model, texts and `is_query` to vectors, float32 `[n, D]`.
 
-    config: EmbedConfig
-    text: run.TextModel
-    objective: Objective
-    settings: VectorSettings
-    _forward: Callable | None = None
+    `is_query` chooses the prompt, None for none. Its program is compiled once for each set of texts.
+    """
 
-    def encode(self, model, texts, is_query):
-        """Vectors of texts, float32 `[n, D]`; `is_query` chooses the prompt, None for none."""
-        config = self.config
-        prompt = self.settings.prompts.get({True: QUERY, False: PASSAGE}.get(is_query), "")
-        sequences, _ = make_text_sequences(
-            [[prompt + text for text in texts]], self.text.tokenizer, config.max_seq_length
+    @functools.cache
+    def forward_of(model):
+        return compiled(
+            lambda batch: {"vectors": objective.vectors(model(batch, training=False), batch)}, model
         )
-        depth, algorithm = config.max_sequences_per_pack, config.packing_algorithm
-        packs, spec = pack_all(sequences["lengths"], config.max_seq_length, depth, algorithm)
-        if self._forward is None:
-            vectors = self.objective.vectors
-            self._forward = compiled(
-                lambda batch: {"vectors": vectors(model(batch, training=False), batch)}, model
-            )
-        with out_of_memory_names("prediction", "predict_batch_size"):
-            found = predict(self._forward, sequences, packs, spec, config.predict_batch_size)
-        return np.stack(found["vectors"])
+
+    def encode(model, texts, is_query):
+        prompt = settings.prompts.get({True: QUERY, False: PASSAGE}.get(is_query), "")
+        texts = [prompt + one for one in texts]
+        sequences, _ = make_text_sequences([texts], text.tokenizer, config.max_seq_length)
+        outputs, _ = run.predict_packed(config, forward_of(model), sequences)
+        return np.stack(outputs["vectors"])
+
+    return encode
 
 
 def _export(config, text, settings, evaluation, model, folder, scores):
@@ -211,7 +197,7 @@ def _card(config, settings, width, scores, evaluation):
         "",
         "## Scores",
         "",
-        *([f"On {evaluation}:", ""] if scores else ["Not known."]),
+        *([f"On {evaluation.description}:", ""] if scores else ["Not known."]),
         *(f"- {name}: {value:.2f}" for name, value in scores.items()),
     ]
     return "\n".join(lines) + "\n"

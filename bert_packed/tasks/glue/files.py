@@ -6,29 +6,20 @@ from pathlib import Path
 
 from bert_packed.core.settings import InputError
 from bert_packed.tasks.classify.labels import NUMBER, SINGLE, Examples, Problem
+from bert_packed.tasks.rows import TABS, open_lines
 
 
 @dataclasses.dataclass(frozen=True)
 class GlueTask:
-    """One task.
+    """One task."""
 
-    Attributes:
-        name: Name as GLUE spells it, also of its folder.
-        columns: Columns of the text, or both, and of the label: names, or numbers where the file has no
-            header.
-        classes: Values of the label column, in the order of GLUE's own data sets and of transformers'
-            run_glue; () where it is a number.
-        parts: Where dev and test come in several files, pairs of the server's name and the ending of the
-            files' names; () for one of each.
-        diagnostics: Further files to predict, where they exist: pairs of the server's name and the file,
-            relative to the task's folder.
-    """
-
-    name: str
-    columns: tuple
-    classes: tuple[str, ...]
+    name: str  # as GLUE spells it, also of its folder
+    columns: tuple  # of the text, or both, and of the label: names, or numbers where the file has no header
+    classes: tuple[str, ...]  # in the order of GLUE's own data sets and of transformers; () for a number
     metrics: tuple[str, ...]  # keys of `classify.scores.METRICS` that GLUE reports
+    # The server's names of parts, and the endings of their dev and test files; () for one of each
     parts: tuple[tuple[str, str], ...] = ()
+    # The server's names of further files to predict, where they exist, and their paths from the task's folder
     diagnostics: tuple[tuple[str, str], ...] = ()
     test_columns: tuple[str, ...] = ()  # of the texts in test files, where they are not those of `columns`
     has_torn_lines: bool = False  # in the official train.tsv: left out, as in transformers
@@ -41,7 +32,7 @@ class GlueTask:
 
     @property
     def endings(self):
-        """Dict from the server's name of each part to the ending of its files' names, "" or "_matched"."""
+        """Dict from the server's name of each part to the ending of its files' names."""
         return dict(self.parts or ((self.name, ""),))
 
     def test_files(self, data_dir):
@@ -87,19 +78,13 @@ SCORE_RANGE = (0.0, 5.0)  # of STS-B
 
 
 def read_glue(path, task):
-    """Read one train or dev file of a task: `Examples`.
-
-    Raises `InputError` where the file is missing, empty or not UTF-8, or a line lacks a column.
-    """
+    """Read one train or dev file of a task: `Examples`; raises `InputError`."""
     (*texts, labels), numbers, num_torn = read_lines(path, task.columns, task.has_torn_lines)
     return Examples(str(path), texts, labels, numbers, "line", num_torn)
 
 
 def read_glue_test(path, task):
-    """Read one of a task's test files, an index first, without labels: `Examples`, and the indices.
-
-    `InputError` as in `read_glue`, and where an index is no integer or occurs twice.
-    """
+    """Read one of a task's test files, an index first, without labels: `Examples`, and the indices."""
     # Torn lines are errors here: the server wants an answer for each
     (*texts, indices), numbers, _ = read_lines(path, (*(task.test_columns or task.columns[:-1]), 0))
     seen = set()
@@ -120,30 +105,22 @@ def read_lines(path, columns, skips_torn=False):
     """
     found, numbers, num_torn = [[] for _ in columns], [], 0
     has_header = isinstance(columns[0], str)
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            # Quotes are text: GLUE does not quote, and a reader that assumes so swallows lines
-            lines = enumerate(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), 1)
-            if has_header:
-                columns = _places(path, next(lines, (0, []))[1], columns)
-            for number, line in lines:  # not kept as they are: most columns of MNLI are parse trees
-                if len(line) > max(columns):
-                    numbers.append(number)
-                    for place, column in enumerate(columns):
-                        found[place].append(line[column])
-                elif skips_torn:
-                    num_torn += 1
-                else:
-                    raise InputError(
-                        f"{path}, line {number}: must have at least {max(columns) + 1} columns. "
-                        f"Received: {len(line)}: {' | '.join(line)[:80]!r}."
-                    )
-    except FileNotFoundError as error:
-        raise InputError(f"{path} must exist. Received: no such file.") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} must be UTF-8. Received: {error}.") from error
-    except csv.Error as error:
-        raise InputError(f"{path} must be tab-separated text. Received: {error}.") from error
+    with open_lines(path, "tab-separated text") as file:
+        lines = enumerate(csv.reader(file, **TABS), 1)
+        if has_header:
+            columns = _places(path, next(lines, (0, []))[1], columns)
+        for number, line in lines:  # not kept as they are: most columns of MNLI are parse trees
+            if len(line) > max(columns):
+                numbers.append(number)
+                for place, column in enumerate(columns):
+                    found[place].append(line[column])
+            elif skips_torn:
+                num_torn += 1
+            else:
+                raise InputError(
+                    f"{path}, line {number}: must have at least {max(columns) + 1} columns. "
+                    f"Received: {len(line)}: {' | '.join(line)[:80]!r}."
+                )
     if not numbers:
         place = " below its header" if has_header else ""
         raise InputError(

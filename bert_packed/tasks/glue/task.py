@@ -8,7 +8,7 @@ import numpy as np
 
 from bert_packed.core.command_line import print_table
 from bert_packed.core.settings import InputError
-from bert_packed.core.storage import read_json, write_json, write_text
+from bert_packed.core.storage import read_json, write_text
 from bert_packed.runs import run_directory
 from bert_packed.tasks import run
 from bert_packed.tasks.classify import scores as label_scores
@@ -49,15 +49,13 @@ def _run_all(config, processes):
         gc.collect()  # the model, before the next one: its layers point at one another
     scores = {}
     if config.do_eval:
-        scores = {
-            one.task_name: read_json(Path(one.output_dir) / run_directory.SCORES_FILE) for one in configs
-        }
-        rows, average = table_of_tasks(scores, len(TASKS))
+        for one in configs:
+            scores[one.task_name] = read_json(Path(one.output_dir) / run_directory.SCORES_FILE)
+        rows, average = table_of_tasks(scores)
         print()
         print_table(rows)
         scores["average"] = average
-        for path in (folder / run_directory.SCORES_FILE, *([config.json] if config.json else [])):
-            write_json(path, scores)
+        run.write_scores(config, scores, folder)
     return FinetuningResult(config.output_dir, scores)
 
 
@@ -73,7 +71,6 @@ def _train_file(config):
 
 
 def _run_task(config, processes, skips_finished=False):
-    """One task: `FinetuningResult`."""
     task, inputs = TASKS[config.task_name], {"train.tsv": [_train_file(config)]}
     text = run.read_text_model(config, processes)
     run.check_export(config)
@@ -104,14 +101,14 @@ def _check_labels(config, task):
         rule = f"have learned the numbers of {task.name}"
         raise InputError(f"`init_checkpoint` must {rule}. Received: {config.init_checkpoint}, of a chance.")
     names, wanted = ([name.lower() for name in side.names] for side in (stored, task.problem))
-    if names == [str(number) for number in range(len(names))]:
-        return  # they have no names
-    if names != wanted and sorted(names) == sorted(wanted):
+    if names in (wanted, [str(number) for number in range(len(names))]):  # the latter are no names
+        return
+    if sorted(names) == sorted(wanted):
         raise InputError(
             f"`init_checkpoint` must have its labels in the order {', '.join(wanted)}. Received: "
             f"{', '.join(names)}."
         )
-    if names != wanted and len(names) == len(wanted):
+    if len(names) == len(wanted):
         print(f"labels     {', '.join(names)} of init_checkpoint are taken for {', '.join(wanted)}")
 
 
@@ -161,20 +158,15 @@ def _write(path, indices, problem, decided):
     write_text(str(path), "".join(lines))
 
 
-def table_of_tasks(scores, num_tasks):
+def table_of_tasks(scores):
     """Rows of a table of tasks, and GLUE's average: the mean of the means of each task's scores.
 
-    `scores` is a dict from task to a dict of float; `num_tasks` is GLUE's number.
+    `scores` is a dict from task to a dict of float.
     """
-    means = {task: float(np.mean(list(its.values()))) for task, its in scores.items()}
-    rows = [
-        {
-            "task": task,
-            "scores": ", ".join(f"{name} {value:.4f}" for name, value in its.items()),
-            "mean": mean,
-        }
-        for (task, its), mean in zip(scores.items(), means.values(), strict=True)
-    ]
-    average = float(np.mean(list(means.values())))
-    rows.append({"task": "average", "scores": f"{len(scores)} of {num_tasks} tasks", "mean": average})
+    rows = []
+    for task, its in scores.items():
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in its.items())
+        rows.append({"task": task, "scores": shown, "mean": float(np.mean(list(its.values())))})
+    average = float(np.mean([row["mean"] for row in rows]))
+    rows.append({"task": "average", "scores": f"{len(scores)} of {len(TASKS)} tasks", "mean": average})
     return rows, average

@@ -51,11 +51,7 @@ class TagSequences:
 
 
 def read_conll(path):
-    """Read a file: `Sentences`, without tags where every line has one column.
-
-    Raises `InputError` where the file is missing, is not UTF-8 or has no sentence, or a line has one column
-    and others have more (line number).
-    """
+    """Read a file: `Sentences`, without tags where every line has one column; raises `InputError`."""
     try:
         lines = read_text(path).split("\n")
     except FileNotFoundError as error:
@@ -91,10 +87,7 @@ def find_tags(sentences):
 
 
 def number_tags(path, sentences, names):
-    """Tags as numbers, indices of `names`: list by sentence of lists of int.
-
-    `InputError` names `path` and the line of a tag that is none of them.
-    """
+    """Tags as indices of `names`, by sentence; `InputError` names the line of a tag that is none of them."""
     numbers = {name: number for number, name in enumerate(names)}
     for tags, line in zip(sentences.tags, sentences.line_numbers, strict=True):
         for place, tag in enumerate(tags):

@@ -12,7 +12,6 @@ from keras import ops
 
 from bert_packed.architectures.registry import TOKEN_CLASSIFICATION
 from bert_packed.checkpoints.starting_weights import read_labels, stored_head, stored_labels
-from bert_packed.core.hub import recorded_flags
 from bert_packed.core.progress import count_of
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import write_text
@@ -21,7 +20,6 @@ from bert_packed.objectives.features import PREDICTIONS, SEQUENCES
 from bert_packed.objectives.objective import Objective, count_sequences, nll_and_right
 from bert_packed.objectives.pretraining import prediction_weights
 from bert_packed.records.sequences import without_predictions
-from bert_packed.runs.exports import write_model_card
 from bert_packed.runs.run_summary import describe_counts
 from bert_packed.tasks import run
 from bert_packed.tasks.batches import LabelledSequences
@@ -54,12 +52,12 @@ def tags_objective(num_tags, tag_loss="per_sequence"):
 
 def tag_sums(outputs, batch, tag_loss):
     """Sums of `tags_objective`: `loss`, `correct`, and `tag_counts`."""
-    sequences_BP, num_slots = batch["prediction_sequences"], batch["slot_weights"].shape[1]
+    used_BP, share_BP, _ = prediction_weights(batch["prediction_sequences"], batch["slot_weights"])
     logits_BPC = gather_tokens(outputs["logits"], batch["prediction_positions"])
     nll_BP, right_BP = nll_and_right(logits_BPC, batch["prediction_ids"])
     return {
-        "loss": ops.sum(nll_BP * prediction_weights(sequences_BP, num_slots, tag_loss)),
-        "correct": ops.sum(right_BP * prediction_weights(sequences_BP, num_slots, "per_token")),
+        "loss": ops.sum(nll_BP * (share_BP if tag_loss == "per_sequence" else used_BP)),
+        "correct": ops.sum(right_BP * used_BP),
         **tag_counts(batch),
     }
 
@@ -102,7 +100,7 @@ def finetune(config, processes):
         predictor = Predictor(config, names, sentences, sequences_of(config.predict_file, sentences, None))
         if sentences.tags:
             scored = entity_scores.names_of(sentences.tags)
-            evaluation = Evaluation.of(config, scored, predictor.score, [config.predict_file])
+            evaluation = Evaluation(config, scored, predictor.score, [config.predict_file])
     for name in ("eval_steps", "keep_best", "best_score"):
         if getattr(config, name) and not evaluation:
             rule = "be left out unless predict_file has tags, and is predicted"
@@ -110,26 +108,15 @@ def finetune(config, processes):
 
     def read_training():
         found = sequences_of(config.train_file, training, numbers)
-        files = {name: [getattr(config, name)] for name in ("train_file", "labels_file")}
-        inputs = {name: paths for name, paths in files.items() if paths != [""]}
+        inputs = {"train_file": [config.train_file]}
+        if config.labels_file:
+            inputs["labels_file"] = [config.labels_file]
         return LabelledSequences(found.sequences, {}, classes=names), inputs
 
-    def export(model, folder, scores):
-        with run.exported_model(
-            config, text, model, folder, classes=names, max_length=config.max_seq_length
-        ) as partial:
-            write_model_card(partial, model, {"flags": recorded_flags(config), "scores": scores})
-
     objective = tags_objective(len(names), config.tag_loss)
-    return run.run_task(
-        config,
-        text,
-        objective,
-        read_training,
-        predictor and predictor.predict,
-        evaluation,
-        export if config.do_train else None,
-    )
+    predict = predictor and predictor.predict
+    export = functools.partial(run.export_labels, config, text, names, None) if config.do_train else None
+    return run.run_task(config, text, objective, read_training, predict, evaluation, export)
 
 
 def _label_names(config, training):
@@ -161,7 +148,7 @@ def logits_of_words(found, logits, num_words):
     return by_word
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Predictor:
     """Tags of the words of a file, by a model whose program is compiled once."""
 
@@ -169,15 +156,12 @@ class Predictor:
     names: tuple[str, ...]
     sentences: conll.Sentences
     found: conll.TagSequences
-    _forward: Callable | None = None
+    forward_of: Callable = dataclasses.field(default_factory=lambda: functools.cache(run.forward_of))
 
     def _tags(self, model):
         """The tags of each sentence, and the number of packs."""
-        if self._forward is None:
-            self._forward = run.forward_of(model)
-        sequences = without_predictions(self.found.sequences)
-        outputs, num_packs = run.predict_packed(self.config, model, sequences, self._forward)
-        sentences = self.sentences
+        sequences, sentences = without_predictions(self.found.sequences), self.sentences
+        outputs, num_packs = run.predict_packed(self.config, self.forward_of(model), sequences)
         by_word = logits_of_words(self.found, outputs["logits"], sentences.num_words).argmax(axis=1)
         ends = np.cumsum([len(words) for words in sentences.words])
         parts = np.split(by_word, ends[:-1])

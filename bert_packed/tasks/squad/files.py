@@ -19,20 +19,15 @@ WHERE_NAMES = ("article", "paragraph", "question", "answer")
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """One question with its context.
-
-    Attributes:
-        context_index: Index into `QuestionSet.contexts`.
-        answers: Tuple of `(text, start)`, start a character of the context; () where there is none. Scores
-            use them even where the question `is_impossible`, as in the official script; training does not.
-        is_impossible: True in v2.0 where the context does not answer it.
-    """
+    """One question with its context."""
 
     id: str
     text: str
-    context_index: int
+    context_index: int  # into `QuestionSet.contexts`
+    # Texts and their first characters in the context. Scores use them even where the question
+    # `is_impossible`, as in the official script; training does not
     answers: tuple[tuple[str, int], ...]
-    is_impossible: bool
+    is_impossible: bool  # in v2.0, where the context does not answer it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,33 +43,30 @@ def read_squad(path, for_training, version_2_with_negative=False, skip_bad_answe
     """Read and check a SQuAD file: `QuestionSet`.
 
     Args:
-        path: Path of the JSON.
         for_training: True where answers are learned from: they must then exist and be in the context.
         version_2_with_negative: True where questions may have no answer.
         skip_bad_answers: True to leave out, and count, questions whose answer is not where the file says.
 
-    Raises:
-        InputError: the file is no JSON (line and column), lacks a key (article, paragraph, question), repeats
-            an id, or breaks a rule of training.
+    Raises `InputError`, which names the place in the file.
     """
-    contexts, questions, ids = [], [], {}
-    bad = []
-    for article_number, article in enumerate(_field(path, read_json(path), "data", list, ()), 1):
-        for paragraph_number, paragraph in enumerate(
-            _field(path, article, "paragraphs", list, (article_number,)), 1
-        ):
-            where = (article_number, paragraph_number)
-            context = _field(path, paragraph, "context", str, where)
-            contexts.append(context)
-            for number, entry in enumerate(_field(path, paragraph, "qas", list, where), 1):
-                question = _question(path, entry, (*where, number), len(contexts) - 1, for_training)
-                _check_id(path, question.id, (*where, number), ids)
-                if for_training:
-                    _check_trainable(path, question, version_2_with_negative)
-                    if problem := _misplaced(question, context):
-                        bad.append((question.id, problem))
-                        continue
-                questions.append(question)
+    contexts, questions, bad, places = [], [], [], {}
+    for where, paragraph in _paragraphs(path):
+        contexts.append(_field(path, paragraph, "context", str, where))
+        for number, entry in enumerate(_field(path, paragraph, "qas", list, where), 1):
+            place = (*where, number)
+            question = _question(path, entry, place, len(contexts) - 1, for_training)
+            if question.id in places:
+                raise InputError(
+                    f"{path}, {_words(place)}: every question must have its own id. Received: "
+                    f"{question.id!r}, which {_words(places[question.id])} has too."
+                )
+            places[question.id] = place
+            if for_training:
+                _check_trainable(path, question, version_2_with_negative)
+                if problem := _misplaced(question, contexts[-1]):
+                    bad.append((question.id, problem))
+                    continue
+            questions.append(question)
     if bad and not skip_bad_answers:
         raise InputError(
             f"{path}, question {bad[0][0]}: an answer must be in the context at its answer_start, unless "
@@ -84,6 +76,13 @@ def read_squad(path, for_training, version_2_with_negative=False, skip_bad_answe
     if not questions:
         raise InputError(f"{path} must hold a question. Received: none, and {len(bad)} with bad answers.")
     return QuestionSet(tuple(contexts), tuple(questions), {"answers not in their context": len(bad)})
+
+
+def _paragraphs(path):
+    """Yield the numbers of each article and paragraph, and the paragraph."""
+    for number, article in enumerate(_field(path, read_json(path), "data", list, ()), 1):
+        for place, paragraph in enumerate(_field(path, article, "paragraphs", list, (number,)), 1):
+            yield (number, place), paragraph
 
 
 def _question(path, entry, where, context_index, for_training):
@@ -98,9 +97,8 @@ def _question(path, entry, where, context_index, for_training):
     # Files to predict on may come without any
     for number, answer in enumerate(_field(path, entry, "answers", list, where, default=[]), 1):
         place = (*where, number)
-        answers.append(
-            (_field(path, answer, "text", str, place), _field(path, answer, "answer_start", int, place))
-        )
+        text = _field(path, answer, "text", str, place)
+        answers.append((text, _field(path, answer, "answer_start", int, place)))
     return Question(
         identifier,
         _field(path, entry, "question", str, where),
@@ -108,15 +106,6 @@ def _question(path, entry, where, context_index, for_training):
         () if is_impossible and for_training else tuple(answers),
         is_impossible,
     )
-
-
-def _check_id(path, identifier, where, ids):
-    if identifier in ids:
-        raise InputError(
-            f"{path}, {_words(where)}: every question must have its own id. Received: {identifier!r}, which "
-            f"{_words(ids[identifier])} has too."
-        )
-    ids[identifier] = where
 
 
 def _check_trainable(path, question, version_2_with_negative):

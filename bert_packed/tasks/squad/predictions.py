@@ -52,14 +52,9 @@ def extract(
 ):
     """The `Predictions` for all questions, including those without a window.
 
-    Args:
-        windows: `windows.Windows` of the question set, n sequences.
-        logits: List of n float arrays `[2, tokens of the sequence]`: start and end.
-        n_best_size: Answers to list for each question.
-        max_answer_length: Most tokens of an answer.
-        version_2_with_negative: True where "no answer" competes, whose score is the lowest of [CLS] over the
-            question's windows.
-        null_score_diff_threshold: Most by which the score of no answer may exceed that of the answer.
+    `windows` are `windows.Windows` of the question set, n sequences; `logits` a list of n float arrays
+    `[2, tokens of the sequence]`, start and end; the others settings of `SquadConfig`. The score of no answer
+    is the lowest of [CLS] over the question's windows.
     """
     by_question = [[] for _ in question_set.questions]
     null = [None] * len(by_question)

@@ -45,7 +45,7 @@ def f1(prediction, truth, empty_matches=False):
 
 
 def is_version_2(questions):
-    """True if questions are v2.0's: any of them is marked as impossible."""
+    """True if any question is marked as impossible, as in v2.0 alone."""
     return any(question.is_impossible for question in questions)
 
 
@@ -61,8 +61,7 @@ def score(questions, predictions, na_probs=None, na_prob_thresh=1.0, version_2=N
     `best_exact`, `best_f1` and their thresholds.
 
     Args:
-        questions: List of `squad.Question` with all their right answers. Those without any do not count in
-            v1.1; in v2.0, "" is right for them.
+        questions: `Question`s. Those without an answer do not count in v1.1; in v2.0, "" is right for them.
         predictions: Dict from id to answer; questions that are not in it count 0.
         na_probs: Dict from id to the probability of no answer, of v2.0; a missing one is 0.
         na_prob_thresh: Probability above which a question is taken to have none.
@@ -71,18 +70,10 @@ def score(questions, predictions, na_probs=None, na_prob_thresh=1.0, version_2=N
     version_2 = is_version_2(questions) if version_2 is None else version_2
     if not version_2:
         questions = [question for question in questions if question.answers]
-    raw = {}
-    for question in questions:
-        truths = _truths(question, version_2)
-        answer = predictions.get(question.id)
-        raw[question.id] = (
-            (0.0, 0.0)
-            if answer is None
-            else (
-                max(exact_match(answer, truth) for truth in truths),
-                max(f1(answer, truth, version_2) for truth in truths),
-            )
-        )
+    raw = {
+        question.id: _score_answer(predictions.get(question.id), question, version_2)
+        for question in questions
+    }
     if not version_2:
         return _means(raw, list(raw))
     has_answer = {question.id: bool(question.answers) for question in questions}
@@ -102,19 +93,24 @@ def score(questions, predictions, na_probs=None, na_prob_thresh=1.0, version_2=N
             scores |= {prefix + name: value for name, value in _means(final, ids).items()}
     if na_probs is not None:
         for place, name in enumerate(("exact", "f1")):
-            best, threshold = _best_threshold(
-                {i: pair[place] for i, pair in raw.items()}, predictions, probs, has_answer
-            )
+            own = {identifier: pair[place] for identifier, pair in raw.items()}
+            best, threshold = _best_threshold(own, predictions, probs, has_answer)
             scores |= {f"best_{name}": best, f"best_{name}_thresh": threshold}
     return scores
 
 
-def _truths(question, version_2):
-    texts = [text for text, _ in question.answers]
+def _score_answer(answer, question, version_2):
+    """Exact match and F1 with the best of the right answers."""
+    if answer is None:
+        return 0.0, 0.0
+    truths = [text for text, _ in question.answers]
     if version_2:
         # An answer of articles and punctuation alone reads as no answer in the official script
-        return [text for text in texts if normalize_answer(text)] or [""]
-    return texts
+        truths = [text for text in truths if normalize_answer(text)] or [""]
+    return (
+        max(exact_match(answer, truth) for truth in truths),
+        max(f1(answer, truth, version_2) for truth in truths),
+    )
 
 
 def _means(pairs, ids):
@@ -130,10 +126,9 @@ def _best_threshold(scores, predictions, na_probs, has_answer):
     threshold = 0.0
     for identifier in sorted((i for i in scores if i in predictions), key=lambda i: na_probs.get(i, 0.0)):
         if has_answer[identifier]:
-            change = scores[identifier]
-        else:
-            change = -1.0 if predictions[identifier] else 0.0
-        current += change
+            current += scores[identifier]
+        elif predictions[identifier]:
+            current -= 1.0
         if current > best:
             best, threshold = current, na_probs.get(identifier, 0.0)
     return 100.0 * best / max(len(scores), 1), threshold

@@ -42,8 +42,7 @@ def answers_objective():
 
 
 def own_logits(logits_BS, sequence_ids_BS, num_slots):
-    """Logits of each sequence's own tokens: float32 `[B, K, S]`; softmax and gradient are exactly 0 at the
-    dots.
+    """Logits of each sequence's own tokens: float32 `[B, K, S]`. Softmax and gradient are exactly 0 at dots.
 
     logits        [5 3 1 4 2 9],  sequence_ids  [1 1 1 2 2 0]
     sequence 1    [5 3 1 . . .]
@@ -90,23 +89,19 @@ def finetune(config, processes):
 
     def read_training():
         _, windows = windows_of(config.train_file, True)
-        return _training_data(windows), {"train_file": [config.train_file]}
+        names = tuple(feature.name for feature in ANSWER_SPANS)
+        labels = dict(zip(names, windows.answer_spans.T, strict=True))
+        return LabelledSequences(windows.sequences, labels, names), {"train_file": [config.train_file]}
 
     predict = functools.partial(_predict, config, *held_out) if held_out else None
     return run.run_task(config, text, answers_objective(), read_training, predict)
-
-
-def _training_data(windows):
-    names = tuple(feature.name for feature in ANSWER_SPANS)
-    labels = {name: windows.answer_spans[:, column] for column, name in enumerate(names)}
-    return LabelledSequences(windows.sequences, labels, names)
 
 
 def _predict(config, questions, windows, model, folder):
     """Answer every question and write the answers; returns scores where the file has the right ones."""
     logits, num_packs = [], 0
     if len(windows.sequences):  # else no context has a word: every answer is ""
-        outputs, num_packs = run.predict_packed(config, model, windows.sequences)
+        outputs, num_packs = run.predict_packed(config, run.forward_of(model), windows.sequences)
         logits = list(zip(outputs["start_logits"], outputs["end_logits"], strict=True))
     predictions = squad_predictions.extract(
         questions,

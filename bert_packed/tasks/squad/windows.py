@@ -54,12 +54,8 @@ class Windows:
 def make_windows(question_set, tokenizer, max_seq_length, doc_stride, max_query_length, path=""):
     """Cut the contexts of all questions into windows: `Windows`, in the order of the questions.
 
-    Args:
-        tokenizer: `tokenization.TextTokenizer`. As in transformers' run_qa, white space before a question is
-            left out.
-        max_seq_length: S, most tokens of a sequence; at least `max_query_length` + 4.
-        doc_stride: Tokens between the starts of two windows.
-        max_query_length: Most tokens of a question; its end is cut off.
+    `tokenizer` is a `tokenization.TextTokenizer`; the numbers are settings of `SquadConfig`. As in
+    transformers' run_qa, white space before a question is left out.
     """
     contexts = _encode_with_places(tokenizer, question_set.contexts)
     queries = tokenizer.encode([question.text.lstrip() for question in question_set.questions])
