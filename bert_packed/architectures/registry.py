@@ -28,6 +28,7 @@ CONTEXT_FIELDS = ("max_position_embeddings", "global_rope_theta")
 # sequence, a label for each token, none; and `CAUSAL_LM`, that of every next token
 PRETRAINING, MASKED_LM, QUESTION_ANSWERING = "pretraining", "masked_lm", "question_answering"
 CLASSIFICATION, TOKEN_CLASSIFICATION, EMBEDDING = "classification", "token_classification", "embedding"
+CLASSIFYING_HEADS = (CLASSIFICATION, TOKEN_CLASSIFICATION)  # whose number of outputs a task knows
 FINETUNING_HEADS = (QUESTION_ANSWERING, TOKEN_CLASSIFICATION, CLASSIFICATION, EMBEDDING)
 OBJECTIVE_HEADS = {MLM_NSP: PRETRAINING, MLM: MASKED_LM, CAUSAL_LM: CAUSAL_LM}  # by `--objective`
 
@@ -56,6 +57,12 @@ class TensorName:
 
     def from_google(self, values):
         return values.T if self.google_transposed else values
+
+
+def linear_names(ours, theirs, has_bias=True):
+    """The rows of a linear layer: list of `TensorName`, without names of Google's."""
+    rows = [TensorName(f"{ours}/kernel", f"{theirs}.weight", hugging_face_transposed=True)]
+    return rows + ([TensorName(f"{ours}/bias", f"{theirs}.bias")] if has_bias else [])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -53,7 +53,6 @@ class WitnessBlock(keras.layers.Layer):
 
     def build(self, hidden_shape):
         self.mix.build(hidden_shape)
-        self.built = True
 
     def call(self, hidden_BSD, context, training=None):
         self.seen.append(context)
