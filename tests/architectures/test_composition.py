@@ -23,7 +23,7 @@ from bert_packed.layers import context
 from bert_packed.layers.dropout import Dropout
 from bert_packed.layers.layout import Layout, dense
 
-pytestmark = pytest.mark.both_backends
+pytestmark = [pytest.mark.both_backends, pytest.mark.usefixtures("uncompiled")]
 WITH_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)
 
 
