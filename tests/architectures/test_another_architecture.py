@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.both_backends, pytest.mark.usefixtures("uncompiled", "
 @pytest.fixture
 def registered(monkeypatch):
     """The row."""
-    family = ModelFamily("Gate", GateConfig, {}, (MASKED_LM,), "gate")
+    family = ModelFamily("Gate", GateConfig, {}, (MASKED_LM,))
     monkeypatch.setitem(config.FAMILIES, "gate", family)
 
 

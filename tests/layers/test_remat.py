@@ -10,7 +10,7 @@ from architectures import ARCHITECTURES
 from tiny import CONFIG, to_floats
 
 from bert_packed.layers.context import PackContext
-from bert_packed.layers.rematerialisation import run_rematerialised
+from bert_packed.layers.rematerialisation import run_blocks
 from bert_packed.training.optimization import Lamb
 
 # These are queries, keys, values, scores, context, its output, and the first layer of the feed-forward
@@ -78,7 +78,7 @@ def test_what_a_block_makes_of_the_context_stays_in_it():
 
     packed, _ = BERT.batches()
     context = PackContext(keras.ops.convert_to_tensor(packed["sequence_ids"]), None)
-    run_rematerialised([Block(), Block()], keras.ops.ones((5, 24, 2)), context)
+    run_blocks([Block(), Block()], keras.ops.ones((5, 24, 2)), context, remat=True)
     assert len({id(mask) for mask in [*masks, context.mask_B1SS]}) == 3
 
 
