@@ -5,8 +5,7 @@ import dataclasses
 import keras
 import numpy as np
 import pytest
-from architectures import ARCHITECTURES
-from keras import ops
+from architectures import ARCHITECTURES, attend_plainly
 from packs import packed_and_unpacked
 from tiny import CONFIG, make_engine, to_floats
 
@@ -67,14 +66,6 @@ class CountingBlock(WitnessBlock):
         self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False, name="calls")
 
 
-def plain_attend(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS):
-    scores_BNSS = ops.einsum("bsnh,btnh->bnst", query_BSNH, key_BSNH)
-    ids_BS = ops.convert_to_tensor(sequence_ids_BS)
-    is_own = ops.equal(ids_BS[:, None, :, None], ids_BS[:, None, None, :])
-    shares = ops.softmax(ops.where(is_own, scores_BNSS, -1e9), axis=-1)
-    return ops.einsum("bnst,btnh->bsnh", shares, value_BSNH)
-
-
 def assert_same_steps(one, other, config=CONFIG):
     """Sums and gradients of two draws of dropout are the same for two ways to build a model."""
     packed, _ = packed_and_unpacked()
@@ -95,8 +86,8 @@ def assert_same_steps(one, other, config=CONFIG):
     [
         (WitnessBlock, {"remat": True}, WITH_DROPOUT),
         (SandwichBlock, {"remat": True}, WITH_DROPOUT),
-        (TransformerBlock, {"attend": plain_attend}, CONFIG),
-        (SandwichBlock, {"attend": plain_attend, "remat": True}, CONFIG),
+        (TransformerBlock, {"attend": attend_plainly}, CONFIG),
+        (SandwichBlock, {"attend": attend_plainly, "remat": True}, CONFIG),
     ],
 )
 def test_options_go_with_blocks_and_with_one_another(block, options, config):
@@ -114,7 +105,7 @@ def test_what_a_mamba_cannot_honour_is_refused(name, option):
 
 def test_what_a_block_cannot_honour_is_refused():
     with pytest.raises(ValueError, match="`attend` must not be given for a block without it"):
-        build_model(PRETRAINING, CONFIG, 1, block=WitnessBlock, attend=plain_attend)
+        build_model(PRETRAINING, CONFIG, 1, block=WitnessBlock, attend=attend_plainly)
     with pytest.raises(ValueError, match="`layout` must not be given for a block without it"):
         build_model(PRETRAINING, CONFIG, 1, block=SandwichBlock, layout=Layout())
     model = build_model(PRETRAINING, CONFIG, 1, block=CountingBlock, remat=True)
@@ -123,7 +114,7 @@ def test_what_a_block_cannot_honour_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("options", "num_masks"), [({}, 1), ({"attend": plain_attend}, 0), ({"remat": True}, 2)]
+    ("options", "num_masks"), [({}, 1), ({"attend": attend_plainly}, 0), ({"remat": True}, 2)]
 )
 def test_the_mask_is_made_once_where_somebody_asks(monkeypatch, options, num_masks):
     """Two blocks ask for it; each block that is computed again has its own, which lives no longer than it."""

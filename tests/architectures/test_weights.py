@@ -70,12 +70,6 @@ def assert_spread(name, values, deviation, largest=np.inf):
     assert np.abs(values).max() <= largest, name
 
 
-def assert_uniform(name, values, largest):
-    assert_spread(name, values, largest / np.sqrt(3), largest)
-    if values.size > 500:
-        assert np.abs(values).max() > 0.99 * largest, name
-
-
 def assert_steps(name, values):
     """Softplus of the biases is log-uniform in [0.001, 0.1]."""
     sizes, error = np.log10(np.log1p(np.exp(values))), 4 / np.sqrt(values.size)
@@ -111,8 +105,13 @@ def cut_off(stddev):
     return check
 
 
-def uniform(largest):
-    return lambda name, values: assert_uniform(name, values, largest)
+def uniform(largest, middle=0):
+    def check(name, values):
+        assert_spread(name, values - middle, largest / np.sqrt(3), largest)
+        if values.size > 500:
+            assert np.abs(values - middle).max() > 0.99 * largest, name
+
+    return check
 
 
 STATE_SPACE = {
@@ -142,7 +141,7 @@ INITIAL = {
     "mamba2": {
         **STATE_SPACE,
         "lm_head": normal(0.02),
-        "A_log": lambda name, values: assert_uniform(name, np.exp(values) - 8.5, 7.5),  # from 1 to 16
+        "A_log": lambda name, values: uniform(7.5, middle=8.5)(name, np.exp(values)),  # from 1 to 16
         "dt_bias": assert_steps,
     },
     # transformers has these
@@ -154,6 +153,7 @@ INITIAL = {
         "classifier/kernel": cut_off(64**-0.5),
     },
 }
+assert INITIAL.keys() == FAMILIES.keys()
 
 
 def name_of(one):
@@ -177,10 +177,6 @@ def test_initial_weights_by_width_and_depth(config, head):
         checks[part](name, values)
         seen.add(part)
     assert len(checks.keys() - seen) <= (head == MASKED_LM)  # there is no classifier
-
-
-def test_every_architecture_has_its_initial_weights():
-    assert INITIAL.keys() == FAMILIES.keys()
 
 
 def test_no_initial_step_of_a_mamba_is_below_the_floor():
