@@ -74,7 +74,7 @@ def pretrain(files, **flags):
     return run(cli.pretrain, PretrainingConfig, **{**given, **flags})
 
 
-def test_it_is_trained_audited_exported_opened_and_gives_vectors(files, capsys):
+def test_it_is_trained_audited_exported_and_gives_vectors(files, capsys):
     assert pretrain(files) == 0
     assert "attention  none: tokens see the mean of their sequence" in capsys.readouterr().out
     trained = checkpoint.read_weights(files / "run" / "checkpoint-2")

@@ -181,9 +181,7 @@ class MaskedLanguageModelHead(keras.layers.Layer):
     def call(self, hidden_BSD, positions_BP, word_embeddings_VD):
         gathered_BPD = gather_tokens(hidden_BSD, positions_BP)
         gathered_BPD = self.norm(self.activation(self.transform(gathered_BPD)))
-        # Cast before the product, not after: its sums would be rounded to bfloat16 in between
-        gathered_BPD, table_VD = (ops.cast(x, "float32") for x in (gathered_BPD, word_embeddings_VD))
-        logits_BPV = self.layout.vocabulary_logits(gathered_BPD, table_VD) + self.output_bias_V
+        logits_BPV = self.layout.float32_logits(gathered_BPD, word_embeddings_VD) + self.output_bias_V
         return self.layout.without_padding(logits_BPV, self.config.vocab_size)
 
 

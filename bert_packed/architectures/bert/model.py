@@ -77,7 +77,7 @@ class PackedBert(PackedModel):
     config_class = ModelConfig
     encoder_inputs = ("token_ids", "sequence_ids", "token_type_ids", "position_ids")
 
-    def __init__(self, config, name, num_classes=None, **encoder):
+    def __init__(self, config, name="finetuning", num_classes=None, **encoder):
         super().__init__(config, name, num_classes)
         self.block = encoder.get("block", TransformerBlock)
         self.layout = encoder.get("layout", ONE_DEVICE)
@@ -212,9 +212,6 @@ class PackedBertForEmbedding(PackedBert):
     """Packed BERT without a head: a dict of `hidden_states`, float32 `[B, S, D]`."""
 
     head = registry.EMBEDDING
-
-    def __init__(self, config, name="finetuning", **encoder):
-        super().__init__(config, name, **encoder)
 
     def apply_heads(self, hidden_BSD, batch, training=None):
         return {"hidden_states": ops.cast(hidden_BSD, "float32")}

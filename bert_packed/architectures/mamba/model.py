@@ -283,9 +283,7 @@ class PackedMamba(PackedModel):
 
     def apply_heads(self, hidden_BSD, batch, training=None):
         table_VD = self.backbone.embeddings_VD if self.output_VD is None else self.output_VD
-        # Cast before the product, not after: its sums would be rounded to bfloat16 in between
-        hidden_BSD, table_VD = (ops.cast(x, "float32") for x in (hidden_BSD, table_VD))
-        return {"logits": ONE_DEVICE.vocabulary_logits(hidden_BSD, table_VD)}
+        return {"logits": ONE_DEVICE.float32_logits(hidden_BSD, table_VD)}
 
 
 def make_model(head, config, num_outputs, remat=False, num_rows=0, convolve=None, scan=None):

@@ -256,9 +256,7 @@ class MaskedTokenHead(PredictionHead):
 
     def call(self, hidden_BSD, positions_BP, embeddings_VD):
         gathered_BPD = super().call(gather_tokens(hidden_BSD, positions_BP))
-        # Cast before the product, not after: its sums would be rounded to bfloat16 in between
-        gathered_BPD, table_VD = (ops.cast(x, "float32") for x in (gathered_BPD, embeddings_VD))
-        logits_BPV = self.layout.vocabulary_logits(gathered_BPD, table_VD)
+        logits_BPV = self.layout.float32_logits(gathered_BPD, embeddings_VD)
         if self.bias_V is not None:
             logits_BPV = logits_BPV + self.bias_V
         return self.layout.without_padding(logits_BPV, self.config.vocab_size)
