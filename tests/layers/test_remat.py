@@ -34,13 +34,13 @@ def assert_same_gradients(variables, got, want):
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize(
     ("name", "rate", "micro_batch_size"),
-    [("bert", 0.2, 1), ("modernbert", 0.1, 5), ("mamba", 0.0, 5), ("mamba2", 0.0, 5)],
+    [("bert", 0.2, 2), ("modernbert", 0.1, 4), ("mamba", 0.0, 4), ("mamba2", 0.0, 4)],
 )
 def test_gradients_are_the_same(name, rate, micro_batch_size):
     """A second call draws other seeds, the same in both, and a Mamba takes over what the first has left."""
     architecture = ARCHITECTURES[name].with_dropout(rate)
-    packed, _ = architecture.batches()
-    options = {"num_rows": 5} if name.startswith("mamba") else {}
+    packed = {name: values[:4] for name, values in architecture.batches()[0].items()}
+    options = {"num_rows": 4} if name.startswith("mamba") else {}
     plain, again = (
         architecture.engine({"remat": remat, **options}, micro_batch_size=micro_batch_size)
         for remat in (False, True)
