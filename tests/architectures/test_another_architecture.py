@@ -167,6 +167,11 @@ def test_unsupported_options_are_refused(refused, message):
     assert message in str(caught.value)
 
 
+def test_it_gets_no_kernel_of_attention(monkeypatch):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    assert choose_kernels("auto", OURS, 128, "tpu").options == {}
+
+
 def test_a_command_refuses_it_in_one_line(files, capsys):
     assert pretrain(files, attention="flash") == 2
     error = capsys.readouterr().err
