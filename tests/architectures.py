@@ -1,17 +1,12 @@
-"""A tiny model of each architecture, its objective, the same sequences in packs and alone; plain attention.
-
-Legend: B packs per batch, S pack length, N heads, H head width.
-"""
+"""A tiny model of each architecture, its objective, and the same sequences in packs and alone."""
 
 import dataclasses
 from collections.abc import Callable
 
 import modern_bert_models
 import next_tokens
-import numpy as np
 import packs
 import tiny
-from keras import ops
 
 from bert_packed.architectures.base_config import BaseConfig
 from bert_packed.architectures.registry import FAMILIES
@@ -69,14 +64,3 @@ ARCHITECTURES = {
     "mamba2": Architecture(next_tokens.MAMBA2, *MAMBA),
 }
 assert ARCHITECTURES.keys() == FAMILIES.keys()
-
-
-def attend_plainly(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, window=None):
-    """Attention by all scores and one mask; `window` limits the distance of a query to its keys."""
-    ids_BS = ops.convert_to_tensor(sequence_ids_BS)
-    places_S = np.arange(ids_BS.shape[1])
-    is_near_SS = np.abs(places_S[:, None] - places_S) <= (len(places_S) if window is None else window)
-    sees_BSS = ops.logical_and(ids_BS[:, :, None] == ids_BS[:, None], is_near_SS)
-    scores_BNSS = ops.einsum("bqnh,bknh->bnqk", query_BSNH, key_BSNH)
-    probs_BNSS = ops.softmax(ops.where(sees_BSS[:, None], scores_BNSS, -1e9), axis=-1)
-    return ops.einsum("bnqk,bknh->bqnh", probs_BNSS, value_BSNH)

@@ -5,8 +5,9 @@ import dataclasses
 import keras
 import numpy as np
 import pytest
-from architectures import ARCHITECTURES, attend_plainly
+from architectures import ARCHITECTURES
 from packs import packed_and_unpacked
+from plain_attention import attend_plainly
 from tiny import CONFIG, make_engine, to_floats
 
 from bert_packed.architectures.bert.layers import TransformerBlock, layer_norm

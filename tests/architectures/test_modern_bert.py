@@ -10,10 +10,10 @@ import dataclasses
 import keras
 import numpy as np
 import pytest
-from architectures import attend_plainly
 from keras import ops
 from modern_bert_models import CONFIG
 from packs import packed_and_unpacked
+from plain_attention import attend_plainly
 
 from bert_packed.architectures.modern_bert.config import FULL_ATTENTION
 from bert_packed.architectures.modern_bert.layers import CutoffNormal, RotaryAttention, attend_in_window
