@@ -17,8 +17,8 @@ from bert_packed.core.settings import InputError
 class PackedModel(keras.Model):
     """An encoder of packs with heads.
 
-    An architecture has `build_encoder`, `encode`, `embed` and `encode_embedded`. A kind of model names its
-    `head` (one of those in `registry.py`), makes it in `__init__`, and has `build_heads` and `apply_heads`.
+    An architecture has `encode`, `embed` and `encode_embedded`. A kind of model names its `head` (one of
+    those in `registry.py`), makes its layers in `__init__`, and has `apply_heads`.
 
     Called with a dict of int32 arrays `[B, S]`, whose other keys are ignored. The first call fixes S and K:
 
@@ -36,22 +36,17 @@ class PackedModel(keras.Model):
         self.config = config
         self.num_classes = num_classes
 
-    def build_encoder(self):
-        """Make the variables of the encoder."""
-        raise NotImplementedError
-
-    def build_heads(self, hidden_shape):
-        """Make the variables of the heads, for hidden states of shape `(None, None, D)`."""
-        raise NotImplementedError
-
     def build(self, *_):
-        self.build_encoder()
-        self.build_heads((None, None, self.config.hidden_size))
+        for layer in self.layers:
+            layer.build((None, None, self.config.hidden_size))  # hidden states, which the heads read
+        self.add_weights()
         undecayed = family_of(self.config).undecayed
         for variable in self.trainable_variables:
             is_matrix = len(variable.shape) > 1 and variable.name not in undecayed
             variable.is_decayed = getattr(variable, "is_decayed", is_matrix)  # as its layer says
-        self.built = True
+
+    def add_weights(self):
+        """Make the variables that the model has besides those of its layers."""
 
     def call(self, batch, training=None):
         return self.apply_heads(self.encode(batch, training=training), batch, training=training)

@@ -28,6 +28,7 @@ CONTEXT_FIELDS = ("max_position_embeddings", "global_rope_theta")
 # sequence, a label for each token, none; and `CAUSAL_LM`, that of every next token
 PRETRAINING, MASKED_LM, QUESTION_ANSWERING = "pretraining", "masked_lm", "question_answering"
 CLASSIFICATION, TOKEN_CLASSIFICATION, EMBEDDING = "classification", "token_classification", "embedding"
+CLASSIFYING_HEADS = (CLASSIFICATION, TOKEN_CLASSIFICATION)  # whose number of outputs a task knows
 FINETUNING_HEADS = (QUESTION_ANSWERING, TOKEN_CLASSIFICATION, CLASSIFICATION, EMBEDDING)
 OBJECTIVE_HEADS = {MLM_NSP: PRETRAINING, MLM: MASKED_LM, CAUSAL_LM: CAUSAL_LM}  # by `--objective`
 
@@ -56,6 +57,12 @@ class TensorName:
 
     def from_google(self, values):
         return values.T if self.google_transposed else values
+
+
+def linear_names(ours, theirs, has_bias=True):
+    """The rows of a linear layer: list of `TensorName`, without names of Google's."""
+    rows = [TensorName(f"{ours}/kernel", f"{theirs}.weight", hugging_face_transposed=True)]
+    return rows + ([TensorName(f"{ours}/bias", f"{theirs}.bias")] if has_bias else [])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,11 +114,11 @@ class ModelFamily:
     """One architecture, as all code outside its own folder knows it.
 
     Attributes:
+        config_class: Config. Beside its module, `model`, which needs Keras, has `make_model(head, config,
+            num_outputs, **encoder)`, which gives a `PackedModel`, and `count_flops(head, config, sums)`, the
+            operations to learn from sequences; and `checkpoint_names` has `NAMES`, a `CheckpointNames`.
         sizes: Published sizes by name.
         heads: Heads that its models may have. A checkpoint without any counts as having the first.
-        package: Folder. Its module `model`, which needs Keras, has `make_model(head, config, num_outputs,
-            **encoder)`, which gives a `PackedModel`, and `count_flops(head, config, sums)`, the operations to
-            learn from sequences. Its module `checkpoint_names` has `NAMES`, a `CheckpointNames`.
         undecayed: Names of variables without weight decay and, under LAMB, without trust ratio. Vectors, such
             as scales of norms, have neither, whatever their names.
     """
@@ -120,48 +127,27 @@ class ModelFamily:
     config_class: type
     sizes: dict[str, BaseConfig]
     heads: tuple[str, ...]
-    package: str
     undecayed: tuple[str, ...] = ("bias",)
 
     def load_models(self):
-        # A config is read without Keras
-        return importlib.import_module(f"{self.package}.model")
+        return self._module("model")
 
     def load_names(self):
-        return importlib.import_module(f"{self.package}.checkpoint_names").NAMES
+        return self._module("checkpoint_names").NAMES
+
+    def _module(self, name):
+        # Imported when it is asked for: a config is read without Keras
+        folder, _, _ = self.config_class.__module__.rpartition(".")
+        return importlib.import_module(f"{folder}.{name}")
 
 
 # The keys are the values of `model_type` in `config.json`
 FAMILIES = {
-    "bert": ModelFamily(
-        "BERT",
-        bert.ModelConfig,
-        bert.SIZES,
-        (PRETRAINING, MASKED_LM, *FINETUNING_HEADS),
-        "bert_packed.architectures.bert",
-    ),
-    "mamba": ModelFamily(
-        "Mamba",
-        mamba.MambaConfig,
-        mamba.SIZES,
-        (CAUSAL_LM,),
-        "bert_packed.architectures.mamba",
-        mamba.UNDECAYED,
-    ),
-    "mamba2": ModelFamily(
-        "Mamba-2",
-        mamba2.Mamba2Config,
-        mamba2.SIZES,
-        (CAUSAL_LM,),
-        "bert_packed.architectures.mamba2",
-        mamba.UNDECAYED,
-    ),
+    "bert": ModelFamily("BERT", bert.ModelConfig, bert.SIZES, (PRETRAINING, MASKED_LM, *FINETUNING_HEADS)),
+    "mamba": ModelFamily("Mamba", mamba.MambaConfig, mamba.SIZES, (CAUSAL_LM,), mamba.UNDECAYED),
+    "mamba2": ModelFamily("Mamba-2", mamba2.Mamba2Config, mamba2.SIZES, (CAUSAL_LM,), mamba.UNDECAYED),
     "modernbert": ModelFamily(
-        "ModernBERT",
-        modern_bert.ModernBertConfig,
-        modern_bert.SIZES,
-        (MASKED_LM, *FINETUNING_HEADS),
-        "bert_packed.architectures.modern_bert",
+        "ModernBERT", modern_bert.ModernBertConfig, modern_bert.SIZES, (MASKED_LM, *FINETUNING_HEADS)
     ),
 }
 DEFAULT_TYPE = "bert"  # of a file without `model_type`, as google-research/bert writes it

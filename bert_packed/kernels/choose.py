@@ -37,13 +37,12 @@ def choose_kernels(attention, model_config, max_seq_length, platform):
     import keras  # not above: a command chooses the backend first
 
     kernel_name = platform if keras.backend.backend() == "jax" else keras.backend.backend()
-    options = {}
-    if attention != "dense" and not _no_kernel(kernel_name):
-        known = KERNELS[kernel_name]
-        if model_config.without_attention:
-            known = {name: known[name] for name in OPERATORS if name in known}
-        options = {name: known[name] for name in model_config.kernels if name in known}
-    if model_config.without_attention:
+    reason = _no_kernel(kernel_name)
+    known = {} if attention == "dense" or reason else KERNELS[kernel_name]
+    attends = not model_config.without_attention
+    wanted = [name for name in model_config.kernels if attends or name in OPERATORS]
+    options = {name: known[name] for name in wanted if name in known}
+    if not attends:
         if attention == "flash":
             kind = family_of(model_config).name
             raise InputError(
@@ -54,7 +53,8 @@ def choose_kernels(attention, model_config, max_seq_length, platform):
             operators = " and ".join(OPERATORS[name] for name in options)
             description += f"; {operators} in fused {kernel_name.upper()} kernels of Pallas"
         return Kernels(options, description)
-    reason = _obstacle(kernel_name, max_seq_length)
+    if not reason and max_seq_length % TILE:
+        reason = f"{TILE} does not divide the length of packs. Received: {max_seq_length}"
     if attention == "flash" and reason:
         raise InputError(f"`attention` must not be flash where {reason}.")
     if attention == "dense" or reason:
@@ -88,12 +88,6 @@ KERNELS = {
 }
 # Options of models that do not attend stand for these computations
 OPERATORS = {"convolve": "convolution", "scan": "scan", "duality": "scan"}
-
-
-def _obstacle(kernel_name, max_seq_length):
-    """The reason why the fused kernel cannot be taken, or None."""
-    too_uneven = f"{TILE} does not divide the length of packs. Received: {max_seq_length}"
-    return _no_kernel(kernel_name) or (too_uneven if max_seq_length % TILE else None)
 
 
 def _no_kernel(kernel_name):

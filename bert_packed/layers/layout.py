@@ -68,6 +68,11 @@ class Layout:
             found_BSD = ops.where(ids_BS1 == row, table[row], found_BSD)
         return found_BSD
 
+    def float32_logits(self, hidden_BQD, table_VD):
+        """The `vocabulary_logits` of float32 numbers."""
+        # Cast before the product, not after: its sums would be rounded to bfloat16 in between
+        return self.vocabulary_logits(*(ops.cast(values, "float32") for values in (hidden_BQD, table_VD)))
+
     def vocabulary_logits(self, hidden_BQD, table_VD):
         """Products of each token with each row of a table of `add_table`: `[B, Q, V]`."""
         # One product serves the tokens of all packs: one per pack would make B gradients of the table

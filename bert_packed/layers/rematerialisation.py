@@ -9,16 +9,7 @@ from bert_packed.layers.dropout import Dropout
 
 
 def run_blocks(blocks, hidden_BSD, context, remat, training=None):
-    """Call encoder blocks in order: float `[B, S, D]`."""
-    if remat:
-        return run_rematerialised(blocks, hidden_BSD, context, training)
-    for block in blocks:
-        hidden_BSD = block(hidden_BSD, context=context, training=training)
-    return hidden_BSD
-
-
-def run_rematerialised(blocks, hidden_BSD, context, training=None):
-    """Call encoder blocks in order, keeping only what passes from one to the next: float `[B, S, D]`.
+    """Call encoder blocks in order: float `[B, S, D]`; with `remat` only what passes between them is kept.
 
     Where a block ends in a layer norm, its sum before the norm is kept, and the norm is recomputed with the
     next block. So the block's last product is not recomputed: no gradient needs its value (Section 3.2.3,
@@ -29,6 +20,10 @@ def run_rematerialised(blocks, hidden_BSD, context, training=None):
 
     A block with a `final_norm` that is not None must have `call_up_to_norm`.
     """
+    if not remat:
+        for block in blocks:
+            hidden_BSD = block(hidden_BSD, context=context, training=training)
+        return hidden_BSD
     norm = None
     for block in blocks:
         next_norm = getattr(block, "final_norm", None)

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 from architectures import ARCHITECTURES
-from keras import ops
 from packs import packed_and_unpacked
+from plain_attention import attend_plainly
 from tiny import CONFIG, make_engine, to_floats
 
 from bert_packed.architectures.bert.layers import TransformerBlock, layer_norm
@@ -23,7 +23,7 @@ from bert_packed.layers import context
 from bert_packed.layers.dropout import Dropout
 from bert_packed.layers.layout import Layout, dense
 
-pytestmark = pytest.mark.both_backends
+pytestmark = [pytest.mark.both_backends, pytest.mark.usefixtures("uncompiled")]
 WITH_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)
 
 
@@ -53,7 +53,6 @@ class WitnessBlock(keras.layers.Layer):
 
     def build(self, hidden_shape):
         self.mix.build(hidden_shape)
-        self.built = True
 
     def call(self, hidden_BSD, context, training=None):
         self.seen.append(context)
@@ -66,14 +65,6 @@ class CountingBlock(WitnessBlock):
     def build(self, hidden_shape):
         super().build(hidden_shape)
         self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False, name="calls")
-
-
-def plain_attend(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS):
-    scores_BNSS = ops.einsum("bsnh,btnh->bnst", query_BSNH, key_BSNH)
-    ids_BS = ops.convert_to_tensor(sequence_ids_BS)
-    is_own = ops.equal(ids_BS[:, None, :, None], ids_BS[:, None, None, :])
-    shares = ops.softmax(ops.where(is_own, scores_BNSS, -1e9), axis=-1)
-    return ops.einsum("bnst,btnh->bsnh", shares, value_BSNH)
 
 
 def assert_same_steps(one, other, config=CONFIG):
@@ -96,8 +87,8 @@ def assert_same_steps(one, other, config=CONFIG):
     [
         (WitnessBlock, {"remat": True}, WITH_DROPOUT),
         (SandwichBlock, {"remat": True}, WITH_DROPOUT),
-        (TransformerBlock, {"attend": plain_attend}, CONFIG),
-        (SandwichBlock, {"attend": plain_attend, "remat": True}, CONFIG),
+        (TransformerBlock, {"attend": attend_plainly}, CONFIG),
+        (SandwichBlock, {"attend": attend_plainly, "remat": True}, CONFIG),
     ],
 )
 def test_options_go_with_blocks_and_with_one_another(block, options, config):
@@ -115,7 +106,7 @@ def test_what_a_mamba_cannot_honour_is_refused(name, option):
 
 def test_what_a_block_cannot_honour_is_refused():
     with pytest.raises(ValueError, match="`attend` must not be given for a block without it"):
-        build_model(PRETRAINING, CONFIG, 1, block=WitnessBlock, attend=plain_attend)
+        build_model(PRETRAINING, CONFIG, 1, block=WitnessBlock, attend=attend_plainly)
     with pytest.raises(ValueError, match="`layout` must not be given for a block without it"):
         build_model(PRETRAINING, CONFIG, 1, block=SandwichBlock, layout=Layout())
     model = build_model(PRETRAINING, CONFIG, 1, block=CountingBlock, remat=True)
@@ -124,7 +115,7 @@ def test_what_a_block_cannot_honour_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("options", "num_masks"), [({}, 1), ({"attend": plain_attend}, 0), ({"remat": True}, 2)]
+    ("options", "num_masks"), [({}, 1), ({"attend": attend_plainly}, 0), ({"remat": True}, 2)]
 )
 def test_the_mask_is_made_once_where_somebody_asks(monkeypatch, options, num_masks):
     """Two blocks ask for it; each block that is computed again has its own, which lives no longer than it."""

@@ -2,7 +2,7 @@
 
 `tests/checkpoints/test_references.py` compares the whole model with transformers.
 
-Legend: B packs per batch, S pack length, N heads, H head width.
+Legend: B packs per batch, S pack length, N heads, H head width, D model width.
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ import pytest
 from keras import ops
 from modern_bert_models import CONFIG
 from packs import packed_and_unpacked
+from plain_attention import attend_plainly
 
 from bert_packed.architectures.modern_bert.config import FULL_ATTENTION
 from bert_packed.architectures.modern_bert.layers import CutoffNormal, RotaryAttention, attend_in_window
@@ -41,17 +42,6 @@ def draw(length, seed=0, num_packs=2, num_heads=2, head_width=4):
         ids_BS[row] = 1 + np.searchsorted(bounds, np.arange(length), side="right")
     ids_BS[-1, length - length // 4 :] = 0
     return [ops.convert_to_tensor(of) for of in heads], ops.convert_to_tensor(ids_BS)
-
-
-def attend_by_mask(heads, ids_BS, window):
-    """Attention by all scores and one mask."""
-    query_BSNH, key_BSNH, value_BSNH = heads
-    scores_BNSS = ops.einsum("bqnh,bknh->bnqk", query_BSNH, key_BSNH)
-    places_S = np.arange(ids_BS.shape[1])
-    is_near_SS = np.abs(places_S[:, None] - places_S) <= window
-    sees_BSS = ops.logical_and(ids_BS[:, :, None] == ids_BS[:, None], is_near_SS)
-    probs_BNSS = ops.softmax(ops.where(sees_BSS[:, None], scores_BNSS, -1e9), axis=-1)
-    return ops.einsum("bnqk,bknh->bqnh", probs_BNSS, value_BSNH)
 
 
 @uncompiled
@@ -86,7 +76,7 @@ def assert_bands_are_dense(length, window, conditions=()):
         return attend_in_window(heads, ids_BS, window, NO_DROPOUT)
 
     got = of(attend)
-    want = of(lambda heads: attend_by_mask(heads, ids_BS, window))
+    want = of(lambda heads: attend_plainly(*heads, ids_BS, window))
     for one, other in zip(got, want, strict=True):
         one, other = np.asarray(one), np.asarray(other)
         assert np.abs(one - other).max() <= 1e-5 * np.abs(other).max()
@@ -153,7 +143,7 @@ def test_global_blocks_alone_take_a_fused_kernel():
 
     def attend(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS):
         seen.append(query_BSNH.shape)
-        return attend_by_mask([query_BSNH, key_BSNH, value_BSNH], sequence_ids_BS, window=24)
+        return attend_plainly(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS)
 
     models = [build_model(MASKED_LM, CONFIG, seed=1, attend=of) for of in (None, attend)]
     want, got = (compiled(model.encode, model)(packed) for model in models)

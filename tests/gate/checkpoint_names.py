@@ -1,15 +1,19 @@
 """Names of its tensors here and in Hugging Face's form."""
 
-from bert_packed.architectures.registry import MASKED_LM, CheckpointNames, TensorName, config_json
+from bert_packed.architectures.registry import (
+    MASKED_LM,
+    CheckpointNames,
+    TensorName,
+    config_json,
+    linear_names,
+)
 
 
 def tensor_names(config, head):
     table = [TensorName("table", "gates.embeddings.weight"), TensorName("bias", "head.bias")]
     for i in range(config.num_hidden_layers):
         for part in ("gate", "mix"):
-            ours, theirs = f"block_{i}/{part}", f"gates.layers.{i}.{part}"
-            table.append(TensorName(f"{ours}/kernel", f"{theirs}.weight", hugging_face_transposed=True))
-            table.append(TensorName(f"{ours}/bias", f"{theirs}.bias"))
+            table += linear_names(f"block_{i}/{part}", f"gates.layers.{i}.{part}")
     return table
 
 

@@ -22,7 +22,6 @@ class GateBlock(keras.layers.Layer):
     def build(self, hidden_shape):
         self.gate.build(hidden_shape)
         self.mix.build(hidden_shape)
-        self.built = True
 
     def call(self, hidden_BSD, context, training=None):
         own_BSS = ops.cast(context.mask_B1SS[:, 0], hidden_BSD.dtype)
@@ -40,13 +39,9 @@ class GateModel(PackedModel):
         self.remat = remat
         self.blocks = [GateBlock(config, f"block_{i}") for i in range(config.num_hidden_layers)]
 
-    def build_encoder(self):
+    def add_weights(self):
         shape = (self.config.vocab_size, self.config.hidden_size)
         self.table_VD = self.add_weight(shape=shape, initializer="random_normal", name="table")
-        for block in self.blocks:
-            block.build((None, None, self.config.hidden_size))
-
-    def build_heads(self, hidden_shape):
         self.bias_V = self.add_weight(shape=(self.config.vocab_size,), initializer="zeros", name="bias")
 
     def embed(self, batch):

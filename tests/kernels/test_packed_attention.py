@@ -242,7 +242,6 @@ def test_no_other_tile_is_visited_forward_and_backward(kernel, one_pack_per_tile
     ("kernel", "remat", "micro_batch_size", "kind"),
     [
         (packed_attention, True, None, "pretraining"),
-        (packed_attention, False, 2, "pretraining"),
         (gpu_attention, True, 2, "pretraining"),
         (packed_attention, False, 2, "weighted"),
         (gpu_attention, False, 2, "tags"),

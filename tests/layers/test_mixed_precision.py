@@ -22,12 +22,22 @@ pytestmark = [pytest.mark.both_backends, pytest.mark.usefixtures("uncompiled")]
 
 
 @pytest.fixture(scope="module")
-def batches():
-    return packed_and_unpacked()
+def packed():
+    return packed_and_unpacked()[0]
 
 
-def make_mixed_engine(dtype=DTYPE):
-    return ARCHITECTURES["bert"].engine({"dtype": dtype})
+def gradients_in_both(packed, biases=()):
+    """Gradients of a BERT in bfloat16 and in float32, two dicts; the named biases are 4 instead of 0."""
+    found = []
+    for dtype in (DTYPE, "float32"):
+        engine = ARCHITECTURES["bert"].engine({"dtype": dtype})
+        weights = named_weights(engine.model)
+        for name, weight in weights.items():
+            if name.endswith(tuple(biases)):
+                weight.assign(np.full(weight.shape, 4.0))
+        gradients, _ = engine.gradients(packed, training=False)
+        found.append(dict(zip(weights, gradients, strict=True)))
+    return found
 
 
 def relative(got, want):
@@ -132,13 +142,13 @@ def test_norms_round_their_result_alone():
 
 
 @pytest.mark.parametrize("head", FINETUNING_HEADS)
-def test_logits_of_fine_tuning_stay_float32(batches, head):
-    outputs = build_model(head, CONFIG, 1, dtype=DTYPE, num_outputs=3)(batches[0])
-    assert {keras.backend.standardize_dtype(v.dtype) for v in outputs.values()} == {"float32"}
+def test_logits_of_fine_tuning_stay_float32(packed, head):
+    outputs = build_model(head, CONFIG, 1, dtype=DTYPE, num_outputs=3)(packed)
+    assert {dtype_of(values) for values in outputs.values()} == {"float32"}
 
 
-def test_softmax_and_layer_norm_compute_in_float32(batches):
-    operations = list(operations_of(build_model(PRETRAINING, CONFIG, 1, dtype=DTYPE), batches[0]))
+def test_softmax_and_layer_norm_compute_in_float32(packed):
+    operations = list(operations_of(build_model(PRETRAINING, CONFIG, 1, dtype=DTYPE), packed))
     assert "bfloat16" in {dtype for _, inputs, _ in operations for _, dtype in inputs}
     num_layers = CONFIG.num_hidden_layers
     for kinds, count in (({"exp", "softmax"}, num_layers), ({"rsqrt"}, 2 + 2 * num_layers)):
@@ -147,9 +157,8 @@ def test_softmax_and_layer_norm_compute_in_float32(batches):
         assert {dtype for inputs in found for _, dtype in inputs} == {"float32"}
 
 
-def test_logits_are_never_rounded(batches):
+def test_logits_are_never_rounded(packed):
     """Neither the product that makes them nor the bias rounds them."""
-    packed, _ = batches
     model = build_model(PRETRAINING, CONFIG, 1, dtype=DTYPE)
     results = [result for _, _, outputs in operations_of(model, packed) for result in outputs]
     predictions = packed["prediction_ids"]
@@ -179,32 +188,20 @@ def test_the_output_table_and_bias_are_not_rounded(name):
     np.testing.assert_allclose(logits(1) - ones, np.broadcast_to(bias, ones.shape), rtol=1e-5)
 
 
-def test_gradients_of_queries_stay_precise(batches):
+def test_gradients_of_queries_stay_precise(packed):
     """Biases of keys are large, as in trained models: they multiply what is rounded alike in a row."""
-    found = []
-    for dtype in (DTYPE, "float32"):
-        engine = make_mixed_engine(dtype)
-        for name, weight in named_weights(engine.model).items():
-            if name.endswith(("key/bias", "value/bias")):
-                weight.assign(np.full(weight.shape, 4.0))
-        gradients, _ = engine.gradients(batches[0], training=False)
-        found.append(dict(zip(named_weights(engine.model), gradients, strict=True)))
-    names = [name for name in found[0] if name.endswith("query/kernel")]
+    mixed, exact = gradients_in_both(packed, ["key/bias", "value/bias"])
+    names = [name for name in mixed if name.endswith("query/kernel")]
     assert len(names) == CONFIG.num_hidden_layers
     for name in names:
-        assert relative(found[0][name], found[1][name]) < 32 * BF16, name
+        assert relative(mixed[name], exact[name]) < 32 * BF16, name
 
 
-def test_the_gradient_of_a_table_is_summed_in_float32(batches):
+def test_the_gradient_of_a_table_is_summed_in_float32(packed):
     """The packs repeat 64 times: sums of a thousand tokens in bfloat16 would be off by many roundings."""
-    many = {name: np.concatenate([values] * 64) for name, values in batches[0].items()}
-    found = []
-    for dtype in (DTYPE, "float32"):
-        engine = make_mixed_engine(dtype)
-        gradients, _ = engine.gradients(many, training=False)
-        found.append(dict(zip(named_weights(engine.model), gradients, strict=True)))
-    names = [name for name in found[0] if "embeddings" in name and not name.endswith(("gamma", "beta"))]
+    mixed, exact = gradients_in_both({name: np.concatenate([values] * 64) for name, values in packed.items()})
+    names = [name for name in mixed if "embeddings" in name and not name.endswith(("gamma", "beta"))]
     assert len(names) == 3
     for name in names:
         # Sums in bfloat16 are 83 roundings off under JAX, for the table of two rows
-        assert relative(found[0][name], found[1][name]) < 12 * BF16, name
+        assert relative(mixed[name], exact[name]) < 12 * BF16, name

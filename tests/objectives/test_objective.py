@@ -47,9 +47,6 @@ class NextTokenModel(PackedBert):
         super().__init__(config, "next", **encoder)
         self.transform = dense(config.hidden_size, config, "transform")
 
-    def build_heads(self, hidden_shape):
-        self.transform.build(hidden_shape)
-
     def apply_heads(self, hidden_BSD, batch, training=None):
         table_VD = ops.convert_to_tensor(self.bert.embeddings.word_embeddings_VD)
         return {"next_logits": ops.matmul(self.transform(hidden_BSD), ops.transpose(table_VD))}

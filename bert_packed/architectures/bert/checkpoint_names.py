@@ -97,7 +97,7 @@ def _hugging_face_config(model):
         "tie_word_embeddings": True,
         **dataclasses.asdict(model.config),
     }
-    if model.head in (registry.CLASSIFICATION, registry.TOKEN_CLASSIFICATION):
+    if model.head in registry.CLASSIFYING_HEADS:
         # transformers takes one label for a number to predict
         config["num_labels"] = model.num_classes
     return config

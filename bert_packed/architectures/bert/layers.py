@@ -27,8 +27,8 @@ class PackedEmbeddings(keras.layers.Layer):
         BERT's own bias add     [0 1 2 3 4]
     """
 
-    def __init__(self, config, name="embeddings", layout=ONE_DEVICE, **kwargs):
-        super().__init__(name=name, **kwargs)
+    def __init__(self, config, layout=ONE_DEVICE):
+        super().__init__(name="embeddings")
         self.config = config
         self.layout = layout
         self.norm = layer_norm(config)
@@ -40,7 +40,6 @@ class PackedEmbeddings(keras.layers.Layer):
         self.token_type_embeddings = self._table("token_type_embeddings", config.type_vocab_size)
         self.position_embeddings = self._table("position_embeddings", config.max_position_embeddings)
         self.norm.build((None, None, config.hidden_size))
-        self.built = True
 
     def _table(self, name, rows, is_vocabulary=False):
         return self.layout.add_table(self, rows, self.config, name, is_vocabulary=is_vocabulary)
@@ -65,8 +64,8 @@ class SelfAttention(keras.layers.Layer):
         layout: `Layout` of the weights, which makes the linear layers.
     """
 
-    def __init__(self, config, name="attention", attend=None, layout=ONE_DEVICE, **kwargs):
-        super().__init__(name=name, **kwargs)
+    def __init__(self, config, attend=None, layout=ONE_DEVICE):
+        super().__init__(name="attention")
         self.attend = attend
         self.layout = layout
         self.num_heads = config.num_attention_heads
@@ -84,7 +83,6 @@ class SelfAttention(keras.layers.Layer):
     def build(self, hidden_shape, *_):
         for layer in (self.query, self.key, self.value, self.output_dense, self.norm):
             layer.build(hidden_shape)
-        self.built = True
 
     def call(self, hidden_BSD, context, training=None):
         """Attend inside the sequences of a `PackContext`; float `[B, S, D]` to the same."""
@@ -112,8 +110,8 @@ class SelfAttention(keras.layers.Layer):
 class FeedForward(keras.layers.Layer):
     """BERT's two-layer network on each token, with residual and layer norm after it."""
 
-    def __init__(self, config, name="feed_forward", layout=ONE_DEVICE, **kwargs):
-        super().__init__(name=name, **kwargs)
+    def __init__(self, config, layout=ONE_DEVICE):
+        super().__init__(name="feed_forward")
         self.inner_width = config.intermediate_size
         self.intermediate = layout.dense(config.intermediate_size, config, "intermediate", split=COLUMNS)
         self.output_dense = layout.dense(config.hidden_size, config, "output", split=ROWS)
@@ -125,7 +123,6 @@ class FeedForward(keras.layers.Layer):
         self.intermediate.build(hidden_shape)
         self.output_dense.build((*hidden_shape[:-1], self.inner_width))
         self.norm.build(hidden_shape)
-        self.built = True
 
     def call(self, hidden_BSD, training=None):
         return self.norm(self.add(hidden_BSD, training=training))
@@ -139,15 +136,14 @@ class FeedForward(keras.layers.Layer):
 class TransformerBlock(keras.layers.Layer):
     """One encoder block: attention inside each sequence, then the feed-forward network."""
 
-    def __init__(self, config, name, attend=None, layout=ONE_DEVICE, **kwargs):
-        super().__init__(name=name, **kwargs)
+    def __init__(self, config, name, attend=None, layout=ONE_DEVICE):
+        super().__init__(name=name)
         self.attention = SelfAttention(config, attend=attend, layout=layout)
         self.feed_forward = FeedForward(config, layout=layout)
 
     def build(self, hidden_shape, *_):
         self.attention.build(hidden_shape)
         self.feed_forward.build(hidden_shape)
-        self.built = True
 
     def call(self, hidden_BSD, context, training=None):
         hidden_BSD = self.attention(hidden_BSD, context=context, training=training)
@@ -169,27 +165,23 @@ class TransformerBlock(keras.layers.Layer):
 class MaskedLanguageModelHead(keras.layers.Layer):
     """Vocabulary logits of the gathered predictions: float32 `[B, P, V]`, by the word embeddings."""
 
-    def __init__(self, config, name="predictions", layout=ONE_DEVICE, **kwargs):
-        super().__init__(name=name, autocast=False, **kwargs)  # the table stays float32
+    def __init__(self, config, layout=ONE_DEVICE):
+        super().__init__(name="predictions", autocast=False)  # the table stays float32
         self.config = config
         self.layout = layout
         self.transform = layout.dense(config.hidden_size, config, "transform")
         self.activation = activation(config.hidden_act)
         self.norm = layer_norm(config)
 
-    def build(self, *_):
-        shape = (None, None, self.config.hidden_size)
-        self.transform.build(shape)
-        self.norm.build(shape)
+    def build(self, hidden_shape):
+        self.transform.build(hidden_shape)
+        self.norm.build(hidden_shape)
         self.output_bias_V = self.layout.add_vocabulary_bias(self, self.config, "output_bias")
-        self.built = True
 
     def call(self, hidden_BSD, positions_BP, word_embeddings_VD):
         gathered_BPD = gather_tokens(hidden_BSD, positions_BP)
         gathered_BPD = self.norm(self.activation(self.transform(gathered_BPD)))
-        # Cast before the product, not after: its sums would be rounded to bfloat16 in between
-        gathered_BPD, table_VD = (ops.cast(x, "float32") for x in (gathered_BPD, word_embeddings_VD))
-        logits_BPV = self.layout.vocabulary_logits(gathered_BPD, table_VD) + self.output_bias_V
+        logits_BPV = self.layout.float32_logits(gathered_BPD, word_embeddings_VD) + self.output_bias_V
         return self.layout.without_padding(logits_BPV, self.config.vocab_size)
 
 
@@ -201,8 +193,8 @@ class ClassificationHead(keras.layers.Layer):
         rate: Rate of the dropout between pooler and classifier.
     """
 
-    def __init__(self, config, num_classes, name, rate=0.0, layout=ONE_DEVICE, **kwargs):
-        super().__init__(name=name, **kwargs)
+    def __init__(self, config, num_classes, name, rate=0.0, layout=ONE_DEVICE):
+        super().__init__(name=name)
         self.pooler = layout.dense(config.hidden_size, config, "pooler")
         self.classifier = layout.dense(num_classes, config, "classifier", dtype="float32")
         self.dropout = Dropout(rate)
@@ -210,7 +202,6 @@ class ClassificationHead(keras.layers.Layer):
     def build(self, hidden_shape, *_):
         self.pooler.build(hidden_shape)
         self.classifier.build(hidden_shape)
-        self.built = True
 
     def call(self, hidden_BSD, positions_BK, training=None):
         pooled_BKD = ops.tanh(self.pooler(gather_tokens(hidden_BSD, positions_BK)))

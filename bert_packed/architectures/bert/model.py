@@ -9,6 +9,7 @@ import inspect
 import keras
 from keras import ops
 
+from bert_packed.architectures import registry
 from bert_packed.architectures.bert.config import ModelConfig
 from bert_packed.architectures.bert.layers import (
     ClassificationHead,
@@ -18,14 +19,6 @@ from bert_packed.architectures.bert.layers import (
     TransformerBlock,
 )
 from bert_packed.architectures.packed_model import PackedModel
-from bert_packed.architectures.registry import (
-    CLASSIFICATION,
-    EMBEDDING,
-    MASKED_LM,
-    PRETRAINING,
-    QUESTION_ANSWERING,
-    TOKEN_CLASSIFICATION,
-)
 from bert_packed.layers.context import ablated_context, ablated_positions
 from bert_packed.layers.dropout import Dropout
 from bert_packed.layers.layout import ONE_DEVICE
@@ -42,17 +35,8 @@ class PackedEncoder(keras.layers.Layer):
         attend, layout: Arguments of `layers.SelfAttention`; only for a `block` that takes them.
     """
 
-    def __init__(
-        self,
-        config,
-        block=TransformerBlock,
-        remat=False,
-        attend=None,
-        layout=ONE_DEVICE,
-        name="bert",
-        **kwargs,
-    ):
-        super().__init__(name=name, **kwargs)
+    def __init__(self, config, block=TransformerBlock, remat=False, attend=None, layout=ONE_DEVICE):
+        super().__init__(name="bert")
         self.remat = remat
         self.config = config
         self.embeddings = PackedEmbeddings(config, layout=layout)
@@ -68,7 +52,6 @@ class PackedEncoder(keras.layers.Layer):
         self.embeddings.build()
         for block in self.blocks:
             block.build((None, None, self.config.hidden_size))
-        self.built = True
 
     def call(self, token_ids_BS, sequence_ids_BS, token_type_ids_BS, position_ids_BS, training=None):
         hidden_BSD = self.embed(token_ids_BS, token_type_ids_BS, position_ids_BS, training=training)
@@ -94,14 +77,11 @@ class PackedBert(PackedModel):
     config_class = ModelConfig
     encoder_inputs = ("token_ids", "sequence_ids", "token_type_ids", "position_ids")
 
-    def __init__(self, config, name, num_classes=None, **encoder):
+    def __init__(self, config, name="finetuning", num_classes=None, **encoder):
         super().__init__(config, name, num_classes)
         self.block = encoder.get("block", TransformerBlock)
         self.layout = encoder.get("layout", ONE_DEVICE)
         self.bert = PackedEncoder(config, **encoder)
-
-    def build_encoder(self):
-        self.bert.build()
 
     def encode(self, batch, training=None):
         return self.bert(*(batch[name] for name in self.encoder_inputs), training=training)
@@ -127,14 +107,11 @@ class PackedBertForMaskedLM(PackedBert):
     Reads also `prediction_positions` `[B, P]`, whose unused slots hold 0.
     """
 
-    head = MASKED_LM
+    head = registry.MASKED_LM
 
     def __init__(self, config, name="pretraining", **encoder):
         super().__init__(config, name, **encoder)
         self.predictions = MaskedLanguageModelHead(config, layout=self.layout)
-
-    def build_heads(self, hidden_shape):
-        self.predictions.build()
 
     def apply_heads(self, hidden_BSD, batch, training=None):
         table_VD = self.bert.embeddings.word_embeddings_VD
@@ -145,15 +122,11 @@ class PackedBertForMaskedLM(PackedBert):
 class PackedBertForPretraining(PackedBertForMaskedLM):
     """Packed BERT with both pre-training heads: `nsp_logits`, float32 `[B, K, 2]`, come with `mlm_logits`."""
 
-    head = PRETRAINING
+    head = registry.PRETRAINING
 
     def __init__(self, config, name="pretraining", **encoder):
         super().__init__(config, name, **encoder)
         self.next_sentence = NextSentenceHead(config, layout=self.layout)
-
-    def build_heads(self, hidden_shape):
-        super().build_heads(hidden_shape)
-        self.next_sentence.build(hidden_shape)
 
     def apply_heads(self, hidden_BSD, batch, training=None):
         nsp_BK2 = self.next_sentence(hidden_BSD, batch["cls_positions"])
@@ -163,13 +136,12 @@ class PackedBertForPretraining(PackedBertForMaskedLM):
 class AnswerHead(keras.layers.Layer):
     """Logits of every token as an answer's start and end: two float32 `[B, S]`."""
 
-    def __init__(self, config, name=QUESTION_ANSWERING, layout=ONE_DEVICE, **kwargs):
-        super().__init__(name=name, **kwargs)
+    def __init__(self, config, layout=ONE_DEVICE):
+        super().__init__(name=registry.QUESTION_ANSWERING)
         self.output_dense = layout.dense(2, config, "output", dtype="float32")
 
     def build(self, hidden_shape):
         self.output_dense.build(hidden_shape)
-        self.built = True
 
     def call(self, hidden_BSD):
         logits_BS2 = self.output_dense(hidden_BSD)
@@ -179,14 +151,13 @@ class AnswerHead(keras.layers.Layer):
 class TokenClassificationHead(keras.layers.Layer):
     """Class logits of every token: float32 `[B, S, C]`."""
 
-    def __init__(self, config, num_classes, name=TOKEN_CLASSIFICATION, layout=ONE_DEVICE, **kwargs):
-        super().__init__(name=name, **kwargs)
+    def __init__(self, config, num_classes, layout=ONE_DEVICE):
+        super().__init__(name=registry.TOKEN_CLASSIFICATION)
         self.classifier = layout.dense(num_classes, config, "classifier", dtype="float32")
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def build(self, hidden_shape):
         self.classifier.build(hidden_shape)
-        self.built = True
 
     def call(self, hidden_BSD, training=None):
         return self.classifier(self.dropout(hidden_BSD, training=training))
@@ -196,14 +167,11 @@ class TokenClassificationHead(keras.layers.Layer):
 class PackedBertForQuestionAnswering(PackedBert):
     """Packed BERT that finds answers: a dict of `start_logits` and `end_logits`, float32 `[B, S]`."""
 
-    head = QUESTION_ANSWERING
+    head = registry.QUESTION_ANSWERING
 
     def __init__(self, config, name="finetuning", **encoder):
         super().__init__(config, name, **encoder)
         self.question_answering = AnswerHead(config, layout=self.layout)
-
-    def build_heads(self, hidden_shape):
-        self.question_answering.build(hidden_shape)
 
     def apply_heads(self, hidden_BSD, batch, training=None):
         start_BS, end_BS = self.question_answering(hidden_BSD)
@@ -214,15 +182,12 @@ class PackedBertForQuestionAnswering(PackedBert):
 class PackedBertForClassification(PackedBert):
     """Packed BERT that gives every sequence a class or a number: a dict of `logits`, float32 `[B, K, C]`."""
 
-    head = CLASSIFICATION
+    head = registry.CLASSIFICATION
 
     def __init__(self, config, num_classes, name="finetuning", **encoder):
         super().__init__(config, name, num_classes, **encoder)
         rate = config.hidden_dropout_prob
-        self.classification = ClassificationHead(config, num_classes, CLASSIFICATION, rate, self.layout)
-
-    def build_heads(self, hidden_shape):
-        self.classification.build(hidden_shape)
+        self.classification = ClassificationHead(config, num_classes, self.head, rate, self.layout)
 
     def apply_heads(self, hidden_BSD, batch, training=None):
         return {"logits": self.classification(hidden_BSD, batch["cls_positions"], training=training)}
@@ -232,14 +197,11 @@ class PackedBertForClassification(PackedBert):
 class PackedBertForTokenClassification(PackedBert):
     """Packed BERT that gives every token a class: a dict of `logits`, float32 `[B, S, C]`."""
 
-    head = TOKEN_CLASSIFICATION
+    head = registry.TOKEN_CLASSIFICATION
 
     def __init__(self, config, num_classes, name="finetuning", **encoder):
         super().__init__(config, name, num_classes, **encoder)
         self.token_classification = TokenClassificationHead(config, num_classes, layout=self.layout)
-
-    def build_heads(self, hidden_shape):
-        self.token_classification.build(hidden_shape)
 
     def apply_heads(self, hidden_BSD, batch, training=None):
         return {"logits": self.token_classification(hidden_BSD, training=training)}
@@ -249,13 +211,7 @@ class PackedBertForTokenClassification(PackedBert):
 class PackedBertForEmbedding(PackedBert):
     """Packed BERT without a head: a dict of `hidden_states`, float32 `[B, S, D]`."""
 
-    head = EMBEDDING
-
-    def __init__(self, config, name="finetuning", **encoder):
-        super().__init__(config, name, **encoder)
-
-    def build_heads(self, hidden_shape):
-        """Nothing."""
+    head = registry.EMBEDDING
 
     def apply_heads(self, hidden_BSD, batch, training=None):
         return {"hidden_states": ops.cast(hidden_BSD, "float32")}
@@ -264,14 +220,14 @@ class PackedBertForEmbedding(PackedBert):
 def make_model(head, config, num_outputs, block=None, remat=False, attend=None, layout=ONE_DEVICE):
     """A BERT with one of its family's heads, not yet built; arguments as in `packed_model.build_model`."""
     encoder = {"remat": remat, "attend": attend, "layout": layout, **({"block": block} if block else {})}
-    classes = {"num_classes": num_outputs} if head in (CLASSIFICATION, TOKEN_CLASSIFICATION) else {}
+    classes = {"num_classes": num_outputs} if head in registry.CLASSIFYING_HEADS else {}
     kinds = {
-        PRETRAINING: PackedBertForPretraining,
-        MASKED_LM: PackedBertForMaskedLM,
-        QUESTION_ANSWERING: PackedBertForQuestionAnswering,
-        CLASSIFICATION: PackedBertForClassification,
-        TOKEN_CLASSIFICATION: PackedBertForTokenClassification,
-        EMBEDDING: PackedBertForEmbedding,
+        registry.PRETRAINING: PackedBertForPretraining,
+        registry.MASKED_LM: PackedBertForMaskedLM,
+        registry.QUESTION_ANSWERING: PackedBertForQuestionAnswering,
+        registry.CLASSIFICATION: PackedBertForClassification,
+        registry.TOKEN_CLASSIFICATION: PackedBertForTokenClassification,
+        registry.EMBEDDING: PackedBertForEmbedding,
     }
     return kinds[head](config, **classes, **encoder)
 
@@ -292,8 +248,8 @@ def count_flops(head, config, sums):
     width, blocks = config.hidden_size, config.num_hidden_layers
     per_token = 6 * blocks * config.block_weights
     flops = per_token * sums["num_tokens"] + 12 * blocks * width * sums["num_pairs"]
-    if head in (PRETRAINING, MASKED_LM):
+    if head in (registry.PRETRAINING, registry.MASKED_LM):
         flops += 6 * (width**2 + width * config.vocab_size) * sums["num_predictions"]
-    if head == PRETRAINING:
+    if head == registry.PRETRAINING:
         flops += 6 * (width**2 + 2 * width) * sums["num_sequences"]
     return flops

@@ -8,7 +8,7 @@
 `^T`: stored as outputs × inputs there, as inputs × outputs here. The output matrix is the token embeddings.
 """
 
-from bert_packed.architectures.registry import CheckpointNames, TensorName, config_json
+from bert_packed.architectures.registry import CheckpointNames, TensorName, config_json, linear_names
 from bert_packed.schema import CAUSAL_LM
 from bert_packed.text.vocabularies import boundary_ids
 
@@ -33,12 +33,6 @@ def convolution_names(config, ours, theirs):
     if config.use_conv_bias:
         rows.append(TensorName(f"{ours}/conv1d_bias", f"{theirs}.conv1d.bias"))
     return rows + [TensorName(f"{ours}/{name}", f"{theirs}.{name}") for name in ("A_log", "D")]
-
-
-def linear_names(ours, theirs, has_bias):
-    """The rows of a linear layer."""
-    rows = [TensorName(f"{ours}/kernel", f"{theirs}.weight", hugging_face_transposed=True)]
-    return rows + ([TensorName(f"{ours}/bias", f"{theirs}.bias")] if has_bias else [])
 
 
 def _mixer(config, ours, theirs):

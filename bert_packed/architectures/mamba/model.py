@@ -36,16 +36,24 @@ def add_vocabulary(layer, config, name):
     return layer.add_weight(shape=shape, initializer=weights, name=name, autocast=False)
 
 
+def add_convolution(layer, config):
+    """Float32 variables of a Keras layer: kernel `[W, E]`, and bias `[E]` or None."""
+    shape, weights = (config.conv_kernel, config.conv_size), fan_in(config.conv_kernel)
+    kernel_WE = layer.add_weight(shape=shape, initializer=weights, name="conv1d_kernel")
+    if not config.use_conv_bias:
+        return kernel_WE, None
+    return kernel_WE, layer.add_weight(shape=shape[1:], initializer="zeros", name="conv1d_bias")
+
+
 class RMSNorm(keras.layers.Layer):
     """Root-mean-square normalization with a scale, computed in float32, of each of `num_groups` apart."""
 
-    def __init__(self, epsilon, num_groups=1, name="RMSNorm", **kwargs):
-        super().__init__(name=name, autocast=False, **kwargs)
+    def __init__(self, epsilon, num_groups=1, dtype=None):
+        super().__init__(name="RMSNorm", autocast=False, dtype=dtype)
         self.epsilon, self.num_groups = epsilon, num_groups
 
     def build(self, shape):
         self.scale_D = self.add_weight(shape=shape[-1:], initializer="ones", name="scale", autocast=False)
-        self.built = True
 
     def call(self, hidden_BSD):
         wide_BSD = ops.cast(hidden_BSD, "float32")
@@ -78,8 +86,8 @@ class MambaMixer(keras.layers.Layer):
             `operators.ssm_pack` that compute the same; None for these.
     """
 
-    def __init__(self, config, convolve=None, scan=None, name="mixer", **kwargs):
-        super().__init__(name=name, autocast=False, **kwargs)  # states stay float32
+    def __init__(self, config, convolve=None, scan=None):
+        super().__init__(name="mixer", autocast=False)  # states stay float32
         self.config = config
         self.convolve, self.scan = convolve, scan
         width, inner, rank = config.hidden_size, config.inner_size, config.step_rank
@@ -106,12 +114,7 @@ class MambaMixer(keras.layers.Layer):
         self.x_proj.build((None, None, inner))
         self.dt_proj.build((None, None, config.step_rank))
         self.out_proj.build((None, None, inner))
-        self.conv_kernel_WE = self.add_weight(
-            shape=(config.conv_kernel, inner), initializer=fan_in(config.conv_kernel), name="conv1d_kernel"
-        )
-        self.conv_bias_E = None
-        if config.use_conv_bias:
-            self.conv_bias_E = self.add_weight(shape=(inner,), initializer="zeros", name="conv1d_bias")
+        self.conv_kernel_WE, self.conv_bias_E = add_convolution(self, config)
         # Decays of 1, 2, ... Z in each channel are kept as logarithms, so that they stay above 0
         numbers = np.repeat(np.arange(1, config.state_size + 1, dtype="float32")[None, :], inner, axis=0)
         self.a_log_EZ = self.add_weight(
@@ -121,7 +124,6 @@ class MambaMixer(keras.layers.Layer):
             autocast=False,
         )
         self.skip_E = self.add_weight(shape=(inner,), initializer="ones", name="D", autocast=False)
-        self.built = True
 
     def call(self, hidden_BSD, context, carried=None):
         """Mix the tokens of each sequence: float `[B, S, D]`, and `carried` for the pack after this one.
@@ -153,15 +155,14 @@ class MambaMixer(keras.layers.Layer):
 class MambaBlock(keras.layers.Layer):
     """Norm, mixer, residual; the residual stays float32."""
 
-    def __init__(self, mixer, epsilon, name, **kwargs):
-        super().__init__(name=name, autocast=False, **kwargs)
+    def __init__(self, mixer, epsilon, name):
+        super().__init__(name=name, autocast=False)
         self.norm = RMSNorm(epsilon)
         self.mixer = mixer
 
     def build(self, hidden_shape, *_):
         self.norm.build(hidden_shape)
         self.mixer.build(hidden_shape)
-        self.built = True
 
     def call(self, hidden_BSD, context, carried=None, training=None):
         """float32 `[B, S, D]` to the same, and `carried` for the pack after this one."""
@@ -180,8 +181,8 @@ class MambaEncoder(keras.layers.Layer):
         operators: Further arguments of `mixer_class`.
     """
 
-    def __init__(self, config, mixer_class, remat=False, num_rows=0, name="backbone", **operators):
-        super().__init__(name=name)
+    def __init__(self, config, mixer_class, remat=False, num_rows=0, **operators):
+        super().__init__(name="backbone")
         self.config = config
         self.remat = remat
         self.num_rows = num_rows
@@ -214,7 +215,6 @@ class MambaEncoder(keras.layers.Layer):
                 ]
                 for number in range(config.num_hidden_layers)
             ]
-        self.built = True
 
     def call(self, token_ids_BS, position_ids_BS, training=None):
         return self.run_blocks(self.embed(token_ids_BS), position_ids_BS, training=training)
@@ -267,10 +267,7 @@ class PackedMamba(PackedModel):
         super().__init__(config, name)
         self.backbone = MambaEncoder(config, self.mixer_class, **encoder)
 
-    def build_encoder(self):
-        self.backbone.build()
-
-    def build_heads(self, hidden_shape):
+    def add_weights(self):
         self.output_VD = None  # the embeddings
         if not self.config.tie_word_embeddings:
             self.output_VD = add_vocabulary(self, self.config, "lm_head")
@@ -286,9 +283,7 @@ class PackedMamba(PackedModel):
 
     def apply_heads(self, hidden_BSD, batch, training=None):
         table_VD = self.backbone.embeddings_VD if self.output_VD is None else self.output_VD
-        # Cast before the product, not after: its sums would be rounded to bfloat16 in between
-        hidden_BSD, table_VD = (ops.cast(x, "float32") for x in (hidden_BSD, table_VD))
-        return {"logits": ONE_DEVICE.vocabulary_logits(hidden_BSD, table_VD)}
+        return {"logits": ONE_DEVICE.float32_logits(hidden_BSD, table_VD)}
 
 
 def make_model(head, config, num_outputs, remat=False, num_rows=0, convolve=None, scan=None):
@@ -297,20 +292,21 @@ def make_model(head, config, num_outputs, remat=False, num_rows=0, convolve=None
     return PackedMamba(config, remat=remat, num_rows=num_rows, convolve=convolve, scan=scan)
 
 
-def count_flops(head, config, sums):
+def count_flops(head, config, sums, per_state=21):
     """Operations that a Mamba needs to learn from sequences, counted as `bert.model.count_flops` does.
 
-    6 L N                    per token; L blocks, N = E (3 D + 2 rank + 2 Z) weights
-    6 L W E                  per token, for the convolution
-    21 L E Z                 per token, for its states
+    6 L N                    per token; L blocks, N weights of each, as the config's `block_weights`
+    6 L W E                  per token, for the convolution; a Mamba-2's has more channels than E
+    21 L E Z                 per token, for its states; `per_state` is the 21
     6 D V                    per prediction
     """
     # A state takes 7 forward (its exponent, the exponential, the product with the state before, its input,
     # the sum of both, the product with C and its sum) and 14 backward: the gradient of the state 3, a product
     # and a sum for each of step size, A, input, B and C, and a product that the first two share. The program
     # executes nearly twice as many: it recomputes states, and XLA recomputes some products
-    inner = config.inner_size
-    per_token = 6 * config.block_weights + 6 * config.conv_kernel * inner + 21 * inner * config.state_size
+    of_convolution = 6 * config.conv_kernel * config.conv_size
+    of_states = per_state * config.inner_size * config.state_size
+    per_token = 6 * config.block_weights + of_convolution + of_states
     per_prediction = 6 * config.hidden_size * config.vocab_size
     of_tokens = config.num_hidden_layers * per_token * sums["num_tokens"]
     return of_tokens + per_prediction * sums["num_predictions"]

@@ -10,7 +10,7 @@ import dataclasses
 
 from bert_packed.architectures.base_config import LARGEST_FLOAT32
 from bert_packed.architectures.mamba import checkpoint_names as mamba_names
-from bert_packed.architectures.registry import TensorName, config_json
+from bert_packed.architectures.registry import TensorName, config_json, linear_names
 from bert_packed.schema import CAUSAL_LM
 
 
@@ -25,8 +25,8 @@ def _mixer(config, ours, theirs):
         *mamba_names.convolution_names(config, ours, theirs),
         TensorName(f"{ours}/RMSNorm/scale", f"{theirs}.norm.weight"),
         TensorName(f"{ours}/dt_bias", f"{theirs}.dt_bias"),
-        *mamba_names.linear_names(f"{ours}/in_proj", f"{theirs}.in_proj", config.use_bias),
-        *mamba_names.linear_names(f"{ours}/out_proj", f"{theirs}.out_proj", config.use_bias),
+        *linear_names(f"{ours}/in_proj", f"{theirs}.in_proj", config.use_bias),
+        *linear_names(f"{ours}/out_proj", f"{theirs}.out_proj", config.use_bias),
     ]
 
 

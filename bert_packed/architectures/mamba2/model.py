@@ -12,7 +12,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from bert_packed.architectures.mamba.model import PackedMamba, RMSNorm, StepSizes, fan_in
+from bert_packed.architectures.mamba import model as mamba
+from bert_packed.architectures.mamba.model import PackedMamba, RMSNorm, StepSizes, add_convolution, fan_in
 from bert_packed.architectures.mamba.operators import conv1d_pack
 from bert_packed.architectures.mamba2.config import Mamba2Config
 from bert_packed.architectures.mamba2.state_space_duality import ssd_pack
@@ -44,8 +45,8 @@ class Mamba2Mixer(keras.layers.Layer):
             `state_space_duality.ssd_pack` that compute the same; None for these.
     """
 
-    def __init__(self, config, convolve=None, duality=None, name="mixer", **kwargs):
-        super().__init__(name=name, autocast=False, **kwargs)  # states stay float32
+    def __init__(self, config, convolve=None, duality=None):
+        super().__init__(name="mixer", autocast=False)  # states stay float32
         self.config = config
         self.convolve, self.duality = convolve, duality
         width, inner = config.hidden_size, config.inner_size
@@ -69,16 +70,7 @@ class Mamba2Mixer(keras.layers.Layer):
         self.in_proj.build(hidden_shape)
         self.norm.build((None, None, inner))
         self.out_proj.build((None, None, inner))
-        self.conv_kernel_WU = self.add_weight(
-            shape=(config.conv_kernel, config.conv_size),
-            initializer=fan_in(config.conv_kernel),
-            name="conv1d_kernel",
-        )
-        self.conv_bias_U = None
-        if config.use_conv_bias:
-            self.conv_bias_U = self.add_weight(
-                shape=(config.conv_size,), initializer="zeros", name="conv1d_bias"
-            )
+        self.conv_kernel_WU, self.conv_bias_U = add_convolution(self, config)
         decays = keras.initializers.RandomUniform(1.0, 16.0)  # as the authors' program
         self.a_log_N, self.skip_N, self.step_bias_N = (
             self.add_weight(shape=(config.num_heads,), initializer=initializer, name=name, autocast=False)
@@ -88,7 +80,6 @@ class Mamba2Mixer(keras.layers.Layer):
                 ("dt_bias", StepSizes(config)),
             )
         )
-        self.built = True
 
     def call(self, hidden_BSD, context, carried=None):
         """As `MambaMixer.call`; the tail is float `[B, X, U]`."""
@@ -146,18 +137,8 @@ def make_model(head, config, num_outputs, remat=False, num_rows=0, convolve=None
 
 
 def count_flops(head, config, sums):
-    """Operations that a Mamba-2 needs to learn from sequences, counted as `bert.model.count_flops` does.
-
-    6 L (D (2 E + 2 G Z + N) + E D)    per token; L blocks
-    6 L W U                            per token, for the convolution
-    16 L E Z                           per token, for its states
-    6 D V                              per prediction
-    """
+    """Operations that a Mamba-2 needs to learn from sequences: as a Mamba, with 16 for each state."""
     # A state takes 5 forward (the product with the state before, its input, the sum of both, the product with
     # C and its sum) and 11 backward: its gradient 3, and a product and a sum for each of decay, input, B and
     # C. Chunks take more, as products of matrices
-    per_convolution = 6 * config.conv_kernel * config.conv_size
-    per_token = 6 * config.block_weights + per_convolution + 16 * config.inner_size * config.state_size
-    per_prediction = 6 * config.hidden_size * config.vocab_size
-    of_tokens = config.num_hidden_layers * per_token * sums["num_tokens"]
-    return of_tokens + per_prediction * sums["num_predictions"]
+    return mamba.count_flops(head, config, sums, per_state=16)

@@ -10,7 +10,7 @@
 
 from bert_packed.architectures import registry
 from bert_packed.architectures.modern_bert.config import FULL_ATTENTION, SLIDING_ATTENTION
-from bert_packed.architectures.registry import CheckpointNames, TensorName, config_json
+from bert_packed.architectures.registry import CheckpointNames, TensorName, config_json, linear_names
 from bert_packed.text.vocabularies import encoder_ids
 
 _EMBEDDINGS = TensorName("modern_bert/token_embeddings", "model.embeddings.tok_embeddings.weight")
@@ -27,27 +27,22 @@ def tensor_names(config, head=registry.MASKED_LM):
         ours, theirs = f"modern_bert/layer_{i}", f"model.layers.{i}"
         if i > 0:
             table += _norm(f"{ours}/attention_LayerNorm", f"{theirs}.attn_norm", norm)
-        table += _dense(f"{ours}/attention/qkv", f"{theirs}.attn.Wqkv", config.attention_bias)
-        table += _dense(f"{ours}/attention/output", f"{theirs}.attn.Wo", config.attention_bias)
+        table += linear_names(f"{ours}/attention/qkv", f"{theirs}.attn.Wqkv", config.attention_bias)
+        table += linear_names(f"{ours}/attention/output", f"{theirs}.attn.Wo", config.attention_bias)
         table += _norm(f"{ours}/feed_forward_LayerNorm", f"{theirs}.mlp_norm", norm)
-        table += _dense(f"{ours}/feed_forward/intermediate", f"{theirs}.mlp.Wi", config.mlp_bias)
-        table += _dense(f"{ours}/feed_forward/output", f"{theirs}.mlp.Wo", config.mlp_bias)
+        table += linear_names(f"{ours}/feed_forward/intermediate", f"{theirs}.mlp.Wi", config.mlp_bias)
+        table += linear_names(f"{ours}/feed_forward/output", f"{theirs}.mlp.Wo", config.mlp_bias)
     table += _norm("modern_bert/final_LayerNorm", "model.final_norm", norm)
     if head not in NAMES.classes or head == registry.EMBEDDING:
         return table
     ours = "predictions" if head == registry.MASKED_LM else head
-    table += _dense(f"{ours}/transform", "head.dense", config.classifier_bias)
+    table += linear_names(f"{ours}/transform", "head.dense", config.classifier_bias)
     table += _norm(f"{ours}/LayerNorm", "head.norm", norm)
     if head != registry.MASKED_LM:
-        table += _dense(f"{ours}/classifier", "classifier", True)
+        table += linear_names(f"{ours}/classifier", "classifier")
     elif config.decoder_bias:
         table.append(TensorName("predictions/output_bias", "decoder.bias"))
     return table
-
-
-def _dense(ours, theirs, has_bias):
-    rows = [TensorName(f"{ours}/kernel", f"{theirs}.weight", hugging_face_transposed=True)]
-    return rows + ([TensorName(f"{ours}/bias", f"{theirs}.bias")] if has_bias else [])
 
 
 def _norm(ours, theirs, has_bias):
@@ -73,8 +68,8 @@ NAMES = CheckpointNames(
     tensor_names=tensor_names,
     # Masked tokens' head is known by its first layer, since a decoder may have no bias
     outputs={
-        registry.MASKED_LM: _dense("predictions/transform", "head.dense", False)[0],
-        **{head: _dense(f"{head}/classifier", "classifier", True)[1] for head in _CLASSIFIERS},
+        registry.MASKED_LM: linear_names("predictions/transform", "head.dense", False)[0],
+        **{head: linear_names(f"{head}/classifier", "classifier")[1] for head in _CLASSIFIERS},
     },
     encoder="modern_bert/",
     prefix="model.",

@@ -57,8 +57,8 @@ class RotaryAttention(keras.layers.Layer):
         layout: `Layout` of the weights, which makes the linear layers.
     """
 
-    def __init__(self, config, is_global, attend=None, layout=ONE_DEVICE, name="attention", **kwargs):
-        super().__init__(name=name, **kwargs)
+    def __init__(self, config, is_global, attend=None, layout=ONE_DEVICE):
+        super().__init__(name="attention")
         self.is_global = is_global
         self.attend = attend
         self.layout = layout
@@ -77,7 +77,6 @@ class RotaryAttention(keras.layers.Layer):
     def build(self, hidden_shape, *_):
         self.qkv.build(hidden_shape)
         self.output_dense.build(hidden_shape)
-        self.built = True
 
     def call(self, hidden_BSD, context, training=None):
         """Attend inside the sequences of a `PackContext`; float `[B, S, D]` to the same."""
@@ -173,8 +172,8 @@ def rotate(heads_BSNH, cosines_BS1R, sines_BS1R):
 class GatedFeedForward(keras.layers.Layer):
     """Two-layer network on each token, whose inner values pass gates."""
 
-    def __init__(self, config, name="feed_forward", layout=ONE_DEVICE, **kwargs):
-        super().__init__(name=name, **kwargs)
+    def __init__(self, config, layout=ONE_DEVICE):
+        super().__init__(name="feed_forward")
         self.layout = layout
         self.inner_width = config.intermediate_size
         width, weights, use_bias = 2 * self.inner_width, CutoffNormal(config), config.mlp_bias
@@ -188,7 +187,6 @@ class GatedFeedForward(keras.layers.Layer):
     def build(self, hidden_shape):
         self.intermediate.build(hidden_shape)
         self.output_dense.build((*hidden_shape[:-1], self.inner_width))
-        self.built = True
 
     def call(self, hidden_BSD, training=None):
         inner_BSF, gate_BSF = self.layout.apply_in_parts(self.intermediate, 2, hidden_BSD)
@@ -202,8 +200,8 @@ class ModernBertBlock(keras.layers.Layer):
     The first block has no norm before its attention: the embeddings end in one.
     """
 
-    def __init__(self, config, number, attend=None, layout=ONE_DEVICE, **kwargs):
-        super().__init__(name=f"layer_{number}", autocast=False, **kwargs)
+    def __init__(self, config, number, attend=None, layout=ONE_DEVICE):
+        super().__init__(name=f"layer_{number}", autocast=False)
         self.attention_norm = layer_norm(config, "attention_LayerNorm") if number else None
         is_global = config.layer_types[number] == FULL_ATTENTION
         self.attention = RotaryAttention(config, is_global, attend, layout)
@@ -214,7 +212,6 @@ class ModernBertBlock(keras.layers.Layer):
         for layer in (self.attention_norm, self.attention, self.feed_forward_norm, self.feed_forward):
             if layer is not None:
                 layer.build(hidden_shape)
-        self.built = True
 
     def call(self, hidden_BSD, context, training=None):
         """float32 `[B, S, D]` to the same."""
@@ -228,8 +225,8 @@ class ModernBertBlock(keras.layers.Layer):
 class PredictionHead(keras.layers.Layer):
     """Linear layer, activation and norm, which all heads begin with."""
 
-    def __init__(self, config, name, layout=ONE_DEVICE, **kwargs):
-        super().__init__(name=name, **kwargs)
+    def __init__(self, config, name, layout=ONE_DEVICE, autocast=True):
+        super().__init__(name=name, autocast=autocast)
         self.config = config
         self.layout = layout
         width, weights, use_bias = config.hidden_size, output_weights(config), config.classifier_bias
@@ -240,7 +237,6 @@ class PredictionHead(keras.layers.Layer):
     def build(self, hidden_shape, *_):
         self.transform.build(hidden_shape)
         self.norm.build(hidden_shape)
-        self.built = True
 
     def call(self, hidden_BQD):
         return self.norm(self.activation(self.transform(hidden_BQD)))
@@ -260,9 +256,7 @@ class MaskedTokenHead(PredictionHead):
 
     def call(self, hidden_BSD, positions_BP, embeddings_VD):
         gathered_BPD = super().call(gather_tokens(hidden_BSD, positions_BP))
-        # Cast before the product, not after: its sums would be rounded to bfloat16 in between
-        gathered_BPD, table_VD = (ops.cast(x, "float32") for x in (gathered_BPD, embeddings_VD))
-        logits_BPV = self.layout.vocabulary_logits(gathered_BPD, table_VD)
+        logits_BPV = self.layout.float32_logits(gathered_BPD, embeddings_VD)
         if self.bias_V is not None:
             logits_BPV = logits_BPV + self.bias_V
         return self.layout.without_padding(logits_BPV, self.config.vocab_size)
@@ -271,8 +265,8 @@ class MaskedTokenHead(PredictionHead):
 class ClassifierHead(PredictionHead):
     """Class logits of tokens or of sequences: float32 `[B, Q, C]`."""
 
-    def __init__(self, config, num_classes, name, layout=ONE_DEVICE, **kwargs):
-        super().__init__(config, name, layout, **kwargs)
+    def __init__(self, config, num_classes, name, layout=ONE_DEVICE):
+        super().__init__(config, name, layout)
         weights = CutoffNormal(config, config.hidden_size**-0.5)
         self.classifier = layout.dense(num_classes, config, "classifier", "float32", weights)
         self.dropout = Dropout(config.classifier_dropout)

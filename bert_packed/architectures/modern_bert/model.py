@@ -10,6 +10,7 @@ K sequences per pack, V vocabulary, C classes.
 import keras
 from keras import ops
 
+from bert_packed.architectures import registry
 from bert_packed.architectures.modern_bert.config import FULL_ATTENTION, ModernBertConfig
 from bert_packed.architectures.modern_bert.layers import (
     ClassifierHead,
@@ -19,13 +20,6 @@ from bert_packed.architectures.modern_bert.layers import (
     layer_norm,
 )
 from bert_packed.architectures.packed_model import PackedModel
-from bert_packed.architectures.registry import (
-    CLASSIFICATION,
-    EMBEDDING,
-    MASKED_LM,
-    QUESTION_ANSWERING,
-    TOKEN_CLASSIFICATION,
-)
 from bert_packed.layers.context import ablated_context, pool_sequences
 from bert_packed.layers.dropout import Dropout
 from bert_packed.layers.layout import ONE_DEVICE
@@ -41,8 +35,8 @@ class ModernBertEncoder(keras.layers.Layer):
         layout: `Layout` of the weights.
     """
 
-    def __init__(self, config, remat=False, attend=None, layout=ONE_DEVICE, name="modern_bert", **kwargs):
-        super().__init__(name=name, **kwargs)
+    def __init__(self, config, remat=False, attend=None, layout=ONE_DEVICE):
+        super().__init__(name="modern_bert")
         self.config = config
         self.remat = remat
         self.layout = layout
@@ -58,7 +52,6 @@ class ModernBertEncoder(keras.layers.Layer):
         )
         for layer in (self.embeddings_norm, *self.blocks, self.last_norm):
             layer.build((None, None, config.hidden_size))
-        self.built = True
 
     def call(self, token_ids_BS, sequence_ids_BS, position_ids_BS, training=None):
         hidden_BSD = self.embed(token_ids_BS, training=training)
@@ -84,17 +77,10 @@ class PackedModernBert(PackedModel):
         super().__init__(config, name, num_classes)
         self.modern_bert = ModernBertEncoder(config, **encoder)
         layout = encoder.get("layout", ONE_DEVICE)
-        if self.head == MASKED_LM:
+        if self.head == registry.MASKED_LM:
             self.predictions = MaskedTokenHead(config, "predictions", layout)
-        elif self.head != EMBEDDING:
+        elif self.head != registry.EMBEDDING:
             self.predictions = ClassifierHead(config, num_classes or 2, self.head, layout)
-
-    def build_encoder(self):
-        self.modern_bert.build()
-
-    def build_heads(self, hidden_shape):
-        if self.head != EMBEDDING:
-            self.predictions.build(hidden_shape)
 
     def encode(self, batch, training=None):
         return self.modern_bert(*(batch[name] for name in self.encoder_inputs), training=training)
@@ -115,7 +101,7 @@ class PackedModernBertForMaskedLM(PackedModernBert):
     Reads also `prediction_positions` `[B, P]`, whose unused slots hold 0.
     """
 
-    head = MASKED_LM
+    head = registry.MASKED_LM
 
     def apply_heads(self, hidden_BSD, batch, training=None):
         table_VD = self.modern_bert.embeddings_VD
@@ -126,7 +112,7 @@ class PackedModernBertForMaskedLM(PackedModernBert):
 class PackedModernBertForQuestionAnswering(PackedModernBert):
     """Packed ModernBERT that finds answers: a dict of `start_logits` and `end_logits`, float32 `[B, S]`."""
 
-    head = QUESTION_ANSWERING
+    head = registry.QUESTION_ANSWERING
 
     def apply_heads(self, hidden_BSD, batch, training=None):
         logits_BS2 = self.predictions(hidden_BSD, training=training)
@@ -137,7 +123,7 @@ class PackedModernBertForQuestionAnswering(PackedModernBert):
 class PackedModernBertForTokenClassification(PackedModernBert):
     """Packed ModernBERT that gives every token a class: a dict of `logits`, float32 `[B, S, C]`."""
 
-    head = TOKEN_CLASSIFICATION
+    head = registry.TOKEN_CLASSIFICATION
 
     def apply_heads(self, hidden_BSD, batch, training=None):
         return {"logits": self.predictions(hidden_BSD, training=training)}
@@ -150,12 +136,11 @@ class PackedModernBertForClassification(PackedModernBert):
     Reads also `cls_positions` `[B, K]`, whose unused slots hold 0.
     """
 
-    head = CLASSIFICATION
+    head = registry.CLASSIFICATION
 
     def apply_heads(self, hidden_BSD, batch, training=None):
-        names = ("sequence_ids", "cls_positions")
-        given = (batch[name] for name in names)
-        pooled_BKD = pool_sequences(hidden_BSD, *given, self.config.classifier_pooling)
+        places = batch["sequence_ids"], batch["cls_positions"]
+        pooled_BKD = pool_sequences(hidden_BSD, *places, self.config.classifier_pooling)
         return {"logits": self.predictions(pooled_BKD, training=training)}
 
 
@@ -163,7 +148,7 @@ class PackedModernBertForClassification(PackedModernBert):
 class PackedModernBertForEmbedding(PackedModernBert):
     """Packed ModernBERT without a head: a dict of `hidden_states`, float32 `[B, S, D]`."""
 
-    head = EMBEDDING
+    head = registry.EMBEDDING
 
     def apply_heads(self, hidden_BSD, batch, training=None):
         return {"hidden_states": ops.cast(hidden_BSD, "float32")}
@@ -172,15 +157,15 @@ class PackedModernBertForEmbedding(PackedModernBert):
 def make_model(head, config, num_outputs, remat=False, attend=None, layout=ONE_DEVICE):
     """A ModernBERT with one of its family's heads, not yet built; arguments as in `build_model`."""
     encoder = {"remat": remat, "attend": attend, "layout": layout}
-    classes = num_outputs if head in (CLASSIFICATION, TOKEN_CLASSIFICATION) else None
+    classes = num_outputs if head in registry.CLASSIFYING_HEADS else None
     kinds = {
-        MASKED_LM: PackedModernBertForMaskedLM,
-        QUESTION_ANSWERING: PackedModernBertForQuestionAnswering,
-        TOKEN_CLASSIFICATION: PackedModernBertForTokenClassification,
-        CLASSIFICATION: PackedModernBertForClassification,
-        EMBEDDING: PackedModernBertForEmbedding,
+        registry.MASKED_LM: PackedModernBertForMaskedLM,
+        registry.QUESTION_ANSWERING: PackedModernBertForQuestionAnswering,
+        registry.TOKEN_CLASSIFICATION: PackedModernBertForTokenClassification,
+        registry.CLASSIFICATION: PackedModernBertForClassification,
+        registry.EMBEDDING: PackedModernBertForEmbedding,
     }
-    name = "pretraining" if head == MASKED_LM else "finetuning"
+    name = "pretraining" if head == registry.MASKED_LM else "finetuning"
     return kinds[head](config, name, classes, **encoder)
 
 
@@ -203,6 +188,6 @@ def count_flops(head, config, sums):
         near = 2 * window + 1 - window * (window + 1) / length
     num_pairs = num_global * sums["num_pairs"] + (blocks - num_global) * near * sums["num_tokens"]
     flops = per_token * sums["num_tokens"] + 12 * width * num_pairs
-    if head == MASKED_LM:
+    if head == registry.MASKED_LM:
         flops += 6 * (width**2 + width * config.vocab_size) * sums["num_predictions"]
     return flops
