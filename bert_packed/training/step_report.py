@@ -4,7 +4,6 @@ A step must be one program, with fixed dimensions, that never waits for Python. 
 on the compiled program.
 """
 
-import collections
 import dataclasses
 import json
 import math
@@ -12,8 +11,6 @@ import re
 import time
 
 import numpy as np
-from google.protobuf.empty_pb2 import Empty
-from google.protobuf.unknown_fields import UnknownFieldSet
 
 from bert_packed.training import program_text
 
@@ -27,9 +24,6 @@ HOST_TRANSFER = re.compile(r"\bis_host_transfer=true")
 UNESTIMATED = re.compile(r'custom_call_target="(?:ConcatBitcast|X64\w+|ZeroCrop)"')
 KERNELS = re.compile(r"^tpu_custom_call$|triton|mosaic_gpu")
 SHOWN = 160  # characters of a reported line
-# Numbers of fields in XLA's hlo.proto: of HloProto, BufferAssignmentProto, BufferAllocationProto
-BUFFER_ASSIGNMENT, BUFFER_ALLOCATIONS = 3, 3
-SIZE, IS_THREAD_LOCAL, IS_PARAMETER, MAYBE_LIVE_OUT, IS_CONSTANT = 2, 3, 5, 7, 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,45 +119,6 @@ def _without_sentinels(seconds, text):
         return None
     seconds += len(UNESTIMATED.findall(text))
     return seconds if seconds > 0 else None
-
-
-def tensorflow_program(function, *arguments):
-    """Compile a `tf.function(..., jit_compile=True)`: `StepProgram`, with unknown FLOPs and bytes."""
-    # The step is compiled twice: text and memory need two calls
-    compiler_ir = function.experimental_get_compiler_ir(*arguments)
-    start = time.perf_counter()
-    text = compiler_ir(stage="optimized_hlo")
-    seconds = time.perf_counter() - start
-    return StepProgram(text, seconds, **buffer_sizes(compiler_ir(stage="optimized_hlo_proto_serialized")))
-
-
-def buffer_sizes(serialized):
-    """Memory sizes of a `StepProgram` from the buffer assignment of a serialized `xla.HloProto`: dict."""
-    (assignment,) = _fields(serialized)[BUFFER_ASSIGNMENT]
-    buffers = [_fields(buffer) for buffer in _fields(assignment)[BUFFER_ALLOCATIONS]]
-
-    def total(*wanted, without=()):
-        return sum(
-            sum(buffer[SIZE])  # empty for a size of 0
-            for buffer in buffers
-            if all(any(buffer[flag]) for flag in wanted) and not any(any(buffer[flag]) for flag in without)
-        )
-
-    return {
-        "argument_bytes": total(IS_PARAMETER),
-        "output_bytes": total(MAYBE_LIVE_OUT),
-        "aliased_bytes": total(IS_PARAMETER, MAYBE_LIVE_OUT),
-        "temporary_bytes": total(without=(IS_PARAMETER, MAYBE_LIVE_OUT, IS_CONSTANT, IS_THREAD_LOCAL)),
-    }
-
-
-def _fields(serialized):
-    """Values of a protocol buffer message, lists by field number."""
-    # No public package has XLA's schema, so fields go by number
-    found = collections.defaultdict(list)
-    for field in UnknownFieldSet(Empty.FromString(serialized)):
-        found[field.field_number].append(field.data)
-    return found
 
 
 def describe_step(programs):

@@ -4,7 +4,6 @@ Every moment is drawn from a seed: which process, which signal, at which step, h
 take half an hour on two cores: `KILL_MOMENTS=20`. By default there are two, one of each backend.
 """
 
-import json
 import os
 import random
 import signal
@@ -128,20 +127,6 @@ def test_after_any_kill_the_same_commands_continue(data, uninterrupted, tmp_path
     assert_same_end(tmp_path / "run", uninterrupted(backend, num))
 
 
-def test_other_numbers_of_processes_and_backends_continue(data, tmp_path):
-    """Two processes under JAX, then one under TensorFlow."""
-    for part, (backend, num, steps) in enumerate((("jax", 2, 6), ("tensorflow", 1, 12))):
-        changes = {"distribution": "multi_worker" if num > 1 else "none", "save_checkpoints_steps": 1}
-        command = arguments(data, tmp_path / "run", **changes)
-        cluster = RunningCluster(tmp_path / f"part-{part}", command, num, backend)
-        cluster.wait_for(lambda steps=steps: last_step(tmp_path / "run") >= steps)
-        cluster.send(num - 1, signal.SIGTERM)
-        assert cluster.statuses() == [STOPPED] * num, cluster.said()
-        assert "continues from" in cluster.out(0) or part == 0
-    record = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert [segment["backend"] for segment in record["segments"]] == ["jax", "tensorflow"]
-
-
 @pytest.mark.parametrize("backend", ["jax", "tensorflow"])
 def test_two_processes_take_the_steps_of_one(uninterrupted, backend):
     """Losses, gradients by the first step's moments, and weights after 20 steps with dropout."""
@@ -174,15 +159,16 @@ def test_fine_tuning_is_that_of_one_process_and_stops(tmp_path, backend):
         command = [f"--{flag}={value}" for flag, value in flags.items()]
         return RunningCluster(tmp_path / name, command, num, backend, program=("-m", "bert_packed", "ner"))
 
-    one, stopped = start("alone", "one", 1), start("stopped", "two", 2)
-    # The run of one process may take longer, and the other must not be over before it is stopped
-    stopped.wait_for(lambda: last_step(tmp_path / "two") >= 5)
-    stopped.send(1, signal.SIGTERM)
-    assert stopped.statuses() == [STOPPED] * 2, stopped.said()
+    one, two = start("alone", "one", 1), start("said", "two", 2)
+    if backend == "jax":
+        # The run of one process may take longer, and the other must not be over before it is stopped
+        two.wait_for(lambda: last_step(tmp_path / "two") >= 5)
+        two.send(1, signal.SIGTERM)
+        assert two.statuses() == [STOPPED] * 2, two.said()
+        two = start("again", "two", 2)
+    assert two.statuses() == [0, 0], two.said()
     assert one.statuses() == [0], one.said()
-    again = start("again", "two", 2)
-    assert again.statuses() == [0, 0], again.said()
-    assert "continues from" in again.out(0) and "batch" not in again.out(1)
+    assert ("continues from" in two.out(0)) == (backend == "jax") and "batch" not in two.out(1)
     for log, name in (("metrics.csv", "loss"), ("eval_metrics.csv", "f1")):
         want, found = (
             [float(row[name]) for row in read_rows(tmp_path / folder / log)] for folder in ("one", "two")
@@ -201,7 +187,7 @@ def test_fine_tuning_is_that_of_one_process_and_stops(tmp_path, backend):
 def test_a_mistake_is_one_line_in_every_process(data, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.txt").write_text("mine")
-    cluster = RunningCluster(tmp_path / "said", arguments(data, tmp_path / "run"), 2, "tensorflow")
+    cluster = RunningCluster(tmp_path / "said", arguments(data, tmp_path / "run"), 2, "jax")
     assert cluster.statuses() == [2, 2]
     for index in range(2):
         (line,) = cluster.err(index)

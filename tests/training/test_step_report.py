@@ -12,7 +12,6 @@ from bert_packed.parallel.targets import memory_in
 from bert_packed.training.optimization import Lamb
 from bert_packed.training.step_report import (
     StepProgram,
-    buffer_sizes,
     compiled_program,
     describe_step,
     is_static,
@@ -215,41 +214,23 @@ def test_what_a_loop_of_unknown_length_does_is_unknown():
     assert report["collective_bytes"] == 6 * 96 + 16
 
 
-def wire(*fields):
-    """A message of protocol buffers: pairs of a number, and an int or bytes."""
-
-    def varint(value):
-        low, rest = value & 0x7F, value >> 7
-        return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
-
-    return b"".join(
-        varint(number << 3) + varint(value)
-        if isinstance(value, int)
-        else varint(number << 3 | 2) + varint(len(value)) + value
-        for number, value in fields
-    )
-
-
 def test_memory_by_the_plan_of_buffers():
-    """xla/service/hlo.proto numbers the fields; some are of no interest, as the module is."""
-    flags = {"thread": 3, "parameter": 5, "live_out": 7, "constant": 12}
-    sizes = {
-        1: ("parameter",),
-        20: ("parameter", "live_out"),
-        300: ("live_out",),
-        4_000: (),
-        50_000: ("constant",),
-        600_000: ("thread",),
-        7_000_000: (),
-        0: ("parameter",),  # which is not written
-    }
-    buffers = [
-        (3, wire((1, 9), *[(2, size)] * bool(size), *((flags[name], 1) for name in names), (9, b"x" * 200)))
-        for size, names in sizes.items()
-    ]
-    assignment = wire((1, b"logical"), *buffers, (4, b"trace"))
-    eight, four = b"\x11" + bytes(8), b"\x25" + bytes(4)  # fields of a fixed length
-    assert buffer_sizes(wire((1, b"m" * 300)) + eight + four + wire((3, assignment))) == {
+    from tensorflow.compiler.xla.service.hlo_pb2 import BufferAssignmentProto
+
+    from bert_packed.training.engines.tensorflow import buffer_sizes
+
+    plan = BufferAssignmentProto()
+    for size, kinds in (
+        (1, ["is_entry_computation_parameter"]),
+        (20, ["is_entry_computation_parameter", "maybe_live_out"]),
+        (300, ["maybe_live_out"]),
+        (4_000, []),
+        (50_000, ["is_constant"]),
+        (600_000, ["is_thread_local"]),
+        (7_000_000, []),
+    ):
+        plan.buffer_allocations.add(size=size, **dict.fromkeys(kinds, True))
+    assert buffer_sizes(plan) == {
         "argument_bytes": 21,
         "output_bytes": 320,
         "aliased_bytes": 20,

@@ -112,18 +112,18 @@ class Engine:
         """
         return self
 
-    def _packs_at_once(self, num_packs, num_sharing=None):
-        """Packs per micro-batch for one of `num_sharing` (by default the replicas), with `num_packs` each."""
+    def _sizes(self, batch):
+        """Packs of a copy of the model, and of its micro-batch."""
+        size = next(iter(batch.values())).shape[0]
         if not self._micro_batch_size:
-            return num_packs
-        return self._micro_batch_size // (num_sharing or (self.replicas.num if self.replicas else 1))
+            return size, size
+        return size, self._micro_batch_size // (self.replicas.num_copies if self.replicas else 1)
 
     def _by_replica(self, batch, in_parts):
         """This process's packs as `[local replicas, packs of one, ...]`; `in_parts` for micro-batches."""
         at_once = len(next(iter(batch.values())))
-        if in_parts:
-            num_local = self.replicas.num_local
-            at_once = self._packs_at_once(at_once // num_local) * num_local
+        if in_parts and self._micro_batch_size:
+            at_once = self._micro_batch_size // self.replicas.num * self.replicas.num_local
         return {name: self.replicas.by_replica(values, at_once) for name, values in batch.items()}
 
 
