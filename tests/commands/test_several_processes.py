@@ -12,10 +12,9 @@ import time
 import numpy as np
 import pytest
 from cluster import RunningCluster, last_step
-from pretraining_command import read_rows
+from pretraining_command import arguments, assert_same_run, read_rows, write_all
 from safetensors.numpy import load_file
 from task_files import flags_of, write_tasks
-from tiny import write_data
 
 from bert_packed.checkpoints.checkpoint import check_checkpoint
 from bert_packed.parallel.processes import STATUS_LOST
@@ -34,29 +33,25 @@ if len(MOMENTS) > NUM_MOMENTS:
 STOPPED = 128 + signal.SIGTERM
 
 
+SETTINGS = {
+    "train_batch_size": 8,
+    "micro_batch_size": 4,
+    "num_train_steps": NUM_STEPS,
+    "save_checkpoints_steps": 3,
+    "log_steps": 1,
+    "eval_input_file": "",
+    "eval_steps": 0,
+    "distribution": "multi_worker",
+}
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    write_data(folder, num_packs=(30, 21))
-    return folder
+    return write_all(tmp_path_factory.mktemp("data"))
 
 
-def arguments(data, output_dir, **changes):
-    flags = {
-        "input_file": f"{data}/packed-*.tfrecord",
-        "output_dir": output_dir,
-        "bert_config_file": f"{data}/bert_config.json",
-        "train_batch_size": 8,
-        "micro_batch_size": 4,
-        "num_train_steps": NUM_STEPS,
-        "num_warmup_steps": 2,
-        "learning_rate": 0.01,
-        "save_checkpoints_steps": 3,
-        "log_steps": 1,
-        "distribution": "multi_worker",
-        **changes,
-    }
-    return [f"--{name}={value}" for name, value in flags.items()]
+def command_of(data, output_dir, **changes):
+    return arguments(data, output_dir, **{**SETTINGS, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +64,7 @@ def uninterrupted(data, tmp_path_factory):
             folder = tmp_path_factory.mktemp("whole") / f"{backend}-{num}"
             distribution = "multi_worker" if num > 1 else "none"
             changes = {"save_checkpoints_steps": 1, "keep_checkpoint_max": NUM_STEPS}
-            command = arguments(data, folder / "run", distribution=distribution, **changes)
+            command = command_of(data, folder / "run", distribution=distribution, **changes)
             cluster = RunningCluster(folder / "said", command, num, backend)
             assert cluster.statuses() == [0] * num, cluster.said()
             assert [cluster.out(index).count("step 1/") for index in range(num)] == [1] + [0] * (num - 1)
@@ -77,14 +72,6 @@ def uninterrupted(data, tmp_path_factory):
         return made[backend, num]
 
     return find
-
-
-def assert_same_end(one, other):
-    """Equal weights, moments and dropout, bit for bit."""
-    for name in ("model.safetensors", "training.safetensors"):
-        got, want = (load_file(folder / f"checkpoint-{NUM_STEPS}" / name) for folder in (one, other))
-        assert got.keys() == want.keys()
-        assert all(np.array_equal(got[key], want[key]) for key in want)
 
 
 def assert_lost(cluster, indices, seconds, is_of_first=False):
@@ -103,7 +90,7 @@ def test_after_any_kill_the_same_commands_continue(data, uninterrupted, tmp_path
     victim = rng.randrange(num)
     number = rng.choice([signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
     step, later = rng.randrange(NUM_STEPS - 15), 0.1 * rng.random()  # seconds: 40 steps take one
-    command = arguments(data, tmp_path / "run")
+    command = command_of(data, tmp_path / "run")
     cluster = RunningCluster(tmp_path / "killed", command, num, backend)
     cluster.wait_for(lambda: last_step(tmp_path / "run") >= step)
     time.sleep(later)
@@ -124,7 +111,7 @@ def test_after_any_kill_the_same_commands_continue(data, uninterrupted, tmp_path
         check_checkpoint(path)
     again = RunningCluster(tmp_path / "again", command, num, backend)
     assert again.statuses() == [0] * num, again.said()
-    assert_same_end(tmp_path / "run", uninterrupted(backend, num))
+    assert_same_run(tmp_path / "run", uninterrupted(backend, num))
 
 
 @pytest.mark.parametrize("backend", ["jax", "tensorflow"])
@@ -187,7 +174,7 @@ def test_fine_tuning_is_that_of_one_process_and_stops(tmp_path, backend):
 def test_a_mistake_is_one_line_in_every_process(data, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.txt").write_text("mine")
-    cluster = RunningCluster(tmp_path / "said", arguments(data, tmp_path / "run"), 2, "jax")
+    cluster = RunningCluster(tmp_path / "said", command_of(data, tmp_path / "run"), 2, "jax")
     assert cluster.statuses() == [2, 2]
     for index in range(2):
         (line,) = cluster.err(index)
@@ -198,7 +185,7 @@ def test_a_mistake_is_one_line_in_every_process(data, tmp_path):
 def test_a_file_that_one_process_alone_misses_ends_all(data, tmp_path, backend):
     """A machine's disk may not be mounted: no process waits for it."""
     own = {1: [f"--input_file={tmp_path}/none.tfrecord"]}
-    cluster = RunningCluster(tmp_path / "said", arguments(data, tmp_path / "run"), 2, backend, own)
+    cluster = RunningCluster(tmp_path / "said", command_of(data, tmp_path / "run"), 2, backend, own)
     assert_lost(cluster, [0], 60)
     assert cluster.statuses()[1] == 2
     rule = f"`input_file` must match at least one file. Received: '{tmp_path}/none.tfrecord'"

@@ -8,13 +8,8 @@ import signal
 
 import pytest
 from cluster import RunningCluster, last_step
-from test_several_processes import (  # noqa: F401  fixtures
-    STOPPED,
-    arguments,
-    assert_same_end,
-    data,
-    uninterrupted,
-)
+from pretraining_command import assert_same_run
+from test_several_processes import STOPPED, command_of, data, uninterrupted  # noqa: F401  fixtures
 
 from benchmarks import two_hosts as hosts
 from bert_packed.parallel.processes import STATUS_LOST
@@ -43,7 +38,7 @@ def namespaces():
 def test_two_hosts_end_soon_and_continue(data, uninterrupted, tmp_path, backend, event):  # noqa: F811
     """To the bits of an uninterrupted run of two processes, which equals that of one."""
     befall, statuses, named = EVENTS[event]
-    command = arguments(data, tmp_path / "run")
+    command = command_of(data, tmp_path / "run")
     with hosts.two_hosts() as pair:
         running = RunningCluster(tmp_path / "said", command, 2, backend, hosts=pair)
         running.wait_for(lambda: last_step(tmp_path / "run") >= 5)
@@ -60,4 +55,4 @@ def test_two_hosts_end_soon_and_continue(data, uninterrupted, tmp_path, backend,
     with hosts.two_hosts() as pair:
         again = RunningCluster(tmp_path / "again", command, 2, backend, hosts=pair)
         assert again.statuses() == [0, 0], again.said()
-    assert_same_end(tmp_path / "run", uninterrupted(backend, 2))
+    assert_same_run(tmp_path / "run", uninterrupted(backend, 2))
