@@ -76,18 +76,18 @@ class Cluster:
         )
 
 
-def start(distribution, backend, seconds=START_SECONDS):
+def start(distribution, backend):
     """Connect the processes of a run, before the backend initialises its devices.
 
     Returns `Processes`, or `ALONE` unless `distribution` is "multi_worker". Raises `InputError` where
-    `TF_CONFIG` is missing or wrong, or a process does not come up within `seconds`.
+    `TF_CONFIG` is missing or wrong, or a process does not come up in time.
     """
     if distribution != "multi_worker":
         return ALONE
     cluster = read_cluster(os.environ.get(VARIABLE, ""))
-    watch = Watch(cluster.addresses, meet(cluster, seconds))
+    watch = Watch(cluster.addresses, meet(cluster, START_SECONDS))
     try:
-        service = SERVICES[backend](cluster, seconds)
+        service = SERVICES[backend](cluster, START_SECONDS)
     except InputError:
         watch.leave()
         raise

@@ -244,17 +244,14 @@ OTHERS = {
 def test_other_architectures_are_those_of_one_device(name):
     """The bands of a ModernBERT have dropout."""
     config, objective, batch_of_step = OTHERS[name]
-    figures, weights = [], []
-    for number in (1, NUM_DEVICES):
-        engine = make_engine(number, config, objective=objective)
-        figures.append([to_floats(engine.train_step(batch_of_step(step))) for step in range(3)])
-        weights.append(values_of(engine.weights()))
-    for want, found in zip(*figures, strict=True):
+    made = (make_engine(number, config, objective=objective) for number in (1, NUM_DEVICES))
+    one, many = (train_on(engine, map(batch_of_step, range(3))) for engine in made)
+    for want, found in zip(one.figures, many.figures, strict=True):
         assert want["num_sequences"] == 20 and want["gradient_norm"] > CLIP
         assert found.pop("num_stop_requests") == 0
         assert found == pytest.approx(want, rel=1e-5)
-    for name, values in weights[0].items():
-        np.testing.assert_allclose(weights[1][name], values, atol=1e-5, err_msg=name)
+    for name, values in one.weights.items():
+        np.testing.assert_allclose(many.weights[name], values, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from keras import ops
 from packs import packed_and_unpacked
-from tiny import CONFIG, SHALLOW, make_engine, to_floats
+from tiny import CONFIG, SHALLOW, make_engine, to_floats, values_of
 from uncompiled import run_uncompiled
 
 from bert_packed.layers.dropout import Dropout
@@ -29,20 +29,15 @@ def training_engine(micro_batch_size=None, config=CONFIG):
     return make_engine(config=config, optimizer=optimizer, micro_batch_size=micro_batch_size)
 
 
-@pytest.fixture(scope="module", params=[None, 2])
-def engine(request):
-    """The engine, in a fresh state for the first test alone."""
-    return training_engine(request.param, SHALLOW)
-
-
 @pytest.fixture(scope="module")
 def batches():
     packed = [packed_and_unpacked(seed)[0] for seed in range(3)]
     return [{name: np.concatenate([values, values]) for name, values in batch.items()} for batch in packed]
 
 
-def test_one_trace_and_every_step_counted(batches, engine):
-    losses = []
+@pytest.mark.parametrize("micro_batch_size", [None, 2])
+def test_one_trace_and_every_step_counted(batches, micro_batch_size):
+    engine, losses = training_engine(micro_batch_size, SHALLOW), []
     for step in range(12):
         assert int(engine.optimizer.iterations.numpy()) == step
         sums = to_floats(engine.train_step(batches[step % 3]))
@@ -83,8 +78,8 @@ def test_seeds_of_dropout_move_on_for_what_is_skipped(batches):
         engine = engines.make_engine(objective.build_model(config, 1), objective, **given)
         engine.train_step(batch)
         engine.train_step({name: 0 * values for name, values in batch.items()})
-        found = {name: value.numpy() for name, value in engine.training_state().items() if "seed" in name}
-        seeds.append({name: np.array(value).tolist() for name, value in found.items()})
+        state = values_of(engine.training_state())
+        seeds.append({name: value.tolist() for name, value in state.items() if "seed" in name})
     assert seeds[0] and seeds[0] == seeds[1]
 
 
@@ -114,19 +109,12 @@ def test_steps_by_stable_adamw_are_those_of_unpacked_sequences():
     limit, weights = 0.5, []
     for number, kind in ((0, StableAdamW), (1, StableAdamW), (0, AdamWeightDecay)):
         # The epsilon is larger than a run's, which magnifies rounding where gradients are 0
-        optimizer = kind(
-            0.01,
-            beta_2=0.98,
-            epsilon=1e-3,
-            weight_decay_rate=0.1,
-            global_clipnorm=limit,
-        )
-        engine = make_engine(config=SHALLOW, optimizer=optimizer)
+        settings = {"beta_2": 0.98, "epsilon": 1e-3, "weight_decay_rate": 0.1, "global_clipnorm": limit}
+        engine = make_engine(config=SHALLOW, optimizer=kind(0.01, **settings))
         for step in range(5):
-            assert (
-                to_floats(engine.train_step(packed_and_unpacked(step)[number]))["gradient_norm"] > 2 * limit
-            )
-        weights.append({name: np.array(weight.numpy()) for name, weight in engine.weights().items()})
+            sums = to_floats(engine.train_step(packed_and_unpacked(step)[number]))
+            assert sums["gradient_norm"] > 2 * limit
+        weights.append(values_of(engine.weights()))
     packed, unpacked, without_clipping = weights
     for name, values in unpacked.items():
         np.testing.assert_allclose(packed[name], values, rtol=0, atol=1e-5, err_msg=name)
@@ -273,7 +261,7 @@ def test_compiled_steps_over_rows_are_those_of_single_operations():
         with contextlib.nullcontext() if is_compiled else run_uncompiled():
             engine = next_tokens.make_engine(build={"num_rows": 4}, optimizer=optimizer, micro_batch_size=2)
         figures.append([to_floats(engine.train_step(one)) for one in (batch, later)])
-        carried = {n: np.array(v.numpy()) for n, v in engine.training_state().items() if "carried" in n}
+        carried = {n: v for n, v in values_of(engine.training_state()).items() if "carried" in n}
         if is_compiled:
             assert engine.num_train_traces == 1 and is_static(describe_step(engine.step_programs(batch)))
             want = carried
