@@ -111,7 +111,7 @@ CASES = [
     ("pretraining", 2),
     pytest.param("pretraining", 4, marks=tf_slow),
     ("weighted", 2),
-    *(pytest.param(kind, 4, marks=tf_slow) for kind in ("weighted", "tags", "answers")),
+    *(pytest.param(kind, 4, marks=tf_slow) for kind in ("tags", "answers")),
     pytest.param("several", 4, marks=pytest.mark.slow),
 ]
 
