@@ -1,5 +1,6 @@
 """A cluster on this machine: the same training command in several processes, and what befalls them."""
 
+import contextlib
 import csv
 import json
 import os
@@ -18,13 +19,9 @@ ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 def free_ports(num):
     """Ports of this machine that nobody listened at a moment ago."""
-    sockets = [socket.socket() for _ in range(num)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(num)]
+        return [one.getsockname()[1] for one in sockets]
 
 
 class RunningCluster:
@@ -77,9 +74,8 @@ class RunningCluster:
 
     def statuses(self, seconds=SECONDS):
         """Wait until all have ended: list of exit statuses, negative for a signal."""
-        deadline = time.monotonic() + seconds
         try:
-            return [process.wait(max(0.1, deadline - time.monotonic())) for process in self.processes]
+            return self.wait_for_end(range(self.num), seconds)
         finally:
             self.kill()
 

@@ -27,6 +27,9 @@ class Engine:
         micro_batch_size: M, packs computed at once, by all replicas together; None for the whole batch.
         replicas: `Replicas`; None for one device.
         target: `Target` that steps are compiled for; None for the devices of this process.
+
+    Attributes:
+        num_train_traces: Number of traces, and so compilations, of the training step: 1 in a healthy run.
     """
 
     def __init__(self, model, objective, optimizer=None, micro_batch_size=None, replicas=None, target=None):
@@ -41,11 +44,6 @@ class Engine:
             # Keras would clip each replica's gradient separately, and clip again after us
             self.max_grad_norm, optimizer.global_clipnorm = optimizer.global_clipnorm, None
             optimizer.build(model.trainable_variables)
-
-    @property
-    def num_train_traces(self):
-        """Number of traces, and so compilations, of the training step: 1 in a healthy run."""
-        raise NotImplementedError
 
     def start_step(self, batch, wants_stop=False):
         """Start one optimizer step, after the one before, without waiting for its end.

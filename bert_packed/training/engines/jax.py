@@ -29,7 +29,7 @@ class JaxEngine(JaxGradients):
     def __init__(self, *arguments, **keywords):
         super().__init__(*arguments, **keywords)
         model, optimizer = self.model, self.optimizer
-        self._num_train_traces = 0
+        self.num_train_traces = 0
         self._state = None  # the values after the last step, until `write_back`
         assert self._layout is None or optimizer is None or isinstance(optimizer, MomentOptimizer)
         self._weight_of_moment = {}  # by id
@@ -49,10 +49,6 @@ class JaxEngine(JaxGradients):
         self._compiled_gradients = jax.jit(
             self._normalised_gradients, static_argnames="training", compiler_options=options
         )
-
-    @property
-    def num_train_traces(self):
-        return self._num_train_traces
 
     def start_step(self, batch, wants_stop=False):
         with out_of_memory_names(*TRAINING):
@@ -199,7 +195,7 @@ class JaxEngine(JaxGradients):
         return (jax.make_array_from_process_local_data(sharding, requests),)
 
     def _train_step(self, state, batch, stop_requests=None):
-        self._num_train_traces += 1
+        self.num_train_traces += 1
         gradients, sums, other = self._normalised_gradients(
             state["trainable"], state["other"], batch, training=True
         )
