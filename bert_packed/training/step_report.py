@@ -1,7 +1,7 @@
 """Report on a compiled training step: static shapes, host callbacks, FLOPs, communication and memory.
 
-A step must be one program, with fixed dimensions, that never waits for Python. `describe_step` checks this
-on the compiled program.
+A step's program must have fixed dimensions and never wait for Python. `describe_step` checks this on the
+compiled program.
 """
 
 import dataclasses
@@ -121,40 +121,29 @@ def _without_sentinels(seconds, text):
     return seconds if seconds > 0 else None
 
 
-def describe_step(programs):
-    """Describe a step, a list of `StepProgram` in order of execution, on one of its devices: plain JSON.
+def describe_step(program):
+    """Describe a step's `StepProgram`, on one of its devices: plain JSON.
 
-    Numbers are None where the backend does not report them, or a loop has unknown length. FLOPs, bytes
-    accessed or sent and seconds are sums over programs; memory sizes are maxima. `estimated_seconds` is XLA's
-    estimate of a run. `dynamic_dimensions` and `host_callbacks` count instructions, whose lines are in
-    `broken_by`; `collectives` are from `summarise`.
+    Numbers are None where the backend does not report them, or a loop has unknown length. `estimated_seconds`
+    is XLA's estimate of a run. `dynamic_dimensions` and `host_callbacks` count instructions, whose lines are
+    in `broken_by`; `collectives` are from `summarise`.
     """
-    modules = [program_text.read_module(program.text) for program in programs]
-    dynamic = [line for module in modules for line in find_dynamic(module)]
-    callbacks = [line for module in modules for line in find_callbacks(module)]
-    collectives = [one for module in modules for one in program_text.find_collectives(module)]
+    module = program_text.read_module(program.text)
+    dynamic, callbacks = find_dynamic(module), find_callbacks(module)
+    collectives = program_text.find_collectives(module)
+    told = ("flops", "bytes_accessed", "argument_bytes", "output_bytes", "temporary_bytes", "peak_bytes")
     return {
-        "programs": len(programs),
-        "devices": max(
-            program.num_devices or module.num_devices
-            for program, module in zip(programs, modules, strict=True)
-        ),
+        "programs": 1,  # readers of reports look for it
+        "devices": program.num_devices or module.num_devices,
         "dynamic_dimensions": len(dynamic),
         "host_callbacks": len(callbacks),
-        "loops_of_unknown_length": sum(map(count_unknown_loops, modules)),
-        "kernels": sum(map(count_kernels, modules)),
-        "matmul_flops": _known(sum, map(matmul_flops, modules)),
-        **{
-            name: _known(sum, (getattr(one, name) for one in programs))
-            for name in ("flops", "bytes_accessed")
-        },
-        **{
-            name: _known(max, (getattr(one, name) for one in programs))
-            for name in ("argument_bytes", "output_bytes", "temporary_bytes", "peak_bytes")
-        },
-        "estimated_seconds": _known(sum, map(_estimate, programs, modules)),
-        "compile_seconds": sum(program.compile_seconds for program in programs),
-        "collective_bytes": _known(sum, (one.num_bytes for one in collectives)),
+        "loops_of_unknown_length": count_unknown_loops(module),
+        "kernels": count_kernels(module),
+        "matmul_flops": matmul_flops(module),
+        **{name: getattr(program, name) for name in told},
+        "estimated_seconds": _estimate(program, module),
+        "compile_seconds": program.compile_seconds,
+        "collective_bytes": _sum_known(one.num_bytes for one in collectives),
         "collectives": summarise(collectives),
         "broken_by": [line.strip()[:SHOWN] for line in (*dynamic, *callbacks)],
     }
@@ -169,8 +158,8 @@ def _estimate(program, module):
 
 
 def is_static(report):
-    """True for one program without dynamic dimensions and host callbacks."""
-    return (report["programs"], report["dynamic_dimensions"], report["host_callbacks"]) == (1, 0, 0)
+    """True for a program without dynamic dimensions and host callbacks."""
+    return not report["dynamic_dimensions"] and not report["host_callbacks"]
 
 
 def summarise(collectives):
@@ -187,8 +176,8 @@ def summarise(collectives):
             "kind": kind,
             "group_size": size,
             "instructions": len(group),
-            "executions": _known(sum, (one.times for one in group)),
-            "bytes": _known(sum, (one.num_bytes for one in group)),
+            "executions": _sum_known(one.times for one in group),
+            "bytes": _sum_known(one.num_bytes for one in group),
         }
         for (kind, size), group in groups.items()
     ]
@@ -230,10 +219,10 @@ def count_unknown_loops(module):
     return sum(program_text.trip_count(module, loop) is None for loop in loops)
 
 
-def _known(combine, values):
-    """`combine(values)`, or None if one of them is None."""
+def _sum_known(values):
+    """The sum of values, or None if one of them is None."""
     values = list(values)
-    return None if None in values else combine(values)
+    return None if None in values else sum(values)
 
 
 LIBRARY_PRODUCTS = re.compile(r"__cublas\$(lt\$)?matmul|__cublas\$gemm")

@@ -123,9 +123,7 @@ def temporary_bytes(is_global, length):
         import jax
 
         return jax_program(jax.jit(step).lower(*inputs)).temporary_bytes
-    import tensorflow as tf
-
-    from bert_packed.training.engines.tensorflow import tensorflow_program
+    from bert_packed.training.engines.tensorflow import tensorflow_program, tf
 
     inputs = [tf.constant(of) for of in inputs]
     return tensorflow_program(tf.function(step, jit_compile=True), *inputs).temporary_bytes

@@ -194,7 +194,7 @@ def test_each_device_holds_its_part_of_every_matrix(trained, case):
 @each(CASES[:3], SLOW)
 def test_logits_of_the_vocabulary_are_nowhere_whole(trained, case):
     """31 tokens are 32 with what is added; of a micro-batch's 8 x 12 predictions a row has its part."""
-    (program,) = trained(case).engine.step_programs(batch_at(0))
+    program = trained(case).engine.step_program(batch_at(0))
     module = read_module(program.text)
     layout, (copies, rows, columns) = case.layout, case.shape
     predictions = 8 // copies // (rows if layout == "optimus2d" else 1) * 12
@@ -208,7 +208,7 @@ def test_logits_of_the_vocabulary_are_nowhere_whole(trained, case):
 
 @each(CASES[:2])
 def test_gradients_are_in_blocks_between_micro_batches(trained, case):
-    (program,) = trained(case).engine.step_programs(batch_at(0))
+    program = trained(case).engine.step_program(batch_at(0))
     sizes = {
         shape.sizes
         for instruction in read_module(program.text).instructions
@@ -234,7 +234,7 @@ def test_what_is_computed_again_leaves_out_the_last_product(trained, case):
     counts, batch = {}, batches_of(case.model)[0]
     for remat in (False, True):
         engine = case.engine(remat=remat)
-        (program,) = engine.step_programs(batch)
+        program = engine.step_program(batch)
         kinds = [one.kind for one in find_collectives(read_module(program.text))]
         counts[remat] = kinds.count("all-gather" if case.layout == "optimus2d" else "all-reduce")
     figures, want = to_floats(engine.train_step(batch)), trained(Case(case.model)).figures[0]
@@ -304,7 +304,7 @@ def test_a_fused_kernel_gets_the_heads_of_its_device(case, config):
 @each(MODERN_CASES)
 def test_attention_exchanges_nothing_but_parts_of_kernels(trained, case):
     """A device has all that its heads of its packs need, in bands and in whole sequences."""
-    (program,) = trained(case).engine.step_programs(batches_of(case.model)[0])
+    program = trained(case).engine.step_program(batches_of(case.model)[0])
     largest = 0
     for instruction in read_module(program.text).instructions:
         if instruction.opcode.removesuffix("-start") in COLLECTIVES:

@@ -43,7 +43,7 @@ def test_a_step_that_ends_in_empty_packs_is_one_without_them(num_devices):
 def test_the_program_has_its_share_and_sends_the_gradient_once():
     batch = batch_at(0)
     engine = make_engine(2)
-    report = describe_step(engine.step_programs(batch))
+    report = describe_step(engine.step_program(batch))
     assert is_static(report) and report["devices"] == 2
     # a device has 4 of 8 packs, in two rounds of 2
     length, width, wide = batch["token_ids"].shape[1], CONFIG.hidden_size, CONFIG.intermediate_size
@@ -53,14 +53,14 @@ def test_the_program_has_its_share_and_sends_the_gradient_once():
     assert report["matmul_flops"] == 3 * 2 * 4 * (block + heads)
     if keras.backend.backend() == "tensorflow":
         assert report["collectives"] == []  # `tf.distribute` adds up, outside of the program
-        (program,) = engine.step_programs(batch)
+        program = engine.step_program(batch)
         summed = re.findall(r"= f32\[\d+,\d+,\d+,\d+\]\S* dot\(.*lhs_contracting_dims=\{(\d)\}", program.text)
         assert len(summed) == 6 and set(summed) == {"3"}  # attention's gradients in the form for CPUs
         return
     (row,) = report["collectives"]
     assert (row["kind"], row["group_size"]) == ("all-reduce", 2) and row["executions"] <= 4
     # Each array of a collective has its own round trips on CPUs: counts, gradients, requests to stop
-    kinds = re.findall(r"= (.*?) all-reduce\(", engine.step_programs(batch)[0].text)
+    kinds = re.findall(r"= (.*?) all-reduce\(", engine.step_program(batch).text)
     assert 2 <= sum(kind.count("[") for kind in kinds) <= 3
     gradient = sum(variable.numpy().nbytes for variable in engine.model.trainable_variables)
     assert gradient < report["collective_bytes"] <= gradient + 4 * 2 * len(engine.objective.sum_names)

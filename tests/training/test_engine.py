@@ -263,7 +263,7 @@ def test_compiled_steps_over_rows_are_those_of_single_operations():
         figures.append([to_floats(engine.train_step(one)) for one in (batch, later)])
         carried = {n: v for n, v in values_of(engine.training_state()).items() if "carried" in n}
         if is_compiled:
-            assert engine.num_train_traces == 1 and is_static(describe_step(engine.step_programs(batch)))
+            assert engine.num_train_traces == 1 and is_static(describe_step(engine.step_program(batch)))
             want = carried
     assert figures[0][1]["lm_loss"] != pytest.approx(figures[0][0]["lm_loss"], rel=1e-3)
     for one, other in zip(*figures, strict=True):

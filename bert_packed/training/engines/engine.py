@@ -85,8 +85,8 @@ class Engine:
         """(Normalised gradients, one per trainable variable, and sums) of a batch; without replicas."""
         raise NotImplementedError
 
-    def step_programs(self, batch):
-        """Compile a training step on such a batch: list of one `StepProgram`."""
+    def step_program(self, batch):
+        """Compile a training step on such a batch: `StepProgram`."""
         raise NotImplementedError
 
     def weights(self):

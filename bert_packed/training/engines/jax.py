@@ -67,8 +67,8 @@ class JaxEngine(JaxGradients):
         """Arguments of `compiled_train_step` for a batch of `start_step`."""
         return self.state(), self._place(batch), *self._stop_requests(wants_stop)
 
-    def step_programs(self, batch):
-        return [jax_program(self.compiled_train_step.lower(*self.abstract_arguments(batch)))]
+    def step_program(self, batch):
+        return jax_program(self.compiled_train_step.lower(*self.abstract_arguments(batch)))
 
     def abstract_arguments(self, batch):
         """Shapes, dtypes and places of `step_arguments`, for variables without values and absent devices."""

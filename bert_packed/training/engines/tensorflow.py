@@ -11,7 +11,6 @@ import dataclasses
 import time
 
 import tensorflow as tf
-from tensorflow.compiler.xla.service.hlo_pb2 import HloProto
 
 from bert_packed.layers.dropout import packs_from
 from bert_packed.layers.fast_gradients import gradients_for
@@ -57,18 +56,18 @@ class TensorFlowEngine(Engine):
                 return self.compiled_train_step(batch)
             return self.compiled_train_step(self._distribute(batch), tf.constant(float(wants_stop)))
 
-    def step_programs(self, batch):
+    def step_program(self, batch):
         if self.target.devices:
-            return [_program_for_absent(self.target, self.compiled_train_step, batch)]
+            return _program_for_absent(self.target, self.compiled_train_step, batch)
         if self.replicas is None:
-            return [tensorflow_program(self.compiled_train_step, batch)]
+            return tensorflow_program(self.compiled_train_step, batch)
         # The program of one replica, which ends with its gradients: reduction and update are in no program
         part = {
             name: tf.constant(values[0]) for name, values in self._by_replica(batch, in_parts=True).items()
         }
         denominators = self.objective.denominators(self.objective.counts(part))
         program = tensorflow_program(self._compiled_part, part, denominators, tf.constant(0))
-        return [dataclasses.replace(program, num_devices=self.replicas.num)]
+        return dataclasses.replace(program, num_devices=self.replicas.num)
 
     def eval_step(self, batch):
         with out_of_memory_names("evaluation", "eval_batch_size"):
@@ -314,6 +313,8 @@ class TensorFlowEngine(Engine):
 
 def tensorflow_program(function, *arguments):
     """Compile a `tf.function(..., jit_compile=True)`: `StepProgram`, with unknown FLOPs and bytes."""
+    from tensorflow.compiler.xla.service.hlo_pb2 import HloProto
+
     # The step is compiled twice: text and memory need two calls
     compiler_ir = function.experimental_get_compiler_ir(*arguments)
     start = time.perf_counter()
