@@ -74,15 +74,16 @@ class RunningCluster:
 
     def statuses(self, seconds=SECONDS):
         """Wait until all have ended: list of exit statuses, negative for a signal."""
-        try:
-            return self.wait_for_end(range(self.num), seconds)
-        finally:
-            self.kill()
+        return self.wait_for_end(range(self.num), seconds)
 
-    def wait_for_end(self, indices, seconds):
+    def wait_for_end(self, indices, seconds=SECONDS):
         """Wait until some have ended: list of their exit statuses, negative for a signal."""
         deadline = time.monotonic() + seconds
-        return [self.processes[index].wait(max(0.1, deadline - time.monotonic())) for index in indices]
+        try:
+            return [self.processes[index].wait(max(0.1, deadline - time.monotonic())) for index in indices]
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
 
     def kill(self):
         for process in self.processes:

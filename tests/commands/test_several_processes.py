@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from cluster import RunningCluster, last_step
+from cluster import SECONDS, RunningCluster, last_step
 from pretraining_command import arguments, assert_same_run, read_rows, write_all
 from safetensors.numpy import load_file
 from task_files import flags_of, write_tasks
@@ -186,7 +186,7 @@ def test_a_file_that_one_process_alone_misses_ends_all(data, tmp_path, backend):
     """A machine's disk may not be mounted: no process waits for it."""
     own = {1: [f"--input_file={tmp_path}/none.tfrecord"]}
     cluster = RunningCluster(tmp_path / "said", command_of(data, tmp_path / "run"), 2, backend, own)
-    assert_lost(cluster, [0], 60)
+    assert_lost(cluster, [0], SECONDS)  # both have to start first
     assert cluster.statuses()[1] == 2
     rule = f"`input_file` must match at least one file. Received: '{tmp_path}/none.tfrecord'"
     (line,) = cluster.err(1)
