@@ -64,7 +64,7 @@ def main(config):
             step = stepping(engine, [batch])
             for repeat in range(NUM_STEPS):
                 step(repeat)
-        (program,) = engine.step_programs(batch)
+        program = engine.step_program(batch)
         growth = None if rows else watch.largest_growth
         rows.append(memory_row(length, config, program.temporary_bytes, growth))
     show("step_memory", config, {"memory": rows})

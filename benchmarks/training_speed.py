@@ -113,7 +113,7 @@ def main(config):
         "speed-ups": speed_up_rows(seconds, corpus.plan.packing_factor, config.is_printed),
     }
     if backend == "jax":  # TensorFlow has no call for it
-        programs = (engines[name].step_programs(batches[PACKED][0])[0] for name in (PLAIN, PACKED))
+        programs = (engines[name].step_program(batches[PACKED][0]) for name in (PLAIN, PACKED))
         tables["XLA's count"] = [count_row(*programs)]
     show("training_speed", config, tables)
     if config.picture:

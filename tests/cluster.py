@@ -1,5 +1,6 @@
 """A cluster on this machine: the same training command in several processes, and what befalls them."""
 
+import contextlib
 import csv
 import json
 import os
@@ -18,13 +19,9 @@ ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 def free_ports(num):
     """Ports of this machine that nobody listened at a moment ago."""
-    sockets = [socket.socket() for _ in range(num)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(num)]
+        return [one.getsockname()[1] for one in sockets]
 
 
 class RunningCluster:
@@ -77,16 +74,16 @@ class RunningCluster:
 
     def statuses(self, seconds=SECONDS):
         """Wait until all have ended: list of exit statuses, negative for a signal."""
-        deadline = time.monotonic() + seconds
-        try:
-            return [process.wait(max(0.1, deadline - time.monotonic())) for process in self.processes]
-        finally:
-            self.kill()
+        return self.wait_for_end(range(self.num), seconds)
 
-    def wait_for_end(self, indices, seconds):
+    def wait_for_end(self, indices, seconds=SECONDS):
         """Wait until some have ended: list of their exit statuses, negative for a signal."""
         deadline = time.monotonic() + seconds
-        return [self.processes[index].wait(max(0.1, deadline - time.monotonic())) for index in indices]
+        try:
+            return [self.processes[index].wait(max(0.1, deadline - time.monotonic())) for index in indices]
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
 
     def kill(self):
         for process in self.processes:

@@ -4,10 +4,10 @@ import contextlib
 import dataclasses
 
 import keras
-import numpy as np
 import pytest
+from logical_devices import divide_processor
 from packs import packed_and_unpacked
-from tiny import CONFIG, to_floats
+from tiny import CONFIG
 
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.training import engines
@@ -29,10 +29,7 @@ needs_jax = [
 
 def make_devices():
     """Let this process, which has computed nothing yet, see a number of devices."""
-    import jax
-
-    jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
-    assert jax.device_count() == NUM_DEVICES
+    divide_processor(NUM_DEVICES)
 
 
 def make_replicas(layout, shape, transport="gather"):
@@ -67,12 +64,3 @@ def batch_at(step):
     packed, _ = packed_and_unpacked(step)
     order = [0, 1, 2, 3, 3, 2, 4, 0, 1, 4, 2, 1, 0, 0, 3, 4]
     return {name: values[order] for name, values in packed.items()}
-
-
-def values_of(variables):
-    return {name: np.array(variable.numpy()) for name, variable in variables.items()}
-
-
-def train(engine, steps):
-    """Figures of each step: list of dicts."""
-    return [to_floats(engine.train_step(batch_at(step))) for step in steps]

@@ -1,8 +1,8 @@
 """Train the tiny model under the backend of a new process: `python other_backend.py FOLDER`.
 
-FOLDER holds `checkpoint-0` and `checkpoint-3` of a run, and `dropout/checkpoint-1` of one with dropout. It
-receives `losses.json`, those of the steps that follow each of the former, and `resaved/checkpoint-1`, the
-latter as read and written again.
+FOLDER holds `checkpoint-0` of a run, and `dropout/checkpoint-1` of one with dropout. It receives
+`losses.json`, those of the steps that follow the former, and `resaved/checkpoint-1`, the latter as read and
+written again.
 """
 
 import dataclasses
@@ -47,11 +47,8 @@ def train(engine, steps):
 
 def main(folder):
     engine = training_engine()
-    losses = {}
-    for first_step in (0, 3):
-        checkpoint.restore_checkpoint(folder / f"checkpoint-{first_step}", engine)
-        losses[first_step] = train(engine, range(first_step, NUM_STEPS))
-    (folder / "losses.json").write_text(json.dumps(losses))
+    checkpoint.restore_checkpoint(folder / "checkpoint-0", engine)
+    (folder / "losses.json").write_text(json.dumps(train(engine, range(NUM_STEPS))))
     engine = training_engine(WITH_DROPOUT)
     checkpoint.restore_checkpoint(folder / "dropout" / "checkpoint-1", engine)
     checkpoint.save_checkpoint(folder / "resaved", 1, engine, WITH_DROPOUT, STATE)

@@ -124,8 +124,10 @@ class Recorder:
         return [value for name, value in self.calls if name == "log"]
 
 
-def train(recorder, first_step=0, state=None, **steps):
-    return loop.train(recorder, Steps(**steps), recorder.hooks(), first_step, state)
+def train(recorder, first_step=0, state=None, hooks=None, **steps):
+    """`loop.train` by a recorder; `hooks` replace some of its own."""
+    hooks = dataclasses.replace(recorder.hooks(), **(hooks or {}))
+    return loop.train(recorder, Steps(**steps), hooks, first_step, state)
 
 
 def without_times(rows):

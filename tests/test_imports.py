@@ -28,6 +28,7 @@ PRIVATE = {
         "jax.interpreters.mlir.make_ir_context": "TensorFlow's program for JAX's absent devices",
         "jaxlib.mlir.ir": "the same",
         "jaxlib.xla_client.DeviceList": "the same",
+        "tensorflow.compiler.xla.service.hlo_pb2.HloProto": "XLA's plan of memory; no public package has it",
     },
     "bert_packed.training.optimization": {
         "_all_reduce_sum_gradients": "Keras would add up once more, and asks no one",

@@ -55,14 +55,28 @@ def manifest_of(**claims):
 
 @dataclasses.dataclass
 class Trained:
-    """An engine, figures of its steps, moments after the first, weights and state after the last."""
+    """An engine, its first weights, figures of its steps, moments after the first, and the last state."""
 
     engine: object
+    start: dict
     figures: list
     moments: dict
     weights: dict
     state: dict
-    evaluated: dict
+
+
+def train_on(engine, batches):
+    """Take a step of each batch: `Trained`."""
+    start, (first, *rest) = values_of(engine.weights()), batches
+    figures = [to_floats(engine.train_step(first))]
+    moments = values_of(engine.training_state())
+    figures += [to_floats(engine.train_step(batch)) for batch in rest]
+    state = values_of(engine.training_state())
+    return Trained(engine, start, figures, moments, values_of(engine.weights()), state)
+
+
+def values_of(variables):
+    return {name: np.array(variable.numpy()) for name, variable in variables.items()}
 
 
 def to_floats(sums):

@@ -19,8 +19,6 @@ import re
 import socket
 import time
 
-import numpy as np
-
 from bert_packed.core.settings import InputError
 from bert_packed.parallel.processes import ALONE, GRACE_SECONDS, Processes, Watch
 
@@ -78,18 +76,18 @@ class Cluster:
         )
 
 
-def start(distribution, backend, seconds=START_SECONDS):
+def start(distribution, backend):
     """Connect the processes of a run, before the backend initialises its devices.
 
     Returns `Processes`, or `ALONE` unless `distribution` is "multi_worker". Raises `InputError` where
-    `TF_CONFIG` is missing or wrong, or a process does not come up within `seconds`.
+    `TF_CONFIG` is missing or wrong, or a process does not come up in time.
     """
     if distribution != "multi_worker":
         return ALONE
     cluster = read_cluster(os.environ.get(VARIABLE, ""))
-    watch = Watch(cluster.addresses, meet(cluster, seconds))
+    watch = Watch(cluster.addresses, meet(cluster, START_SECONDS))
     try:
-        service = SERVICES[backend](cluster, seconds)
+        service = SERVICES[backend](cluster, START_SECONDS)
     except InputError:
         watch.leave()
         raise
@@ -253,10 +251,7 @@ class JaxService:
             raise cluster.not_up(seconds, f"{error}.") from error
 
     def share(self, numbers):
-        # A program is compiled for each length
-        padded = np.zeros(1 << (len(numbers) - 1).bit_length(), np.float32)
-        padded[: len(numbers)] = numbers
-        return np.asarray(self._multihost.broadcast_one_to_all(padded))[: len(numbers)]
+        return self._multihost.broadcast_one_to_all(numbers)
 
     def is_loss(self, error):
         return isinstance(error, (RuntimeError, ValueError)) and bool(JAX_LOSSES.search(str(error)))
@@ -283,25 +278,17 @@ class TensorFlowService:
             raise cluster.not_up(seconds, " ".join(str(error).split())) from error
 
     def share(self, numbers):
-        def of_first(context):
-            return numbers if context.replica_id_in_sync_group == 0 else np.zeros_like(numbers)
+        def part(context):
+            # Collectives take no bytes. They take float32 on every device, as gradients are
+            return self._tf.constant(numbers * (context.replica_id_in_sync_group == 0), self._tf.float32)
 
-        values = self.strategy.experimental_distribute_values_from_function(
-            lambda context: self._tf.constant(of_first(context))
-        )
-        return self.strategy.reduce("SUM", values, axis=None).numpy()
+        values = self.strategy.experimental_distribute_values_from_function(part)
+        return self.strategy.reduce("SUM", values, axis=None).numpy().astype(numbers.dtype)
 
     def is_loss(self, error):
-        errors = self._tf.errors
-        return isinstance(
-            error,
-            (
-                errors.UnavailableError,
-                errors.AbortedError,
-                errors.DeadlineExceededError,
-                errors.CancelledError,
-            ),
-        )
+        of = self._tf.errors
+        losses = of.UnavailableError, of.AbortedError, of.DeadlineExceededError, of.CancelledError
+        return isinstance(error, losses)
 
     def leave(self, together):
         if together:

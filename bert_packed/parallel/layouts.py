@@ -40,7 +40,14 @@ from jax.sharding import PartitionSpec
 from bert_packed.core.settings import InputError
 from bert_packed.layers.layout import COLUMNS, ROWS
 from bert_packed.parallel.mesh_layout import MeshLayout, differentiable, make_mesh
-from bert_packed.parallel.replicas import AXIS, Replicas, check_processes, count_replicas, num_processes
+from bert_packed.parallel.replicas import (
+    AXIS,
+    Replicas,
+    check_divides,
+    check_processes,
+    count_replicas,
+    num_processes,
+)
 from bert_packed.parallel.summa import COLUMN, ROW, TRANSPORTS
 
 # Optimus shards arrays over both axes
@@ -91,8 +98,8 @@ class Optimus2D(MeshLayout):
     heads, ids = PartitionSpec(ROW, None, COLUMN, None), IDS
 
     def __init__(self, mesh, transport="gather"):
-        super().__init__(mesh)
         self.side = mesh.shape[ROW]
+        super().__init__(mesh, row_divisor=self.side, column_divisor=self.side)
         if mesh.shape[COLUMN] != self.side:
             raise InputError(
                 "`mesh` must have as many rows as columns for optimus2d. Received: "
@@ -105,26 +112,12 @@ class Optimus2D(MeshLayout):
         self._look_up = _look_up(mesh, chosen)
 
     def check(self, model_config, **packs):
-        for name, value in packs.items():
-            number = self.mesh.shape[AXIS] * self.side
-            if value % number:
-                raise InputError(
-                    f"`{name}` must be divisible by the copies of the model times the rows of the mesh, "
-                    f"{self.mesh.shape[AXIS]} x {self.side}. Received: {value} packs."
-                )
-        for name in ("hidden_size", "num_attention_heads", "intermediate_size"):
-            value = getattr(model_config, name)
-            if value % self.side:
-                raise InputError(
-                    f"`{name}` must be divisible by the side of the mesh for optimus2d. Received: "
-                    f"{name}={value}, a side of {self.side}."
-                )
-
-    def padded_rows(self, num_rows):
-        return -(-num_rows // self.side) * self.side
-
-    def padded_width(self, width):
-        return -(-width // self.side) * self.side
+        copies, side = self.mesh.shape[AXIS], self.side
+        rule = f"the copies of the model times the rows of the mesh, {copies} x {side}"
+        check_divides(copies * side, packs, rule, "{value} packs")
+        sizes = _sizes(model_config, "hidden_size", "num_attention_heads", "intermediate_size")
+        rule = "the side of the mesh for optimus2d"
+        check_divides(side, sizes, rule, f"{{name}}={{value}}, a side of {side}")
 
     def multiply(self, split, inputs_BQX, kernels):
         return self._multiply(inputs_BQX, list(map(jnp.asarray, kernels)))
@@ -207,33 +200,19 @@ class Megatron1D(MeshLayout):
     heads, ids = PartitionSpec(None, None, ALL, None), WHOLE
 
     def __init__(self, mesh):
-        super().__init__(mesh)
         self.num_parts = mesh.shape[ROW] * mesh.shape[COLUMN]
+        super().__init__(mesh, row_divisor=self.num_parts)
         self._first = _products_by_columns(mesh)
         self._second = _product_by_rows(mesh)
         self._logits = _logits_in_parts(mesh)
         self._look_up = _look_up_in_parts(mesh)
 
     def check(self, model_config, **packs):
-        for name, value in packs.items():
-            if value % self.mesh.shape[AXIS]:
-                raise InputError(
-                    f"`{name}` must be divisible by the copies of the model, {self.mesh.shape[AXIS]}. "
-                    f"Received: {value} packs."
-                )
-        for name in ("num_attention_heads", "intermediate_size"):
-            value = getattr(model_config, name)
-            if value % self.num_parts:
-                raise InputError(
-                    f"`{name}` must be divisible by the devices of a copy for megatron1d. Received: "
-                    f"{name}={value}, {self.num_parts} devices."
-                )
-
-    def padded_rows(self, num_rows):
-        return -(-num_rows // self.num_parts) * self.num_parts
-
-    def padded_width(self, width):
-        return width
+        copies, parts = self.mesh.shape[AXIS], self.num_parts
+        check_divides(copies, packs, f"the copies of the model, {copies}", "{value} packs")
+        sizes = _sizes(model_config, "num_attention_heads", "intermediate_size")
+        rule = "the devices of a copy for megatron1d"
+        check_divides(parts, sizes, rule, f"{{name}}={{value}}, {parts} devices")
 
     def multiply(self, split, inputs_BQX, kernels):
         kernels = list(map(jnp.asarray, kernels))
@@ -248,6 +227,10 @@ class Megatron1D(MeshLayout):
         if self.spec(table) == WHOLE:
             return super().look_up(table, ids_BS)
         return self._look_up(jnp.asarray(table), ids_BS)
+
+
+def _sizes(model_config, *names):
+    return {name: getattr(model_config, name) for name in names}
 
 
 def _products_by_columns(mesh):

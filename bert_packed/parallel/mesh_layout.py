@@ -166,10 +166,12 @@ class LaidDense(keras.layers.Dense):
 
 
 class MeshLayout(Layout):
-    """Base class of layouts. A subclass has the attributes, the padding, `multiply`, `look_up` and `_logits`.
+    """Base class of layouts. A subclass has the attributes, `multiply`, `check`, `look_up` and `_logits`.
 
     Args:
         mesh: `jax.sharding.Mesh` with the axes of `AXES`.
+        row_divisor: Divisor of a table's rows, padding included.
+        column_divisor: Divisor of the columns of a linear layer's kernel, padding included.
 
     Attributes:
         name: Value of `--layout`.
@@ -186,8 +188,9 @@ class MeshLayout(Layout):
     splits, vocabulary, by_axes = {}, (None, None), {}
     heads, ids = None, None
 
-    def __init__(self, mesh):
+    def __init__(self, mesh, row_divisor, column_divisor=1):
         self.mesh = mesh
+        self._row_divisor, self._column_divisor = row_divisor, column_divisor
         self._noted = {}  # by id of a variable that this layout has made
 
     def spec(self, weight):
@@ -208,11 +211,11 @@ class MeshLayout(Layout):
 
     def padded_rows(self, num_rows):
         """Rows of a table, padding included."""
-        raise NotImplementedError
+        return -(-num_rows // self._row_divisor) * self._row_divisor
 
     def padded_width(self, width):
         """Columns of a linear layer's kernel, padding included."""
-        raise NotImplementedError
+        return -(-width // self._column_divisor) * self._column_divisor
 
     def multiply(self, split, inputs_BQX, kernels):
         """Products of one input with the kernels of linear layers of a split: list of `[B, Q, Y]`."""

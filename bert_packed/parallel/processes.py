@@ -24,6 +24,7 @@ STATUS_LOST = 75  # EX_TEMPFAIL of sysexits.h: the same command may well succeed
 ALIVE_SECONDS = 2  # between two signs of life
 SILENT_SECONDS = 15  # a process that is silent for longer counts as lost
 ALIVE, DONE, LEAVING, LOST = "alive", "done", "leaving", "lost"  # lines that processes send each other
+NOT_YET = np.zeros(1, np.int32)  # in place of a decision's length
 NOT_YET_SECONDS = 60  # a collective may fail after half an hour (Gloo); a decision may take longer
 GRACE_SECONDS = 3  # the first process ends last, since the service and its sockets end with it
 MISTAKES = (InputError, OSError, MemoryError, KeyboardInterrupt)  # commands report these in one line
@@ -73,8 +74,8 @@ class Processes(Alone):
 
     Args:
         index, num: Number of this process, and of all, as in `Alone`.
-        service: Service of the backend, connected. `share(numbers)` returns the first's float32 array
-            in all; `is_loss(error)` is True for errors that a lost process causes; `leave(together)`
+        service: Service of the backend, connected. `share(numbers)` returns the first's array of integers in
+            all; `is_loss(error)` is True for errors that a lost process causes; `leave(together)`
             disconnects; `strategy` is as in `Alone`.
         watch: `Watch` of this process.
     """
@@ -91,7 +92,7 @@ class Processes(Alone):
             return content["value"]
         try:
             # The others hear "not yet" before their collective would time out
-            with repeating(lambda: self._service.share(np.zeros(1, np.float32)), NOT_YET_SECONDS):
+            with repeating(lambda: self._service.share(NOT_YET), NOT_YET_SECONDS):
                 value = decide()
         except (InputError, OSError, MemoryError) as error:
             self._send(json.dumps({"error": one_line(error)}))
@@ -102,7 +103,7 @@ class Processes(Alone):
     def __exit__(self, kind, error, _):
         if error is None:
             self._watch.say(DONE)
-            self._service.share(np.zeros(1, np.float32))
+            self._service.share(NOT_YET)
             self._watch.stop()
             self._service.leave(together=True)
         elif not issubclass(kind, MISTAKES) and self._service.is_loss(error):
@@ -121,14 +122,16 @@ class Processes(Alone):
         _exit(status)
 
     def _send(self, text):
-        content = np.frombuffer(text.encode(), np.uint8).astype(np.float32)
-        self._service.share(np.array([len(content)], np.float32))
-        self._service.share(content)
+        content = text.encode()
+        # JAX compiles a program for each length; JSON may end in spaces
+        content = content.ljust(1 << len(content).bit_length())
+        self._service.share(np.array([len(content)], np.int32))
+        self._service.share(np.frombuffer(content, np.uint8))
 
     def _receive(self):
-        while not (length := int(self._service.share(np.zeros(1, np.float32))[0])):
-            pass  # not yet
-        return self._service.share(np.zeros(length, np.float32)).astype(np.uint8).tobytes().decode()
+        while not (length := int(self._service.share(NOT_YET)[0])):
+            pass
+        return self._service.share(np.zeros(length, np.uint8)).tobytes()
 
 
 class Watch:

@@ -138,11 +138,22 @@ def group_of(index, num_processes, num_replicas):
 
 def check_shares(replicas, **sizes):
     """Raise `InputError` if replicas do not divide a number of packs; sizes by name of the flag."""
-    for name, size in sizes.items():
-        if replicas and size % replicas.num:
+    if replicas:
+        received = f"{{value}} packs, {replicas.num} devices"
+        check_divides(replicas.num, sizes, "the number of devices", received)
+
+
+def check_divides(divisor, values, rule, received):
+    """Raise `InputError` for the first of `values`, a dict, that a number does not divide.
+
+    Args:
+        rule: Phrase for the number.
+        received: Template of the message's end, with `{name}` and `{value}`.
+    """
+    for name, value in values.items():
+        if value % divisor:
             raise InputError(
-                f"`{name}` must be divisible by the number of devices. Received: {size} packs, "
-                f"{replicas.num} devices."
+                f"`{name}` must be divisible by {rule}. Received: {received.format(name=name, value=value)}."
             )
 
 

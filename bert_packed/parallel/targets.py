@@ -189,8 +189,8 @@ class TooLargeError(InputError):
         )
 
 
-def programs_for(target, engine, batch, micro_batch_size):
-    """`engine.step_programs(batch)` for the absent devices of the engine's `Target`.
+def program_for(target, engine, batch, micro_batch_size):
+    """`engine.step_program(batch)` for the absent devices of the engine's `Target`.
 
     Raises:
         TooLargeError: a device has too little memory.
@@ -201,7 +201,7 @@ def programs_for(target, engine, batch, micro_batch_size):
     try:
         # JAX 0.11 and later lower kernels for GPUs for the default device, which would be this machine's CPU
         with jax.default_device(target.devices[0]):
-            programs = engine.step_programs(batch)
+            program = engine.step_program(batch)
     except jax.errors.JaxRuntimeError as error:
         reason = " ".join(str(error).split())
         if sizes := memory_in(reason):
@@ -211,10 +211,10 @@ def programs_for(target, engine, batch, micro_batch_size):
             f"{target.name}, which says {reason[:200]}"
         ) from error
     # The compiler for GPUs refuses nothing
-    used, has = max(program.peak_bytes for program in programs), target.accelerator.memory_bytes
+    used, has = program.peak_bytes, target.accelerator.memory_bytes
     if used > has:
         raise TooLargeError(target, micro_batch_size, f"{used / GIB:.2f}G", f"{has / GIB:.2f}G")
-    return programs
+    return program
 
 
 def memory_in(reason):

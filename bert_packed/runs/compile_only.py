@@ -16,7 +16,7 @@ from bert_packed.core.runtime import versions
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import write_json, write_text
 from bert_packed.parallel.replicas import count_replicas
-from bert_packed.parallel.targets import GIB, TooLargeError, absent_target, devices_here, programs_for
+from bert_packed.parallel.targets import GIB, TooLargeError, absent_target, devices_here, program_for
 from bert_packed.runs.pretraining import Run
 from bert_packed.runs.pretraining_data import read_shapes
 from bert_packed.runs.run_directory import RUN_FILE
@@ -49,10 +49,10 @@ def compile_run(config, backend):
         make_virtual_devices(config.num_virtual_devices)
     run = _run_of_shapes(config, target or devices_here())
     if config.largest_micro_batch:
-        config, programs = find_largest(run)
+        config, program = find_largest(run)
     else:
-        programs = compile_step(run)
-    report = {"backend": backend, **describe_step(programs)}
+        program = compile_step(run)
+    report = {"backend": backend, **describe_step(program)}
     if target:
         sizes = {"train_batch_size": config.train_batch_size, "micro_batch_size": config.packs_at_once}
         report = {**forecast(report, target), **sizes, **report}
@@ -63,19 +63,16 @@ def compile_run(config, backend):
             f"Received: {config.num_virtual_devices}."
         )
     folder.mkdir(parents=True, exist_ok=True)
-    for number, program in enumerate(programs):
-        name = PROGRAM_FILE if len(programs) == 1 else PROGRAM_FILE.replace("step", f"step-{number}")
-        write_text(str(folder / name), program.text)
+    write_text(str(folder / PROGRAM_FILE), program.text)
     made_by = versions(("bert_packed", "keras", "tensorflow", "jax", "jaxlib"))
     write_json(folder / REPORT_FILE, {**report, "versions": made_by})
     _print_report(report, folder)
     return 0 if is_static(report) else STATUS_NOT_STATIC
 
 
-def compile_largest_program(config):
-    """The `StepProgram` of a run's step on this process's devices, of several the one of most memory."""
-    programs = compile_step(_run_of_shapes(config, devices_here()))
-    return max(programs, key=lambda one: one.peak_bytes or 0)
+def compile_program(config):
+    """The `StepProgram` of a run's step on this process's devices."""
+    return compile_step(_run_of_shapes(config, devices_here()))
 
 
 def _run_of_shapes(config, target):
@@ -86,19 +83,19 @@ def _run_of_shapes(config, target):
 
 
 def compile_step(run):
-    """List of the `StepProgram`s of a run; `TooLargeError` or `MemoryError` where a step does not fit."""
+    """The `StepProgram` of a run; raises `TooLargeError` or `MemoryError` where a step does not fit."""
     config, target, engine = run.config, run.target, run.build_engine()
     if config.layout != "none":
         print(engine.replicas.layout.describe(run.model_config))
     batch = empty_batch(engine.objective.features, run.data.train.spec, config.train_batch_size)
     if target.devices:
-        return programs_for(target, engine, batch, config.packs_at_once)
+        return program_for(target, engine, batch, config.packs_at_once)
     with out_of_memory_names("the compilation of a step", "micro_batch_size"):
-        return engine.step_programs(batch)
+        return engine.step_program(batch)
 
 
 def find_largest(run):
-    """Find the largest micro-batch whose step fits the absent devices: its config and `StepProgram`s."""
+    """Find the largest micro-batch whose step fits the absent devices: its config and `StepProgram`."""
     config, target = run.config, run.target
     unit = target.num_devices if config.layout == "none" else count_replicas(config.layout, config.mesh_shape)
     found = {}
@@ -124,8 +121,8 @@ def find_largest(run):
         return True
 
     def in_proportion(size):
-        fullest = max(found[size][1], key=lambda one: one.peak_bytes)
-        return size_that_fills(target.accelerator.memory_bytes - KEPT_BYTES, fullest, size)
+        _, program = found[size]
+        return size_that_fills(target.accelerator.memory_bytes - KEPT_BYTES, program, size)
 
     return found[search_largest(fits, in_proportion, max(config.packs_at_once // unit, 1))]
 

@@ -269,7 +269,7 @@ def _choose(config, folder):
     # This imports Keras, which must wait until the backend is chosen
     from bert_packed.parallel.replicas import make_replicas
     from bert_packed.parallel.targets import devices_here
-    from bert_packed.runs.compile_only import compile_largest_program
+    from bert_packed.runs.compile_only import compile_program
     from bert_packed.training.backend import device_memory_bytes
 
     manifest = folder.packs_manifest("train")
@@ -282,7 +282,7 @@ def _choose(config, folder):
         print("compiling  the step, to know its memory and time: half a minute or more", flush=True)
     if memory_bytes:
         training, choice = choices.fit_memory(
-            training, compile_largest_program(training), memory_bytes, given, num_devices
+            training, compile_program(training), memory_bytes, given, num_devices
         )
         chosen.append(choice)
     seconds = choices.time_step(training) if config.train_hours else None

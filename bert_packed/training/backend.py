@@ -176,7 +176,7 @@ def make_virtual_devices(number):
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * number)
 
 
-class Profile:
+class Profile(contextlib.ExitStack):
     """Context manager that traces the steps of a range; leaving it early writes the trace so far.
 
         with Profile("run/tensorboard/profile", range(10, 21)) as profile:
@@ -190,15 +190,10 @@ class Profile:
     """
 
     def __init__(self, folder="", steps=range(0)):
+        super().__init__()
         self._folder = str(folder)
         self._steps = steps
-        self._is_tracing = False
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        self._stop()
+        self._has_begun = False
 
     @contextlib.contextmanager
     def step(self, number):
@@ -206,34 +201,27 @@ class Profile:
         if number not in self._steps:
             yield
             return
-        start, _, mark = _profiler()
-        if not self._is_tracing:
-            start(self._folder)
-            self._is_tracing = True
+        trace, mark = _profiler()
+        if not self._has_begun:
+            self._has_begun = True
+            self.enter_context(trace(self._folder))
         with mark(step_num=number):
             yield
         if self.ends_with(number):
-            self._stop()
+            self.close()
 
     def ends_with(self, number):
         """True of the last step to trace: its body must wait for what it has started."""
         return number in self._steps and number == self._steps[-1]
 
-    def _stop(self):
-        if self._is_tracing:
-            self._is_tracing = False
-            _, stop, _ = _profiler()
-            stop()
-
 
 def _profiler():
-    """The backend's functions to start a trace in a folder, to stop it, and to mark the body of a step."""
+    """The backend's context managers that trace into a folder, and that mark the body of a step."""
     if keras.backend.backend() == "jax":
         from jax import profiler
 
-        mark = functools.partial(profiler.StepTraceAnnotation, "train")
-        return profiler.start_trace, profiler.stop_trace, mark
+        return profiler.trace, functools.partial(profiler.StepTraceAnnotation, "train")
     from tensorflow.profiler import experimental as profiler
 
     # `_r=1`, as in TensorFlow's guide, makes the trace a step of TensorBoard's profile
-    return profiler.start, profiler.stop, functools.partial(profiler.Trace, "train", _r=1)
+    return profiler.Profile, functools.partial(profiler.Trace, "train", _r=1)

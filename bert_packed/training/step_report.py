@@ -1,10 +1,9 @@
 """Report on a compiled training step: static shapes, host callbacks, FLOPs, communication and memory.
 
-A step must be one program, with fixed dimensions, that never waits for Python. `describe_step` checks this
-on the compiled program.
+A step's program must have fixed dimensions and never wait for Python. `describe_step` checks this on the
+compiled program.
 """
 
-import collections
 import dataclasses
 import json
 import math
@@ -12,8 +11,6 @@ import re
 import time
 
 import numpy as np
-from google.protobuf.empty_pb2 import Empty
-from google.protobuf.unknown_fields import UnknownFieldSet
 
 from bert_packed.training import program_text
 
@@ -27,9 +24,6 @@ HOST_TRANSFER = re.compile(r"\bis_host_transfer=true")
 UNESTIMATED = re.compile(r'custom_call_target="(?:ConcatBitcast|X64\w+|ZeroCrop)"')
 KERNELS = re.compile(r"^tpu_custom_call$|triton|mosaic_gpu")
 SHOWN = 160  # characters of a reported line
-# Numbers of fields in XLA's hlo.proto: of HloProto, BufferAssignmentProto, BufferAllocationProto
-BUFFER_ASSIGNMENT, BUFFER_ALLOCATIONS = 3, 3
-SIZE, IS_THREAD_LOCAL, IS_PARAMETER, MAYBE_LIVE_OUT, IS_CONSTANT = 2, 3, 5, 7, 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,79 +121,29 @@ def _without_sentinels(seconds, text):
     return seconds if seconds > 0 else None
 
 
-def tensorflow_program(function, *arguments):
-    """Compile a `tf.function(..., jit_compile=True)`: `StepProgram`, with unknown FLOPs and bytes."""
-    # The step is compiled twice: text and memory need two calls
-    compiler_ir = function.experimental_get_compiler_ir(*arguments)
-    start = time.perf_counter()
-    text = compiler_ir(stage="optimized_hlo")
-    seconds = time.perf_counter() - start
-    return StepProgram(text, seconds, **buffer_sizes(compiler_ir(stage="optimized_hlo_proto_serialized")))
+def describe_step(program):
+    """Describe a step's `StepProgram`, on one of its devices: plain JSON.
 
-
-def buffer_sizes(serialized):
-    """Memory sizes of a `StepProgram` from the buffer assignment of a serialized `xla.HloProto`: dict."""
-    (assignment,) = _fields(serialized)[BUFFER_ASSIGNMENT]
-    buffers = [_fields(buffer) for buffer in _fields(assignment)[BUFFER_ALLOCATIONS]]
-
-    def total(*wanted, without=()):
-        return sum(
-            sum(buffer[SIZE])  # empty for a size of 0
-            for buffer in buffers
-            if all(any(buffer[flag]) for flag in wanted) and not any(any(buffer[flag]) for flag in without)
-        )
-
-    return {
-        "argument_bytes": total(IS_PARAMETER),
-        "output_bytes": total(MAYBE_LIVE_OUT),
-        "aliased_bytes": total(IS_PARAMETER, MAYBE_LIVE_OUT),
-        "temporary_bytes": total(without=(IS_PARAMETER, MAYBE_LIVE_OUT, IS_CONSTANT, IS_THREAD_LOCAL)),
-    }
-
-
-def _fields(serialized):
-    """Values of a protocol buffer message, lists by field number."""
-    # No public package has XLA's schema, so fields go by number
-    found = collections.defaultdict(list)
-    for field in UnknownFieldSet(Empty.FromString(serialized)):
-        found[field.field_number].append(field.data)
-    return found
-
-
-def describe_step(programs):
-    """Describe a step, a list of `StepProgram` in order of execution, on one of its devices: plain JSON.
-
-    Numbers are None where the backend does not report them, or a loop has unknown length. FLOPs, bytes
-    accessed or sent and seconds are sums over programs; memory sizes are maxima. `estimated_seconds` is XLA's
-    estimate of a run. `dynamic_dimensions` and `host_callbacks` count instructions, whose lines are in
-    `broken_by`; `collectives` are from `summarise`.
+    Numbers are None where the backend does not report them, or a loop has unknown length. `estimated_seconds`
+    is XLA's estimate of a run. `dynamic_dimensions` and `host_callbacks` count instructions, whose lines are
+    in `broken_by`; `collectives` are from `summarise`.
     """
-    modules = [program_text.read_module(program.text) for program in programs]
-    dynamic = [line for module in modules for line in find_dynamic(module)]
-    callbacks = [line for module in modules for line in find_callbacks(module)]
-    collectives = [one for module in modules for one in program_text.find_collectives(module)]
+    module = program_text.read_module(program.text)
+    dynamic, callbacks = find_dynamic(module), find_callbacks(module)
+    collectives = program_text.find_collectives(module)
+    told = ("flops", "bytes_accessed", "argument_bytes", "output_bytes", "temporary_bytes", "peak_bytes")
     return {
-        "programs": len(programs),
-        "devices": max(
-            program.num_devices or module.num_devices
-            for program, module in zip(programs, modules, strict=True)
-        ),
+        "programs": 1,  # readers of reports look for it
+        "devices": program.num_devices or module.num_devices,
         "dynamic_dimensions": len(dynamic),
         "host_callbacks": len(callbacks),
-        "loops_of_unknown_length": sum(map(count_unknown_loops, modules)),
-        "kernels": sum(map(count_kernels, modules)),
-        "matmul_flops": _known(sum, map(matmul_flops, modules)),
-        **{
-            name: _known(sum, (getattr(one, name) for one in programs))
-            for name in ("flops", "bytes_accessed")
-        },
-        **{
-            name: _known(max, (getattr(one, name) for one in programs))
-            for name in ("argument_bytes", "output_bytes", "temporary_bytes", "peak_bytes")
-        },
-        "estimated_seconds": _known(sum, map(_estimate, programs, modules)),
-        "compile_seconds": sum(program.compile_seconds for program in programs),
-        "collective_bytes": _known(sum, (one.num_bytes for one in collectives)),
+        "loops_of_unknown_length": count_unknown_loops(module),
+        "kernels": count_kernels(module),
+        "matmul_flops": matmul_flops(module),
+        **{name: getattr(program, name) for name in told},
+        "estimated_seconds": _estimate(program, module),
+        "compile_seconds": program.compile_seconds,
+        "collective_bytes": _sum_known(one.num_bytes for one in collectives),
         "collectives": summarise(collectives),
         "broken_by": [line.strip()[:SHOWN] for line in (*dynamic, *callbacks)],
     }
@@ -214,8 +158,8 @@ def _estimate(program, module):
 
 
 def is_static(report):
-    """True for one program without dynamic dimensions and host callbacks."""
-    return (report["programs"], report["dynamic_dimensions"], report["host_callbacks"]) == (1, 0, 0)
+    """True for a program without dynamic dimensions and host callbacks."""
+    return not report["dynamic_dimensions"] and not report["host_callbacks"]
 
 
 def summarise(collectives):
@@ -232,8 +176,8 @@ def summarise(collectives):
             "kind": kind,
             "group_size": size,
             "instructions": len(group),
-            "executions": _known(sum, (one.times for one in group)),
-            "bytes": _known(sum, (one.num_bytes for one in group)),
+            "executions": _sum_known(one.times for one in group),
+            "bytes": _sum_known(one.num_bytes for one in group),
         }
         for (kind, size), group in groups.items()
     ]
@@ -275,10 +219,10 @@ def count_unknown_loops(module):
     return sum(program_text.trip_count(module, loop) is None for loop in loops)
 
 
-def _known(combine, values):
-    """`combine(values)`, or None if one of them is None."""
+def _sum_known(values):
+    """The sum of values, or None if one of them is None."""
     values = list(values)
-    return None if None in values else combine(values)
+    return None if None in values else sum(values)
 
 
 LIBRARY_PRODUCTS = re.compile(r"__cublas\$(lt\$)?matmul|__cublas\$gemm")

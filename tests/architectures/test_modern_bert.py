@@ -25,7 +25,7 @@ from bert_packed.layers.context import PackContext
 from bert_packed.layers.dropout import Dropout, packs_from
 from bert_packed.layers.fast_gradients import gradients_are_for, gradients_for
 from bert_packed.training.backend import compiled, gradient
-from bert_packed.training.step_report import jax_program, tensorflow_program
+from bert_packed.training.step_report import jax_program
 
 pytestmark = pytest.mark.both_backends
 uncompiled = pytest.mark.usefixtures("uncompiled")
@@ -113,7 +113,7 @@ def temporary_bytes(is_global, length):
         import jax
 
         return jax_program(jax.jit(step).lower(*inputs)).temporary_bytes
-    import tensorflow as tf
+    from bert_packed.training.engines.tensorflow import tensorflow_program, tf
 
     inputs = [tf.constant(of) for of in inputs]
     return tensorflow_program(tf.function(step, jit_compile=True), *inputs).temporary_bytes

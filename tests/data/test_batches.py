@@ -33,18 +33,6 @@ def test_the_example():
     assert BatchGrowth(2, 8, 2, 2).packs(np.arange(4)).tolist() == [2, 4, 8, 8]
 
 
-def test_modernberts_warm_up_has_equally_many_steps_of_each_size():
-    """Its authors' rule goes from 768 to 4,608 packs of 1,024 tokens, in shares of 50 billion tokens."""
-    limits = 50e9 * np.cumsum([1, 2, 3, 4, 5]) / 15
-    sizes, tokens = [], 0
-    while tokens < limits[-1]:
-        sizes.append(768 * (1 + np.count_nonzero(tokens >= limits)))
-        tokens += 1024 * sizes[-1]
-    assert len(sizes) == 21_194 and {*sizes} == {768, 1536, 2304, 3072, 3840}
-    growth = BatchGrowth(768, 4608, 768, len(sizes)).packs(np.arange(len(sizes) + 1))
-    assert np.count_nonzero(growth[:-1] != sizes) <= 4 and growth[-1] == 4608  # where a size ends
-
-
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     return write_data(tmp_path_factory.mktemp("data"))

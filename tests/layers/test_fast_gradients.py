@@ -129,7 +129,7 @@ def test_a_linear_layer_is_keras_dense_layer(tmp_path, flags):
 
 def compiled_products(engine, batch, num_axes):
     """The attributes of all products in a compiled step whose result has `num_axes` axes."""
-    (program,) = engine.step_programs(batch)
+    program = engine.step_program(batch)
     found = [
         one.attributes
         for one in read_module(program.text).instructions

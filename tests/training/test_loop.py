@@ -1,7 +1,6 @@
 """The outer loop around a recorded engine: what it logs, saves, evaluates and stops, and when."""
 
 import contextlib
-import dataclasses
 import io
 import math
 import re
@@ -9,7 +8,7 @@ import signal
 
 import pytest
 from clock import Clock
-from recorded_loop import Numbers, Recorder, Steps, train, without_times
+from recorded_loop import Numbers, Recorder, train, without_times
 
 from bert_packed.core.settings import InputError
 from bert_packed.training import loop
@@ -32,8 +31,7 @@ def test_the_order_of_callbacks(whole):
     ]
     assert whole.kept == [7]
     bare = Recorder()
-    hooks = dataclasses.replace(bare.hooks(), evaluate=None, export=None)
-    loop.train(bare, Steps(), hooks)
+    train(bare, hooks={"evaluate": None, "export": None})
     assert {name.split()[0] for name in bare.names()} == {"batches", "train", "log", "save"}
     assert [state["evaluation_due"] for state in bare.saved.values()] == [False, False]
 
@@ -73,26 +71,25 @@ def test_a_row_has_the_steps_since_the_last_and_its_own_rate(whole):
     ]
 
 
-def train_on_a_clock(monkeypatch, recorder, hooks, seconds, first_step=0, **steps):
-    """Train where each step takes the same time, the first of the process ten times as long."""
-    clock = Clock()
+def train_on_a_clock(monkeypatch, first_step=0, hooks=None):
+    """Train to step 900, 30 seconds each, the first of the process ten times as long."""
+    clock, recorder = Clock(), Recorder()
     monkeypatch.setattr(loop, "time", clock)
     own = recorder.start_step
 
     def start_step(batch, wants_stop):
-        clock.sleep(seconds * (10 if batch == first_step + 1 else 1))
+        clock.sleep(300.0 if batch == first_step + 1 else 30.0)
         return own(batch, wants_stop)
 
     monkeypatch.setattr(recorder, "start_step", start_step)
-    loop.train(recorder, Steps(**steps), hooks, first_step)
+    train(recorder, first_step, hooks=hooks, num_train_steps=900, log_steps=300)
 
 
 @pytest.mark.parametrize("first_step", [0, 300, 599])
 def test_a_line_of_each_row_says_where_the_run_is(monkeypatch, first_step):
     """Also of a run that goes on: neither the compiling step nor those before it say how long others take."""
-    shown, recorder = [], Recorder()
-    hooks = dataclasses.replace(recorder.hooks(), show=shown.append)
-    train_on_a_clock(monkeypatch, recorder, hooks, 30.0, first_step, num_train_steps=900, log_steps=300)
+    shown = []
+    train_on_a_clock(monkeypatch, first_step, {"show": shown.append})
     before, after, *shown = shown  # else a log file would show nothing for minutes
     assert before.startswith("compiling  ") and after == "compiled   in 5 min, the first step included"
     # A row of one step alone has no timed one
@@ -103,10 +100,10 @@ def test_a_line_of_each_row_says_where_the_run_is(monkeypatch, first_step):
 
 
 def test_the_bar_of_a_terminal_fits_it(monkeypatch):
-    written, recorder = io.StringIO(), Recorder()
+    written = io.StringIO()
     written.isatty = lambda: True
     monkeypatch.setattr("sys.stderr", written)
-    train_on_a_clock(monkeypatch, recorder, recorder.hooks(), 30.0, num_train_steps=900, log_steps=300)
+    train_on_a_clock(monkeypatch)
     lines = [line for line in re.split(r"[\r\n]", written.getvalue()) if line.strip()]
     assert max(map(len, lines)) <= 100
     shown = r" 33%\|.{10}\| 300/900, loss 75\.25, \d+ tokens/s, 5 h left"
@@ -213,8 +210,7 @@ def test_the_first_step_of_a_lone_process_may_be_lost(monkeypatch, num_processes
     monkeypatch.setattr(loop, "StopRequest", lambda **of: requests.append(make(**of)) or requests[-1])
     costs = []
     recorder.start_step = lambda *arguments: (costs.append(requests[0].costs_nothing), own(*arguments))[1]
-    hooks = dataclasses.replace(recorder.hooks(), num_processes=num_processes)
-    loop.train(recorder, Steps(num_train_steps=6), hooks, first_step=3)
+    train(recorder, 3, hooks={"num_processes": num_processes}, num_train_steps=6)
     assert costs == [num_processes == 1, False, False]
 
 
@@ -266,9 +262,7 @@ def test_an_unreadable_batch_hides_nothing_of_the_step_before(fails_at, message,
 
     recorder = Recorder(fails_at)
     with pytest.raises(InputError, match=message):
-        loop.train(
-            recorder, Steps(max_skipped_steps=1), dataclasses.replace(recorder.hooks(), batches=Damaged)
-        )
+        train(recorder, hooks={"batches": Damaged}, max_skipped_steps=1)
     assert recorder.names()[-1].startswith(last)
 
 
@@ -334,7 +328,6 @@ def test_evaluation_must_stay_finite(value):
 
 def test_a_checkpoint_stays_until_the_next_is_finite():
     """Weights that are finite and useless are saved; what was good before them is there, and is named."""
-    steps = Steps(num_train_steps=11)
     for fault, weights_step, kept in (
         ({"fails_at": [9, 10, 11]}, 8, [4, 8]),
         ({"fails_evaluation": 8}, 8, [4, 8]),
@@ -343,12 +336,8 @@ def test_a_checkpoint_stays_until_the_next_is_finite():
     ):
         run = Recorder(**fault)
         with pytest.raises(NotFiniteError) as raised:
-            loop.train(
-                run,
-                dataclasses.replace(steps, max_skipped_steps=len(fault.get("fails_at", "1"))),
-                run.hooks(),
-            )
+            train(run, num_train_steps=11, max_skipped_steps=len(fault.get("fails_at", "1")))
         assert (raised.value.weights_step, run.kept) == (weights_step, kept)
     run = Recorder()
-    loop.train(run, steps, run.hooks())
+    train(run, num_train_steps=11)
     assert run.kept == [11]

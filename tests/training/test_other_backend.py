@@ -41,31 +41,23 @@ def run_other(*command):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run of 20 steps here, with checkpoints; the same from 0 and from 3 on there: folder and losses."""
+    """A run of 20 steps here, with checkpoints; the same there: folder and losses."""
     folder = tmp_path_factory.mktemp("run")
     engine = other_backend.training_engine()
     checkpoint.save_checkpoint(folder, 0, engine, CONFIG, other_backend.STATE)
-    losses = other_backend.train(engine, range(3))
-    checkpoint.save_checkpoint(folder, 3, engine, CONFIG, other_backend.STATE)
-    losses += other_backend.train(engine, range(3, other_backend.NUM_STEPS))
+    losses = other_backend.train(engine, range(other_backend.NUM_STEPS))
     engine = other_backend.training_engine(other_backend.WITH_DROPOUT)
     other_backend.train(engine, range(1))
     checkpoint.save_checkpoint(folder / "dropout", 1, engine, other_backend.WITH_DROPOUT, other_backend.STATE)
     run_other(TESTS / "other_backend.py", folder)
-    there = json.loads((folder / "losses.json").read_text())
-    return folder, np.array(losses), {int(step): np.array(values) for step, values in there.items()}
+    return folder, np.array(losses), np.array(json.loads((folder / "losses.json").read_text()))
 
 
 def test_the_same_curve_for_20_steps(trained):
     _, here, there = trained
-    assert here.shape == there[0].shape == (20, 2)
+    assert here.shape == there.shape == (20, 2)
     assert here[-4:, 0].mean() < 0.9 * here[:4, 0].mean()  # it learns: the curve is more than its start
-    np.testing.assert_allclose(there[0], here, rtol=1e-5)
-
-
-def test_a_checkpoint_goes_over_and_the_next_steps_are_the_same(trained):
-    _, here, there = trained
-    np.testing.assert_allclose(there[3], here[3:], rtol=1e-5)
+    np.testing.assert_allclose(there, here, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", [checkpoint.WEIGHTS, checkpoint.TRAINING])
@@ -86,7 +78,6 @@ def read_losses(folder):
         return np.array([(row["mlm_loss"], row["nsp_loss"]) for row in csv.DictReader(file)], float)
 
 
-@pytest.mark.slow
 def test_a_run_goes_on_under_the_other_backend(tmp_path):
     write_data(tmp_path)
     whole, moved = tmp_path / "whole", tmp_path / "moved"

@@ -55,8 +55,16 @@ def test_the_steps_asked_for_are_traced(tmp_path):
 )
 def test_steps_in_the_range_are_traced(monkeypatch, asked, steps, ends_at, calls):
     found = []
-    start, stop = lambda _: found.append("start"), lambda: found.append("end")
-    monkeypatch.setattr(backend, "_profiler", lambda: (start, stop, lambda **_: contextlib.nullcontext()))
+
+    @contextlib.contextmanager
+    def trace(_):
+        found.append("start")
+        try:
+            yield
+        finally:
+            found.append("end")
+
+    monkeypatch.setattr(backend, "_profiler", lambda: (trace, lambda **_: contextlib.nullcontext()))
     profile = Profile("x", asked) if asked else Profile()
     with pytest.raises(KeyError) if ends_at else contextlib.nullcontext(), profile:
         for step in steps:

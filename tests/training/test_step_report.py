@@ -12,7 +12,6 @@ from bert_packed.parallel.targets import memory_in
 from bert_packed.training.optimization import Lamb
 from bert_packed.training.step_report import (
     StepProgram,
-    buffer_sizes,
     compiled_program,
     describe_step,
     is_static,
@@ -53,7 +52,7 @@ CUBLAS = (
 
 
 def report_of(planted="", **changes):
-    return describe_step([StepProgram(PLAIN.replace("PLANTED", planted), 1.5, **changes)])
+    return describe_step(StepProgram(PLAIN.replace("PLANTED", planted), 1.5, **changes))
 
 
 def test_a_static_program():
@@ -64,6 +63,9 @@ def test_a_static_program():
     assert report["matmul_flops"] == FLOPS
     # what a backend does not tell stays unknown
     assert {report[name] for name in ("flops", "bytes_accessed", "peak_bytes", "temporary_bytes")} == {None}
+    report = describe_step(StepProgram(PLAIN, 1.0, 2, 10.0, 20.0, 100, 60, 40, 30))
+    names = ("devices", "flops", "bytes_accessed", "peak_bytes")
+    assert [report[name] for name in names] == [2, 10.0, 20.0, 100 + 60 - 40 + 30]
 
 
 def test_seconds_are_without_the_calls_of_unknown_cost():
@@ -77,9 +79,9 @@ def test_seconds_are_without_the_calls_of_unknown_cost():
         text = text.replace(f"dot({operands}), ", f"dot({operands}), {config}, ")
     program = compiled_program(text, 1.0, {"optimal_seconds": 0.5 - 3, "flops": 5.0}, None)
     assert program.estimated_seconds == pytest.approx(0.5) and program.flops == 5.0
-    assert describe_step([program])["estimated_seconds"] == pytest.approx(0.5 * (7 * 100 + 300) / 400)
+    assert describe_step(program)["estimated_seconds"] == pytest.approx(0.5 * (7 * 100 + 300) / 400)
     unknown = compiled_program(text.replace("known_trip_count", "other"), 1.0, {"optimal_seconds": 1.0}, None)
-    assert describe_step([unknown])["estimated_seconds"] is None
+    assert describe_step(unknown)["estimated_seconds"] is None
     for counts in ({"optimal_seconds": -3.5}, {}):
         assert compiled_program(text, 1.0, counts, None).estimated_seconds is None
 
@@ -113,7 +115,7 @@ def test_operations_of_the_products(changes, flops):
     text = PLAIN
     for old, new in changes.items():
         text = text.replace(old, new)
-    assert describe_step([StepProgram(text, 1.0)])["matmul_flops"] == flops
+    assert describe_step(StepProgram(text, 1.0))["matmul_flops"] == flops
 
 
 DYNAMIC = (
@@ -134,7 +136,7 @@ CALLBACKS = (
 def test_dynamic_shapes_and_host_callbacks_are_found(line):
     """Also inside a loop, where it does more harm."""
     inside = PLAIN.replace("PLANTED", "").replace("  %w = ", f"  {line}\n  %w = ")
-    for report in (report_of(line), describe_step([StepProgram(inside, 1.0)])):
+    for report in (report_of(line), describe_step(StepProgram(inside, 1.0))):
         assert not is_static(report) and report["broken_by"] == [line[:160]]
         counts = report["dynamic_dimensions"], report["host_callbacks"]
         assert counts == ((1, 0) if line in DYNAMIC else (0, 1))
@@ -151,22 +153,6 @@ def test_static_programs_are_recognised():
     assert is_static(report) and report["kernels"] == 0
     call = '%k = f32[4]{0} custom-call(%a), custom_call_target="tpu_custom_call"'
     assert is_static(report_of(call)) and report_of(call)["kernels"] == 1
-
-
-def test_two_programs_are_no_static_step():
-    texts = [PLAIN.replace("PLANTED", "")] * 2
-    programs = [
-        StepProgram(text, float(number), 2, 10.0, 20.0, 100, 60, 40, temporary)
-        for text, number, temporary in zip(texts, (1, 2), (7, 30), strict=True)
-    ]
-    report = describe_step(programs)
-    assert not is_static(report)
-    names = (
-        *("programs", "devices", "matmul_flops", "flops", "bytes_accessed", "peak_bytes"),
-        "compile_seconds",
-    )
-    assert [report[name] for name in names] == [2, 2, 2 * FLOPS, 20.0, 40.0, 100 + 60 - 40 + 30, 3.0]
-    assert describe_step([programs[0], StepProgram(texts[0], 1.0)])["flops"] is None
 
 
 UNKNOWN = """
@@ -200,7 +186,7 @@ ENTRY %main (a: f32[4,6]) -> f32[4,6] {
 
 
 def test_what_a_loop_of_unknown_length_does_is_unknown():
-    report = describe_step([StepProgram(UNKNOWN, 1.0)])
+    report = describe_step(StepProgram(UNKNOWN, 1.0))
     assert report["loops_of_unknown_length"] == 1 and is_static(report)
     assert report["matmul_flops"] is None and report["collective_bytes"] is None
     assert [tuple(row.values()) for row in report["collectives"]] == [
@@ -209,47 +195,29 @@ def test_what_a_loop_of_unknown_length_does_is_unknown():
         ("collective-permute", 2, 1, 1, 4 * 6 * 4),
     ]
     known = UNKNOWN.replace("body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"3"}}')
-    report = describe_step([StepProgram(known, 1.0)])
+    report = describe_step(StepProgram(known, 1.0))
     assert (report["matmul_flops"], report["loops_of_unknown_length"]) == (3 * 2 * 4 * 4 * 6, 0)
     assert [row["bytes"] for row in report["collectives"]] == [4 * 96 + 8, 96 + 8, 96]
     assert report["collective_bytes"] == 6 * 96 + 16
 
 
-def wire(*fields):
-    """A message of protocol buffers: pairs of a number, and an int or bytes."""
-
-    def varint(value):
-        low, rest = value & 0x7F, value >> 7
-        return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
-
-    return b"".join(
-        varint(number << 3) + varint(value)
-        if isinstance(value, int)
-        else varint(number << 3 | 2) + varint(len(value)) + value
-        for number, value in fields
-    )
-
-
 def test_memory_by_the_plan_of_buffers():
-    """xla/service/hlo.proto numbers the fields; some are of no interest, as the module is."""
-    flags = {"thread": 3, "parameter": 5, "live_out": 7, "constant": 12}
-    sizes = {
-        1: ("parameter",),
-        20: ("parameter", "live_out"),
-        300: ("live_out",),
-        4_000: (),
-        50_000: ("constant",),
-        600_000: ("thread",),
-        7_000_000: (),
-        0: ("parameter",),  # which is not written
-    }
-    buffers = [
-        (3, wire((1, 9), *[(2, size)] * bool(size), *((flags[name], 1) for name in names), (9, b"x" * 200)))
-        for size, names in sizes.items()
-    ]
-    assignment = wire((1, b"logical"), *buffers, (4, b"trace"))
-    eight, four = b"\x11" + bytes(8), b"\x25" + bytes(4)  # fields of a fixed length
-    assert buffer_sizes(wire((1, b"m" * 300)) + eight + four + wire((3, assignment))) == {
+    from tensorflow.compiler.xla.service.hlo_pb2 import BufferAssignmentProto
+
+    from bert_packed.training.engines.tensorflow import buffer_sizes
+
+    plan = BufferAssignmentProto()
+    for size, kinds in (
+        (1, ["is_entry_computation_parameter"]),
+        (20, ["is_entry_computation_parameter", "maybe_live_out"]),
+        (300, ["maybe_live_out"]),
+        (4_000, []),
+        (50_000, ["is_constant"]),
+        (600_000, ["is_thread_local"]),
+        (7_000_000, []),
+    ):
+        plan.buffer_allocations.add(size=size, **dict.fromkeys(kinds, True))
+    assert buffer_sizes(plan) == {
         "argument_bytes": 21,
         "output_bytes": 320,
         "aliased_bytes": 20,
@@ -265,13 +233,13 @@ def test_the_contract_of_the_training_step():
     packed, _ = packed_and_unpacked(0)
     batch = {name: np.concatenate([values, values])[:6] for name, values in packed.items()}
     weights = [variable.numpy() for variable in engine.model.trainable_variables]
-    programs = engine.step_programs(batch)
+    program = engine.step_program(batch)
     for before, variable in zip(weights, engine.model.trainable_variables, strict=True):
         np.testing.assert_array_equal(before, variable.numpy())  # nothing was trained
     assert engine.num_train_traces == 1
-    report = describe_step(programs)
+    report = describe_step(program)
     assert is_static(report), report["broken_by"]
-    assert report["loops_of_unknown_length"] == 0 and "while(" in programs[0].text
+    assert report["loops_of_unknown_length"] == 0 and "while(" in program.text
     assert report["collectives"] == [] and report["collective_bytes"] == 0
     # Multiply-adds are counted layer by layer, forward and twice that backward
     packs, length = batch["token_ids"].shape
@@ -284,7 +252,7 @@ def test_the_contract_of_the_training_step():
     state = 3 * sum(values.nbytes for values in weights)
     data = sum(values.nbytes for values in batch.values())
     assert report["argument_bytes"] == pytest.approx(state + data, abs=200)  # the seeds and the step
-    assert programs[0].aliased_bytes >= state
+    assert program.aliased_bytes >= state
     assert report["temporary_bytes"] > sum(values.nbytes for values in weights)  # the gradients at least
     assert report["peak_bytes"] >= report["argument_bytes"] + report["temporary_bytes"]
     is_jax = keras.backend.backend() == "jax"

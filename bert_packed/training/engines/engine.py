@@ -27,6 +27,9 @@ class Engine:
         micro_batch_size: M, packs computed at once, by all replicas together; None for the whole batch.
         replicas: `Replicas`; None for one device.
         target: `Target` that steps are compiled for; None for the devices of this process.
+
+    Attributes:
+        num_train_traces: Number of traces, and so compilations, of the training step: 1 in a healthy run.
     """
 
     def __init__(self, model, objective, optimizer=None, micro_batch_size=None, replicas=None, target=None):
@@ -41,11 +44,6 @@ class Engine:
             # Keras would clip each replica's gradient separately, and clip again after us
             self.max_grad_norm, optimizer.global_clipnorm = optimizer.global_clipnorm, None
             optimizer.build(model.trainable_variables)
-
-    @property
-    def num_train_traces(self):
-        """Number of traces, and so compilations, of the training step: 1 in a healthy run."""
-        raise NotImplementedError
 
     def start_step(self, batch, wants_stop=False):
         """Start one optimizer step, after the one before, without waiting for its end.
@@ -87,8 +85,8 @@ class Engine:
         """(Normalised gradients, one per trainable variable, and sums) of a batch; without replicas."""
         raise NotImplementedError
 
-    def step_programs(self, batch):
-        """Compile a training step on such a batch: list of one `StepProgram`."""
+    def step_program(self, batch):
+        """Compile a training step on such a batch: `StepProgram`."""
         raise NotImplementedError
 
     def weights(self):
@@ -112,18 +110,18 @@ class Engine:
         """
         return self
 
-    def _packs_at_once(self, num_packs, num_sharing=None):
-        """Packs per micro-batch for one of `num_sharing` (by default the replicas), with `num_packs` each."""
+    def _sizes(self, batch):
+        """Packs of a copy of the model, and of its micro-batch."""
+        size = next(iter(batch.values())).shape[0]
         if not self._micro_batch_size:
-            return num_packs
-        return self._micro_batch_size // (num_sharing or (self.replicas.num if self.replicas else 1))
+            return size, size
+        return size, self._micro_batch_size // (self.replicas.num_copies if self.replicas else 1)
 
     def _by_replica(self, batch, in_parts):
         """This process's packs as `[local replicas, packs of one, ...]`; `in_parts` for micro-batches."""
         at_once = len(next(iter(batch.values())))
-        if in_parts:
-            num_local = self.replicas.num_local
-            at_once = self._packs_at_once(at_once // num_local) * num_local
+        if in_parts and self._micro_batch_size:
+            at_once = self._micro_batch_size // self.replicas.num * self.replicas.num_local
         return {name: self.replicas.by_replica(values, at_once) for name, values in batch.items()}
 
 

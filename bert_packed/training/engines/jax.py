@@ -29,7 +29,7 @@ class JaxEngine(JaxGradients):
     def __init__(self, *arguments, **keywords):
         super().__init__(*arguments, **keywords)
         model, optimizer = self.model, self.optimizer
-        self._num_train_traces = 0
+        self.num_train_traces = 0
         self._state = None  # the values after the last step, until `write_back`
         assert self._layout is None or optimizer is None or isinstance(optimizer, MomentOptimizer)
         self._weight_of_moment = {}  # by id
@@ -50,10 +50,6 @@ class JaxEngine(JaxGradients):
             self._normalised_gradients, static_argnames="training", compiler_options=options
         )
 
-    @property
-    def num_train_traces(self):
-        return self._num_train_traces
-
     def start_step(self, batch, wants_stop=False):
         with out_of_memory_names(*TRAINING):
             self._state, sums = self.compiled_train_step(*self.step_arguments(batch, wants_stop))
@@ -71,8 +67,8 @@ class JaxEngine(JaxGradients):
         """Arguments of `compiled_train_step` for a batch of `start_step`."""
         return self.state(), self._place(batch), *self._stop_requests(wants_stop)
 
-    def step_programs(self, batch):
-        return [jax_program(self.compiled_train_step.lower(*self.abstract_arguments(batch)))]
+    def step_program(self, batch):
+        return jax_program(self.compiled_train_step.lower(*self.abstract_arguments(batch)))
 
     def abstract_arguments(self, batch):
         """Shapes, dtypes and places of `step_arguments`, for variables without values and absent devices."""
@@ -199,7 +195,7 @@ class JaxEngine(JaxGradients):
         return (jax.make_array_from_process_local_data(sharding, requests),)
 
     def _train_step(self, state, batch, stop_requests=None):
-        self._num_train_traces += 1
+        self.num_train_traces += 1
         gradients, sums, other = self._normalised_gradients(
             state["trainable"], state["other"], batch, training=True
         )

@@ -38,7 +38,7 @@ class JaxGradients(Engine):
         def part(trainable, other, batch):
             counts = self._add_copies(self.objective.counts(batch))
             copies = self.replicas.num_copies
-            micro = self._packs_at_once(len(next(iter(batch.values()))), copies)
+            _, micro = self._sizes(batch)
             copy = jax.lax.axis_index(AXIS) if copies > 1 else 0
             with packs_from(copy * micro, copies * micro):
                 gradients, sums, other = self._accumulate(
@@ -154,11 +154,6 @@ class JaxGradients(Engine):
             gradient = jax.lax.dynamic_slice_in_dim(gradient, copy * number, number)
             sums = {name: jnp.where(copy == 0, value, 0.0) for name, value in sums.items()}
         return gradient, {**sums, **self.objective.counts(batch)}
-
-    def _sizes(self, batch):
-        """Packs of a copy of the model, and of its micro-batch."""
-        size = next(iter(batch.values())).shape[0]
-        return size, self._packs_at_once(size, self.replicas.num_copies if self.replicas else 1)
 
     def _has_one_part(self, batch):
         size, micro = self._sizes(batch)

@@ -18,7 +18,7 @@ from bert_packed.layers.rematerialisation import find_dropouts
 from bert_packed.training.backend import out_of_memory_names, products_in
 from bert_packed.training.engines.engine import TRAINING, Engine, clip, num_used_micro_batches
 from bert_packed.training.optimization import trust_ratios
-from bert_packed.training.step_report import compiled_program, tensorflow_program
+from bert_packed.training.step_report import StepProgram, compiled_program
 
 SUM = tf.distribute.ReduceOp.SUM
 
@@ -56,18 +56,18 @@ class TensorFlowEngine(Engine):
                 return self.compiled_train_step(batch)
             return self.compiled_train_step(self._distribute(batch), tf.constant(float(wants_stop)))
 
-    def step_programs(self, batch):
+    def step_program(self, batch):
         if self.target.devices:
-            return [_program_for_absent(self.target, self.compiled_train_step, batch)]
+            return _program_for_absent(self.target, self.compiled_train_step, batch)
         if self.replicas is None:
-            return [tensorflow_program(self.compiled_train_step, batch)]
+            return tensorflow_program(self.compiled_train_step, batch)
         # The program of one replica, which ends with its gradients: reduction and update are in no program
         part = {
             name: tf.constant(values[0]) for name, values in self._by_replica(batch, in_parts=True).items()
         }
         denominators = self.objective.denominators(self.objective.counts(part))
         program = tensorflow_program(self._compiled_part, part, denominators, tf.constant(0))
-        return [dataclasses.replace(program, num_devices=self.replicas.num)]
+        return dataclasses.replace(program, num_devices=self.replicas.num)
 
     def eval_step(self, batch):
         with out_of_memory_names("evaluation", "eval_batch_size"):
@@ -103,9 +103,9 @@ class TensorFlowEngine(Engine):
     def _shared_train_step(self, batch, wants_stop):
         strategy = self.replicas.strategy
         sums = strategy.run(self._replica_step, args=(batch, wants_stop))
-        size = next(iter(strategy.experimental_local_results(next(iter(batch.values()))))).shape[0]
-        num_rounds = size // self._packs_at_once(size)
-        self._move_seeds(num_rounds)
+        part = {name: strategy.experimental_local_results(values)[0] for name, values in batch.items()}
+        size, micro = self._sizes(part)
+        self._move_seeds(size // micro)
         sums = {name: strategy.experimental_local_results(value)[0] for name, value in sums.items()}
         # Not in each replica: there is one update, whose ratios can be read once
         return {**sums, **trust_ratios(self.optimizer)}
@@ -138,9 +138,10 @@ class TensorFlowEngine(Engine):
 
     def _replica_pull(self, batch, denominators, number, gathered):
         with gradients_for(self.target.platform):
-            first = number * next(iter(batch.values())).shape[0]
+            size, _ = self._sizes(batch)
             of_vectors, sums = self._gradient_of_vectors(*gathered, denominators)
-            of_vectors = of_vectors[first : first + next(iter(batch.values())).shape[0]]
+            first = number * size
+            of_vectors = of_vectors[first : first + size]
             # All replicas have computed the loss of all
             sums = {name: tf.where(number == 0, value, 0.0) for name, value in sums.items()}
             gradients = self._pull_all(batch, of_vectors, True, number)
@@ -191,11 +192,6 @@ class TensorFlowEngine(Engine):
             # Seeds advance by the same amount whatever is skipped, as on several devices
             self._move_seeds(num_parts - self._num_used(batch))
         return gradients, sums
-
-    def _sizes(self, batch):
-        """Packs of a replica, and of its micro-batch."""
-        size = next(iter(batch.values())).shape[0]
-        return size, self._packs_at_once(size)
 
     def _zeros(self):
         return [tf.zeros(variable.shape) for variable in self.model.trainable_variables]
@@ -276,9 +272,7 @@ class TensorFlowEngine(Engine):
         return [tf.convert_to_tensor(gradient) for gradient in found], result
 
     def _encode(self, batch, training, replica, index):
-        size = next(iter(batch.values())).shape[0]
-        products = products_in(self.model.compute_dtype, self.target.platform)
-        with self._dropout_of(replica, index, size), products:
+        with self._as_one_device(batch, replica, index):
             return self.objective.vectors(self.model(batch, training=training), batch)
 
     def _gradient_of_vectors(self, vectors, slots, denominators):
@@ -290,10 +284,7 @@ class TensorFlowEngine(Engine):
         return tape.gradient(loss, vectors), sums
 
     def _micro_batch(self, batch, denominators, training, replica, index):
-        size = next(iter(batch.values())).shape[0]
-        dropout = self._dropout_of(replica, index, size)
-        products = products_in(self.model.compute_dtype, self.target.platform)
-        with dropout, products, tf.GradientTape() as tape:
+        with self._as_one_device(batch, replica, index), tf.GradientTape() as tape:
             sums = self.objective.sums(self.model(batch, training=training), batch)
             loss = self.objective.loss(sums, denominators)
             gradients = tape.gradient(loss, [v.value for v in self.model.trainable_variables])
@@ -301,21 +292,49 @@ class TensorFlowEngine(Engine):
         return [tf.convert_to_tensor(gradient) for gradient in gradients], sums
 
     @contextlib.contextmanager
-    def _dropout_of(self, replica, index, num_packs):
-        """Make a replica's dropout in micro-batch `index` that of one device for the same packs."""
-        # The seeds themselves cannot advance here: `tf.distribute` lets no replica write shared variables
-        if replica is None:
-            yield
-            return
-        for layer in self._dropouts:
-            state = layer.seed_generator.state.value
-            layer.given_seed = state + tf.cast(tf.stack([0, index]), state.dtype)
-        try:
-            with packs_from(replica * num_packs, (self.replicas.num if self.replicas else 1) * num_packs):
+    def _as_one_device(self, batch, replica, index):
+        """Products of the model's dtype; dropout of a replica's micro-batch `index` as on one device."""
+        with products_in(self.model.compute_dtype, self.target.platform):
+            if replica is None:
                 yield
-        finally:
+                return
+            # The seeds themselves cannot advance here: `tf.distribute` lets no replica write shared variables
             for layer in self._dropouts:
-                layer.given_seed = None
+                state = layer.seed_generator.state.value
+                layer.given_seed = state + tf.cast(tf.stack([0, index]), state.dtype)
+            size = next(iter(batch.values())).shape[0]
+            try:
+                with packs_from(replica * size, (self.replicas.num if self.replicas else 1) * size):
+                    yield
+            finally:
+                for layer in self._dropouts:
+                    layer.given_seed = None
+
+
+def tensorflow_program(function, *arguments):
+    """Compile a `tf.function(..., jit_compile=True)`: `StepProgram`, with unknown FLOPs and bytes."""
+    from tensorflow.compiler.xla.service.hlo_pb2 import HloProto
+
+    # The step is compiled twice: text and memory need two calls
+    compiler_ir = function.experimental_get_compiler_ir(*arguments)
+    start = time.perf_counter()
+    text = compiler_ir(stage="optimized_hlo")
+    seconds = time.perf_counter() - start
+    proto = HloProto.FromString(compiler_ir(stage="optimized_hlo_proto_serialized"))
+    return StepProgram(text, seconds, **buffer_sizes(proto.buffer_assignment))
+
+
+def buffer_sizes(assignment):
+    """Memory sizes of a `StepProgram` from XLA's `BufferAssignmentProto`: dict."""
+    sizes = dict.fromkeys(("argument_bytes", "output_bytes", "aliased_bytes", "temporary_bytes"), 0)
+    for buffer in assignment.buffer_allocations:
+        is_argument, is_output = buffer.is_entry_computation_parameter, buffer.maybe_live_out
+        is_other = is_argument or is_output or buffer.is_constant or buffer.is_thread_local
+        sizes["argument_bytes"] += is_argument * buffer.size
+        sizes["output_bytes"] += is_output * buffer.size
+        sizes["aliased_bytes"] += (is_argument and is_output) * buffer.size
+        sizes["temporary_bytes"] += (not is_other) * buffer.size
+    return sizes
 
 
 def _program_for_absent(target, function, batch):
