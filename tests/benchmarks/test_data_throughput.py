@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks import step_memory
 from benchmarks.data_throughput import AT_ONCE, PACK, PLAIN, PackingRun, packing_rows
-from benchmarks.packing_scale import count_reads
 from benchmarks.step_memory import MemoryConfig, MemoryWatch, memory_row, read_memory
 from benchmarks.synthetic_data import write_sequences
 from data_gen.verification import compare_files
@@ -47,13 +46,6 @@ def test_the_straightforward_way_is_measured_above_its_imports():
     """TensorFlow in the same process would hide what the workers of packing take."""
     program = "import sys, benchmarks.data_throughput as d; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2]).returncode == 0
-
-
-@pytest.mark.parametrize(("num_runs", "num_levels", "pieces"), [(30, 1, 1800), (30, 2, 450), (30, 3, 244)])
-def test_reads_of_packing_are_those_that_are_calculated(tmp_path, num_runs, num_levels, pieces):
-    """An estimate of many runs by a formula that the steps do not follow."""
-    row = count_reads(num_runs, num_levels, tmp_path)
-    assert row["pieces, counted"] == row["pieces, calculated"] == pieces
 
 
 @linux

@@ -110,13 +110,17 @@ def test_a_peer_with_another_loss_is_refused(monkeypatch):
             return next(factors) * plain_loss(model, rows) if method == "loss" else (method, *of)
 
     monkeypatch.setattr(training, "PeerProcess", Stub)
-    with training.transformers_training(CONFIG, {"torch": [rows]}, True) as peer:
+    with training.transformers_training(CONFIG, {"torch": [rows]}, keeps_memory=True) as peer:
         assert peer.call("step", "torch", 3) == ("step", "torch", 3)
-    make, _, name, batches, *recipe, is_mixed, keeps_memory = asked[0]
-    assert (make, name, recipe) == (transformers_models.Training, "BertForPreTraining", [1e-4, 0.01, 1.0])
+    make, _, name, batches, recipe, is_mixed, keeps_memory = asked[0]
+    assert (make, name, recipe) == (
+        transformers_models.Training,
+        "BertForPreTraining",
+        {"learning_rate": 1e-4, "weight_decay": 0.01, "max_grad_norm": 1.0},
+    )
     assert keeps_memory and not is_mixed and (batches["torch"][0]["input_ids"] == rows["token_ids"]).all()
     for _ in range(2):
-        refused = pytest.raises(InputError, match="`reference`, torch, must compute our loss")
+        refused = pytest.raises(InputError, match="`reference` must compute our loss")
         with refused, training.transformers_training(CONFIG, {"torch": [rows]}):
             pass
 
