@@ -108,10 +108,6 @@ def data_throughput(folder, monkeypatch):
     return {"input_file": ",".join(paths), "max_seq_length": 32, "repeats": 1}
 
 
-def plain_throughput(folder, monkeypatch):
-    return {"num_sequences": 64, "max_seq_length": 32, "repeats": 1}
-
-
 def tables_of_packing(folder, monkeypatch):
     monkeypatch.setattr(packing_tables, "EXTRA", [])
     monkeypatch.setattr(packing_tables, "PRINTED", [row for row in PRINTED if row.table == GLUE])
@@ -153,7 +149,6 @@ CASES = [
     ),
     pytest.param("step_memory", step_memory, ["memory"], marks=[slow, pytest.mark.both_backends]),
     ("data_throughput", data_throughput, ["pack from file to file"]),
-    pytest.param("data_throughput", plain_throughput, ["pack from file to file"], marks=slow),
     ("packing_tables", tables_of_packing, None),
     pytest.param("packing_speed", speed_of_packing, ["packing"], marks=slow),
     ("accelerator", accelerator_without_time, None),
