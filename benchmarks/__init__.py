@@ -15,8 +15,7 @@
     data_throughput    packing records from file to file: speed, memory, phases
     packing_tables     the papers' packing tables beside ours
     packing_speed      speed and quality of the packing algorithms
-    packmamba          the figures of PackMamba: padding, speed, operators
-    two_hosts          training steps on two hosts over a link that delays
+    packmamba          the figures of PackMamba: padding and speed
     parallelism        communication and memory of layouts over devices
     overhead           what restarts of a Mamba and the host add
     step_memory        memory of a training step

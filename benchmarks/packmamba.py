@@ -1,4 +1,4 @@
-"""Packing for a Mamba: padding rates, speed of training and of its operators.
+"""Packing for a Mamba: padding rates and speed of training.
 
 python -m benchmarks.packmamba --reference
 """
@@ -24,7 +24,7 @@ from benchmarks.runner import (
     show,
 )
 from benchmarks.synthetic_data import best_shapes, spec_of, token_batch
-from benchmarks.training_steps import build_engine, device_options, stepping_through
+from benchmarks.training_steps import build_engine, kernel_options, stepping_through
 from bert_packed.architectures.mamba.config import MambaConfig, StateSpaceConfig
 from bert_packed.architectures.registry import MIXED, load_model_config
 from bert_packed.core.command_line import run
@@ -34,7 +34,7 @@ from bert_packed.packing.histogram import count_lengths
 from bert_packed.runs.interleaved_timing import time_interleaved
 from bert_packed.training.engines import choose_backend
 
-PARTS = PADDING, TRAINING, OPERATORS = "padding", "training", "operators"
+PARTS = PADDING, TRAINING = "padding", "training"
 SINGLE, PADDED, PACKED = "one at a time", "padded", "packed"
 # PackMamba's Section 4 has these lengths; nothing else is known of them
 SHORTEST, LONGEST, MEAN = 57, 2048, 646
@@ -58,8 +58,6 @@ class PackMambaConfig(Settings):
     training   interleaved steps on the same sequences one at a time, padded and packed, each with an update
                of the weights; with --against also packed steps of another model, with --reference the model's
                class in transformers on torch: a step of padded rows, for a Mamba-1 of two of them
-    operators  the same for convolution and scan, forward, and forward and backward; with --against also those
-               of the other model on packs
 
     What restarts add to a step is in benchmarks.overhead, the memory of a step in benchmarks.step_memory.
 
@@ -99,11 +97,11 @@ class PackMambaConfig(Settings):
                 f"`shrink` must leave 8 of max_seq_length={self.max_seq_length} tokens. "
                 f"Received: {self.shrink}."
             )
-        for name, users in (("reference", [TRAINING]), ("against", [TRAINING, OPERATORS])):
-            if getattr(self, name) and not set(users) & set(self.parts.split(",")):
-                raise InputError(
-                    f"`{name}` needs {' or '.join(users)} among `parts`. Received: {self.parts!r}."
-                )
+        if (self.reference or self.against) and TRAINING not in self.parts.split(","):
+            name = "reference" if self.reference else "against"
+            raise InputError(
+                f"`{name}` must be left out without {TRAINING} in `parts`. Received: {self.parts!r}."
+            )
 
 
 def main(config):
@@ -121,15 +119,12 @@ def main(config):
     lengths, tables = np.maximum(1, packmamba_lengths() * config.max_seq_length // LONGEST), {}
     if PADDING in parts:
         tables[PADDING] = padding_rows(lengths, config.max_seq_length, config.pack_length)
-    if set(parts) != {PADDING}:
-        batches = make_batches(config, lengths, model_config.vocab_size)
     if TRAINING in parts:
+        batches = make_batches(config, lengths, model_config.vocab_size)
         tables |= training_tables(model_config, batches, config.repeats, others)
     if config.reference:
         row, compared = measure_reference(model_config, batches, config.repeats)
         tables |= {"reference": [row], "packed against others": [*tables["packed against others"], compared]}
-    if OPERATORS in parts:
-        tables[OPERATORS] = operator_rows(model_config, batches, config.repeats, others)
     note = f"{len(lengths):,} sequences of {lengths.mean():.1f} tokens; timed {config.shrink} times shorter"
     show("packmamba", config, tables, [note])
     if config.picture:
@@ -265,10 +260,12 @@ def training_tables(model_config, batches, num_repeats, others):
 
 
 def device_engine(model_config, batches):
-    """An engine for the packs, with the dtype and kernel of this process's devices."""
-    return build_engine(
-        model_config, **device_options(model_config, batches[PACKED][0]["token_ids"].shape[1])
-    )
+    """An engine for the packs, with the dtype and kernel that a run has on this process's devices."""
+    from bert_packed.parallel.targets import devices_here
+
+    here, length = devices_here(), batches[PACKED][0]["token_ids"].shape[1]
+    options = kernel_options(model_config, length, here.platform)
+    return build_engine(model_config, dtype=here.dtype, **options)
 
 
 def measure_reference(model_config, batches, num_repeats):
@@ -296,24 +293,6 @@ def measure_reference(model_config, batches, num_repeats):
     return row, comparison(by_token, REFERENCE)
 
 
-def operator_rows(model_config, batches, num_repeats, others):
-    """Interleave each operator on the shapes of all ways, and those of other models on packs: rows."""
-    from benchmarks import mamba_operators as operators  # Keras: only now
-
-    models = {way: model_config for way in batches} | others
-    batches = batches | dict.fromkeys(others, batches[PACKED])
-    rows = []
-    for operator in operators.OPERATORS:
-        for which in operators.PASSES:
-            ways = {}
-            for way, one in models.items():
-                program = operators.operator_program(operators.device_operators(one)[operator], which)
-                ways[way] = operators.running(program, operators.operator_inputs(operator, one, batches[way]))
-            by_token = seconds_a_token(time_interleaved(ways, num_repeats), batches)
-            rows += [{"operator": operator, "pass": which, **row} for row in speed_rows(by_token)]
-    return rows
-
-
 def seconds_a_token(seconds, batches):
     """Times of some ways, each over the real tokens of its batches."""
     return {way: [time / count_tokens(batches[way])[0] for time in times] for way, times in seconds.items()}
@@ -339,7 +318,6 @@ def comparison(by_token, way):
 
 def draw(tables, path):
     """Draw padding rates and real tokens/s of steps, as PNG."""
-    # Operators are left out: the fastest is a hundred times as fast as the slowest
     columns = {PADDING: "padding, %", TRAINING: "real tokens/s"}
     drawn = [name for name in columns if name in tables]
     figure, (row,) = new_figure(max(1, len(drawn)))

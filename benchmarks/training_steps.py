@@ -27,14 +27,6 @@ def build_engine(model_config, micro_batch_size=0, optimizer=None, objective=Non
     return make_engine(built, objective, optimizer or build_optimizer(RECIPE), micro_batch_size or None)
 
 
-def device_options(model_config, max_seq_length):
-    """Options of `build_engine` that a run has on this process's devices by default: dtype and kernels."""
-    from bert_packed.parallel.targets import devices_here
-
-    here = devices_here()
-    return {"dtype": here.dtype, **kernel_options(model_config, max_seq_length, here.platform)}
-
-
 def kernel_options(model_config, max_seq_length, platform):
     """Options of a model that computes in the platform's fused kernels; {} where there are none."""
     from bert_packed.kernels.choose import choose_kernels

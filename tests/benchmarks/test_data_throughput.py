@@ -1,4 +1,4 @@
-"""The best of repeats counts, of records packed and of memory; peaks of processes above what was there before."""
+"""The best of repeats counts; peaks of processes are above what was there before."""
 
 import sys
 

@@ -4,16 +4,10 @@ import contextlib
 
 import numpy as np
 import pytest
-from benchmark_command import tables_of
-from encoder_files import TEXTS, write_encoder
-from reference import import_reference
 
 from benchmarks import inference_speed
 from benchmarks.inference_speed import InferenceConfig, speed_rows
-from benchmarks.peers.process import torch_processes
-from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
-from bert_packed.runs.checkpoint_export import ExportConfig, export_checkpoint
 from data_gen.text import corpus as sample_corpus
 
 
@@ -23,25 +17,6 @@ def test_speeds_are_of_texts_and_ratios_of_neighbors():
     columns = "texts/s", "packed is faster by", "of the packing factor"
     assert [packed[name] for name in columns] == [1.5, 1.0, 0.5]
     assert [padded[name] for name in columns] == [0.5, 3.0, 1.5]
-
-
-@pytest.mark.slow  # imports torch and transformers
-def test_the_command_with_transformers(tmp_path):
-    """Nothing is replaced; the vectors of transformers agree."""
-    import_reference()
-    folder = tmp_path / "model"
-    folder.mkdir()
-    write_encoder(folder)
-    (tmp_path / "texts").write_text("\n".join(text for text in TEXTS if text) + "\n")
-    argv = ["export", f"--init_checkpoint={folder}", f"--output_dir={tmp_path / 'hf'}"]
-    argv.append(f"--vocab_file={folder}/vocab.txt")
-    assert run(export_checkpoint, ExportConfig, argv) == 0
-    flags = {"init_checkpoint": tmp_path / "hf", "vocab_file": folder / "vocab.txt", "reference": "true"}
-    flags |= {"text_file": tmp_path / "texts", "max_seq_length": 24, "batch_size": 2, "repeats": 1}
-    rows = tables_of("inference_speed", tmp_path, **flags)["texts"]
-    hows = "padded to 24", "padded to the longest", "sorted by length"
-    theirs = [f"{way}, {how}" for way in torch_processes() for how in hows]
-    assert [row["way"] for row in rows] == ["packed", "padded", *theirs] and len(rows) >= 5
 
 
 @pytest.mark.parametrize(("value", "differs"), [(1.00009, False), (1.001, True), (np.nan, True)])

@@ -1,21 +1,22 @@
 """Each benchmark runs as its user runs it, at the smallest sizes, and writes its tables: the wiring alone.
 
-The accelerator's steps run in `tests/training/test_without_tensorflow.py`, the layouts in
-`test_parallelism_programs.py`, and a step for a TPU in `test_roofline.py`.
+Elsewhere run the accelerator's tables (`test_accelerator.py`) and steps
+(`tests/training/test_without_tensorflow.py`), layouts (`test_parallelism_programs.py`), and a step for a TPU
+(`test_roofline.py`).
 """
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 
 import pytest
 from benchmark_command import is_png, run_benchmark, tables_of, write_config
 from encoder_files import TEXTS, WORDS, write_encoder
 from next_tokens import CONFIG as MAMBA
+from next_tokens import MAMBA2
 from reference import import_reference
 
-from benchmarks import accelerator, mamba_operators, packing_speed, packing_tables
+from benchmarks import packing_speed, packing_tables
 from benchmarks.packing_figures import GLUE, PRINTED
 from benchmarks.synthetic_data import write_sequences
 from bert_packed.architectures.registry import config_json
@@ -64,12 +65,20 @@ def classification_by_others(folder, monkeypatch):
     return classification(folder, monkeypatch) | {"reference": "true"}
 
 
-def embedding_by_others(folder, monkeypatch):
+def exported(folder):
+    """Flags of the model in transformers' form, and of peers."""
     import_reference()
-    flags = embedding(folder, monkeypatch)
     argv = ["export", f"--init_checkpoint={folder}/model", f"--vocab_file={folder}/model/vocab.txt"]
     assert run(export_checkpoint, ExportConfig, [*argv, f"--output_dir={folder}/hf"]) == 0
-    return flags | {"init_checkpoint": folder / "hf", "reference": "true"}
+    return {"init_checkpoint": folder / "hf", "reference": "true"}
+
+
+def embedding_by_others(folder, monkeypatch):
+    return embedding(folder, monkeypatch) | exported(folder)
+
+
+def inference_by_others(folder, monkeypatch):
+    return inference_speed(folder, monkeypatch) | exported(folder)
 
 
 def audited_models(folder, monkeypatch):
@@ -93,8 +102,8 @@ def host(folder, monkeypatch):
 
 
 def packmamba(folder, monkeypatch):
-    monkeypatch.setattr(mamba_operators, "compiled", lambda function: function)
     flags = {"bert_config_file": mamba_config(folder), "picture": folder / "picture.png", "shrink": 8}
+    flags["against"] = mamba_config(folder, "mamba2.json", MAMBA2)
     return flags | {"max_seq_length": 64, "pack_length": 64, "batch_size": 2, "repeats": 1}
 
 
@@ -123,20 +132,12 @@ def speed_of_packing(folder, monkeypatch):
     return {"repeats": 1}
 
 
-def accelerator_without_time(folder, monkeypatch):
-    monkeypatch.setattr(accelerator, "choose_backend", lambda: "jax")
-    monkeypatch.setattr("bert_packed.runs.step_cost.measured_flops_per_second", lambda dtype: 1e9)
-    for name in ("KERAS_BACKEND", "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
-        monkeypatch.setenv(name, os.environ.get(name, ""))
-    pytest.importorskip("jax", reason="pip install -e '.[jax]'")
-    return {"models": "bert-tiny", "max_seq_length": 32, "batch_size": 4, "minutes": 0}
-
-
 slow = pytest.mark.slow
 # A case has the benchmark, its flags at the smallest sizes, and its tables
 CASES = [
     ("training_speed", training_speed, ["data", "steps", "speed-ups"]),
     ("inference_speed", inference_speed, ["texts"]),
+    pytest.param("inference_speed", inference_by_others, ["texts"], marks=slow),
     ("classification", classification, ["steps"]),
     pytest.param("classification", classification_by_others, ["steps"], marks=slow),
     ("embedding", embedding, ["steps", "encode"]),
@@ -144,14 +145,11 @@ CASES = [
     ("audited_models", audited_models, ["models"]),
     ("overhead", restarts, ["restarts"]),
     ("overhead", host, ["host"]),
-    pytest.param(
-        "packmamba", packmamba, ["padding", "training", "packed against others", "operators"], marks=slow
-    ),
+    pytest.param("packmamba", packmamba, ["padding", "training", "packed against others"], marks=slow),
     pytest.param("step_memory", step_memory, ["memory"], marks=[slow, pytest.mark.both_backends]),
     ("data_throughput", data_throughput, ["pack from file to file"]),
     ("packing_tables", tables_of_packing, None),
     pytest.param("packing_speed", speed_of_packing, ["packing"], marks=slow),
-    ("accelerator", accelerator_without_time, None),
 ]
 
 
@@ -184,7 +182,11 @@ def test_a_benchmark_runs_at_the_smallest_sizes(name, flags_of, tables, tmp_path
         ),
         ("overhead", {"of": "restarts", "bert_config_file": "bert-tiny"}, "must be a Mamba with of=restarts"),
         ("packmamba", {"pack_length": 1024}, "`pack_length` must be at least max_seq_length=2048"),
-        ("packmamba", {"reference": "true", "parts": "padding"}, "`reference` needs training among `parts`"),
+        (
+            "packmamba",
+            {"reference": "true", "parts": "padding"},
+            "`reference` must be left out without training in `parts`",
+        ),
         ("packmamba", {"bert_config_file": "bert-tiny"}, "`bert_config_file` must be a Mamba or Mamba-2"),
         ("accelerator", {"models": "bert-mimi"}, "must be different ones of bert-tiny, bert-mini, "),
         ("parallelism", {"devices": "4,8"}, "must be squares of 2, 4, 8, ..., separated by commas"),

@@ -75,7 +75,8 @@ def test_sums_of_a_row_count_what_a_head_predicts():
     assert corpus.plan.num_packs == 2
     assert (sums["num_tokens"], sums["num_predictions"], sums["num_sequences"]) == (8 / 2, 5 / 2, 3 / 2)
     assert sums_of_a_row(corpus, False, CAUSAL_LM)["num_predictions"] == 5 / 3
-    assert sums_of_a_row(corpus, False)["num_predictions"] == 1  # of each, 15 % and at least one
+    of_bert = {"num_tokens": 8 / 3, "num_pairs": 24 / 3, "num_predictions": 1, "num_sequences": 1}
+    assert sums_of_a_row(corpus, False) == of_bert  # a BERT predicts 15 %, and at least one token
 
 
 def test_a_corpus_draws_as_its_plan_and_its_histogram():

@@ -7,7 +7,7 @@ process is told.
 import signal
 
 import pytest
-from cluster import RunningCluster, last_step
+from cluster import RunningCluster, last_step, reason_against_two_hosts, two_hosts
 from test_several_processes import (  # noqa: F401  fixtures
     STOPPED,
     arguments,
@@ -16,7 +16,6 @@ from test_several_processes import (  # noqa: F401  fixtures
     uninterrupted,
 )
 
-from benchmarks import two_hosts as hosts
 from bert_packed.parallel.processes import STATUS_LOST
 
 pytestmark = pytest.mark.slow
@@ -32,7 +31,7 @@ EVENTS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def namespaces():
-    if reason := hosts.reason_against():
+    if reason := reason_against_two_hosts():
         pytest.skip(reason)
 
 
@@ -44,7 +43,7 @@ def test_two_hosts_end_soon_and_continue(data, uninterrupted, tmp_path, backend,
     """To the bits of an uninterrupted run of two processes, which equals that of one."""
     befall, statuses, named = EVENTS[event]
     command = arguments(data, tmp_path / "run")
-    with hosts.two_hosts() as pair:
+    with two_hosts() as pair:
         running = RunningCluster(tmp_path / "said", command, 2, backend, hosts=pair)
         running.wait_for(lambda: last_step(tmp_path / "run") >= 5)
         befall(pair, running)
@@ -56,7 +55,7 @@ def test_two_hosts_end_soon_and_continue(data, uninterrupted, tmp_path, backend,
     for index, lost in named.items():
         line = f"worker {lost} ({running.addresses[lost]}) was lost; the same commands continue from the last"
         assert line in running.err(index)[-1], running.said()
-    with hosts.two_hosts() as pair:
+    with two_hosts() as pair:
         again = RunningCluster(tmp_path / "again", command, 2, backend, hosts=pair)
         assert again.statuses() == [0, 0], again.said()
     assert_same_end(tmp_path / "run", uninterrupted(backend, 2))
