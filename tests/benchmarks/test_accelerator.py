@@ -149,7 +149,7 @@ def test_steps_of_peers_are_interleaved_with_ours(corpus, monkeypatch):
 
     def transformers_training(config, rows, seconds, is_mixed):
         assert is_mixed
-        np.testing.assert_equal(rows, {"padded": model.batches(corpus.unpacked_batch)})
+        np.testing.assert_equal(rows, {PADDED: model.batches(corpus.unpacked_batch)})
         raise InputError("`reference` needs torch")
 
     def ours(repeat):
