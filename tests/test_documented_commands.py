@@ -45,7 +45,9 @@ WRITTEN |= {
 # Others' programs begin with these words: the words that are left are theirs
 OF_OTHERS = ("hf download", "zip -j", "pip download", "pip uninstall", "pip wheel")
 
-FEW_PACKS = 2  # to audit, by `train` too
+BACKEND = os.environ.get("KERAS_BACKEND", "tensorflow")
+NUM_DEVICES = 8  # under JAX, where a batch is divided among them, and packs of four rows are audited
+BATCH_SIZE, AUDITED_PACKS = (4, 1) if BACKEND == "tensorflow" else (NUM_DEVICES, 8)
 # A command has these settings lowered where a page has more, or leaves the choice to the data
 LOWERED = {
     "train": {"max_seq_length": 256, "num_train_epochs": 1},
@@ -54,16 +56,16 @@ LOWERED = {
     "pretrain": {
         "num_train_steps": 4,
         "num_warmup_steps": 1,
-        "train_batch_size": 8,
-        "micro_batch_size": 8,
-        "eval_batch_size": 8,
+        "train_batch_size": BATCH_SIZE,
+        "micro_batch_size": BATCH_SIZE,
+        "eval_batch_size": BATCH_SIZE,
     },
     "squad": {"num_train_epochs": 0.1, "train_batch_size": 2},
     "classify": {"num_train_epochs": 1, "train_batch_size": 2},
     "glue": {"num_train_epochs": 1, "train_batch_size": 4},
     "ner": {"num_train_epochs": 1, "train_batch_size": 4},
     "embed": {"num_train_epochs": 1, "train_batch_size": 16},
-    "audit": {"num_packs": FEW_PACKS},
+    "audit": {"num_packs": AUDITED_PACKS},
 }
 SMALL = {"": "bert-tiny", "bert-mini": "bert-tiny", "bert-base": "bert-tiny"}
 # A page shows these lines and its commands print them
@@ -73,8 +75,6 @@ PRINTED_LINES = {
 }
 # These are programs of others, networks and tests; CI installs as the pages say
 NOT_RUN = re.compile(r"(?:\w+=\S+ )*(?:pip|hf|python -m pytest) ")
-BACKEND = os.environ.get("KERAS_BACKEND", "tensorflow")
-NUM_DEVICES = 8  # under JAX
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +237,7 @@ def finished(tmp_path_factory):
         monkeypatch.setattr(backend, "device_memory_bytes", lambda: None)
         # One timed step of each form of the data is enough of a table that nobody reads
         monkeypatch.setattr(interleaved_timing.compare, "__defaults__", (1,))
-        few = functools.partial(steps.AuditConfig, num_packs=FEW_PACKS)
+        few = functools.partial(steps.AuditConfig, num_packs=AUDITED_PACKS)
         monkeypatch.setattr(steps, "AuditConfig", few)
         yield finish
 
