@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import importlib.util
+import itertools
 import os
 import types
 
@@ -32,6 +33,7 @@ from bert_packed.architectures.registry import FLOAT32, MIXED, family_of
 from bert_packed.core.settings import InputError
 from bert_packed.kernels import choose as kernels
 from bert_packed.kernels.choose import Kernels
+from bert_packed.runs import interleaved_timing
 
 pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 
@@ -150,12 +152,18 @@ def test_steps_of_peers_are_interleaved_with_ours(corpus, monkeypatch):
     monkeypatch.setattr(training, "transformers_training", transformers_training)
     monkeypatch.setattr(training, "padding_free_training", padding_free_training)
     monkeypatch.setattr(accelerator, "our_ways", lambda *_: {PACKED: ours, UNPACKED: lambda _: None})
+    moments = itertools.count()  # each step takes as long
+    monkeypatch.setattr(interleaved_timing.time, "perf_counter", lambda: next(moments))
     monkeypatch.setattr(kernels, "choose_kernels", lambda *_: Kernels({}, ""))
     steps, speed_ups = accelerator.measure_steps(model, limit)
     kinds = ["nested tensors", "flex"]
     names = [f"padding-free, {kinds[0]}", f"padding-free, {kinds[1]}, attention without dropout"]
     assert [row["way"] for row in steps] == [PACKED, UNPACKED, *names]
     assert [row["figure"] for row in speed_ups[2:]] == [f"{PACKED}, over {name}" for name in names]
+    assert [row["median"] for row in speed_ups[2:]] == [
+        1.0,
+        1.0,
+    ]  # of the same sequences
     assert limit.left_out == [{"part": f"toy, {PADDED}", "reason": "failed: `reference` needs torch"}]
     # Each takes a step on either batch, which compiles, before it is timed
     compiled, timed = ["step 0", "step 1"], ["ours 0", "step 0", "ours 0", "step 0", "step 1", "ours 1"]

@@ -1,13 +1,16 @@
 """The best of repeats counts; peaks of processes are above what was there before."""
 
+import itertools
 import sys
+import types
 
 import numpy as np
 import pytest
 
-from benchmarks import step_memory
+from benchmarks import data_throughput, step_memory
 from benchmarks.data_throughput import AT_ONCE, PACK, PackingRun, packing_rows
 from benchmarks.step_memory import MemoryConfig, MemoryWatch, memory_row, read_memory
+from bert_packed.core.storage import write_json
 
 MEBIBYTE = 2**20
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
@@ -24,6 +27,19 @@ def test_the_best_rate_and_the_largest_memory_count():
     assert [row["times the first"] for row in rows] == [1, 10, 12]
     assert [row["MiB, largest process"] for row in rows] == [3, None, 0]
     assert rows[0]["MiB, all processes"] == 3
+
+
+def test_commands_at_once_pack_the_input_each(tmp_path, monkeypatch):
+    def start(num_workers, json, **flags):
+        write_json(json, [{"sequences": 10 * num_workers}])
+        return types.SimpleNamespace(communicate=lambda: ("", ""), returncode=0)
+
+    monkeypatch.setattr(data_throughput, "_start", start)
+    moments = itertools.count(step=2.0)
+    monkeypatch.setattr(data_throughput.time, "perf_counter", lambda: next(moments))
+    for num_commands, num_workers, rate in ((1, 1, 5), (1, 3, 15), (3, 1, 15)):
+        given = data_throughput.ThroughputConfig(), num_commands, num_workers
+        assert data_throughput._pack_by_commands("in", str(tmp_path), *given).rate == rate
 
 
 @linux

@@ -1,11 +1,11 @@
-"""Inference: texts a second, ratios of neighbors, and vectors that agree."""
+"""Vectors of texts: texts and rows a second, ratios of neighbors, and vectors that agree."""
 
 import contextlib
 
 import numpy as np
 import pytest
 
-from benchmarks import inference_speed
+from benchmarks import embedding, inference_speed
 from benchmarks.inference_speed import InferenceConfig, speed_rows
 from bert_packed.core.settings import InputError
 from data_gen.text import corpus as sample_corpus
@@ -17,6 +17,15 @@ def test_speeds_are_of_texts_and_ratios_of_neighbors():
     columns = "texts/s", "packed is faster by", "of the packing factor"
     assert [packed[name] for name in columns] == [1.5, 1.0, 0.5]
     assert [padded[name] for name in columns] == [0.5, 3.0, 1.5]
+
+
+def test_steps_of_one_pass_compare_with_one_and_of_two_with_two():
+    """Of contrastive training, whose steps are of rows."""
+    seconds = {"packed": [2.0, 1.0, 4.0], "packed, micro-batches": [4.0, 4.0, 4.0]}
+    seconds |= {"torch, plain loss": [6.0, 4.0, 8.0], "torch, cached loss": [6.0, 4.0, 8.0]}
+    rows = embedding.step_rows(seconds, 6, dict.fromkeys(seconds, 1.5))
+    assert [row["packed is faster by"] for row in rows] == [1, 1, 3, 1.5]
+    assert [row["rows/s"] for row in rows] == [3, 1.5, 1, 1]
 
 
 @pytest.mark.parametrize(("value", "differs"), [(1.00009, False), (1.001, True), (np.nan, True)])

@@ -105,6 +105,17 @@ def test_counts_of_a_program(tmp_path):
     assert (step["launches"], step["below 1 MB"], step["GB in fusions"]) == (4, 4, pytest.approx(204e-9))
 
 
+def test_a_launch_takes_the_longer_of_bytes_and_products():
+    config = roofline.RooflineConfig(bandwidth_share=0.5, product_share=0.5, launch_us=10.0)
+    bandwidth, peak = roofline.BANDWIDTHS["a100"], roofline.PEAKS["a100"]
+    launches = [  # one of 4 ms of bytes, two of 6 ms of products together
+        roofline.Launch(("", ""), "fusion", 1, 0.002 * bandwidth, 0.0005 * peak, 0),
+        roofline.Launch(("", ""), "product", 2, 0.001 * bandwidth, 0.003 * peak, 0),
+    ]
+    row = roofline.times_of(config, "a100", launches)
+    assert [row["ms by bytes"], row["ms by products"], row["ms, bound"]] == pytest.approx([6, 7, 10.03])
+
+
 def test_a_step_that_does_not_fit_is_one_line(monkeypatch, capsys):
     failed = subprocess.CompletedProcess([], 2, "", "a warning\nerror: needs 17.0 GiB")
     monkeypatch.setattr(roofline, "subprocess", types.SimpleNamespace(run=lambda *_, **__: failed))
