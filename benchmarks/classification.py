@@ -59,7 +59,8 @@ def main(config):
     lengths = data.sequences["lengths"][chosen]
     ways, computed, losses = {}, {}, {}
     for name, depth in ((PACKED, "max"), (UNPACKED, 1)):
-        engine, batches = build_steps(config, data, text, objective, chosen, depth)
+        engine = checkpoint_engine(config.init_checkpoint, text, objective)
+        batches = make_batches(config, data, chosen, depth)
         ways[name] = stepping_through(engine, batches)
         computed[name] = sum(batch["token_ids"].size for batch in batches)
         losses[name] = first_loss(engine, batches[0], "num_sequences")
@@ -101,8 +102,8 @@ def read_training(config):
     return data, text, losses.classes_objective(len(problem.names))
 
 
-def build_steps(config, data, text, objective, chosen, depth):
-    """An engine with the checkpoint's weights, and the batches of the steps, of equal numbers of packs."""
+def make_batches(config, data, chosen, depth):
+    """The batches of the steps, of equal numbers of packs."""
     from bert_packed.assembly.update_packs import pack_all
     from bert_packed.records.sequences import take
     from bert_packed.tasks.batches import LabelledSequences, make_batch
@@ -114,34 +115,27 @@ def build_steps(config, data, text, objective, chosen, depth):
         steps.append((step, *pack_all(step.sequences["lengths"], config.max_seq_length, depth, "lpfhp")))
     most = max(len(packs) for _, packs, _ in steps)
     deepest = max((spec for _, _, spec in steps), key=lambda spec: spec.max_sequences_per_pack)
-    engine = checkpoint_engine(config.init_checkpoint, text, objective)
-    return engine, [make_batch(step, packs, deepest, most) for step, packs, _ in steps]
+    return [make_batch(step, packs, deepest, most) for step, packs, _ in steps]
 
 
 def peer_batches(config, data, chosen):
     """Arguments of transformers for each step: dict from way to list of dicts."""
-    lengths = data.sequences["lengths"]
-    in_order = chosen[np.argsort(lengths[chosen], kind="stable")]
-    steps = range(config.train_batch_size, len(chosen), config.train_batch_size)
+    in_order = chosen[np.argsort(data.sequences["lengths"][chosen], kind="stable")]
     return {
-        name: [_padded(data, members) for members in np.split(own, steps)]
+        name: [peer_arguments(batch) for batch in make_batches(config, data, own, 1)]
         for name, own in ((PADDED, chosen), (SORTED, in_order))
     }
 
 
-def _padded(data, members):
-    """Sequences as rows, as long as the longest: dict of arrays `[B, S]`, and labels `[B]`."""
-    sequences = data.sequences
-    starts, lengths = sequences.offsets("tokens")[members], sequences["lengths"][members]
-    found = {name: np.zeros((len(members), lengths.max()), np.int64) for name in ("tokens", "token_type_ids")}
-    for name, rows in found.items():
-        for row, start, length in zip(rows, starts, lengths, strict=True):
-            row[:length] = sequences[name][start : start + length]
+def peer_arguments(batch):
+    """Arguments of transformers for a batch of one sequence a row, as long as the longest: dict of arrays."""
+    is_token = batch["sequence_ids"][batch["slot_weights"][:, 0] > 0] > 0
+    num_rows, longest = len(is_token), int(is_token.sum(axis=1).max())
     return {
-        "input_ids": found["tokens"],
-        "token_type_ids": found["token_type_ids"],
-        "attention_mask": (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64),
-        "labels": next(iter(data.labels.values()))[members],
+        "input_ids": batch["token_ids"][:num_rows, :longest],
+        "token_type_ids": batch["token_type_ids"][:num_rows, :longest],
+        "attention_mask": is_token[:, :longest],
+        "labels": batch["labels"][:num_rows, 0],
     }
 
 

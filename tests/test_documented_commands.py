@@ -26,22 +26,9 @@ from bert_packed.core.settings import InputError
 VARIABLES = {"KERAS_BACKEND", "TF_CONFIG", "JAX_PLATFORMS", "XLA_FLAGS", "BEAM_OPTIONS", "BLEURT_TINY"}
 # Commands open these files to read their settings: a flagfile that `train` writes, and data of the reader's
 WRITTEN = {"my/flags/pretrain.flags": "--input_file=my/packed/train/*.tfrecord\n"}
-WRITTEN |= {
-    name: ""
-    for name in (
-        "train-v1.1.json",
-        "dev-v1.1.json",
-        "predictions.json",
-        "pairs.jsonl",
-        "sts.jsonl",
-        "train.csv",
-        "dev.csv",
-        "STS-B/train.tsv",
-        "STS-B/dev.tsv",
-        "conll/train.txt",
-        "conll/valid.txt",
-    )
-}
+WRITTEN |= dict.fromkeys(("train-v1.1.json", "dev-v1.1.json", "predictions.json", "train.csv", "dev.csv"), "")
+WRITTEN |= dict.fromkeys(("pairs.jsonl", "sts.jsonl", "STS-B/train.tsv", "STS-B/dev.tsv"), "")
+WRITTEN |= dict.fromkeys(("conll/train.txt", "conll/valid.txt"), "")
 # Others' programs begin with these words: the words that are left are theirs
 OF_OTHERS = ("hf download", "zip -j", "pip download", "pip uninstall", "pip wheel")
 
@@ -53,13 +40,8 @@ LOWERED = {
     "train": {"max_seq_length": 256, "num_train_epochs": 1},
     "create": {"num_workers": 1},
     "pack": {"num_workers": 1},
-    "pretrain": {
-        "num_train_steps": 4,
-        "num_warmup_steps": 1,
-        "train_batch_size": BATCH_SIZE,
-        "micro_batch_size": BATCH_SIZE,
-        "eval_batch_size": BATCH_SIZE,
-    },
+    "pretrain": {"num_train_steps": 4, "num_warmup_steps": 1}
+    | dict.fromkeys(("train_batch_size", "micro_batch_size", "eval_batch_size"), BATCH_SIZE),
     "squad": {"num_train_epochs": 0.1, "train_batch_size": 2},
     "classify": {"num_train_epochs": 1, "train_batch_size": 2},
     "glue": {"num_train_epochs": 1, "train_batch_size": 4},
@@ -132,12 +114,10 @@ def understand(words, extras):
         assert all((ROOT / path).exists() for path in paths), line
     elif line.startswith("pip install "):
         for word in words[2:]:
-            if named := re.fullmatch(r"(?:\.|dist/bert_packed-.*\.whl)\[([a-z,]+)\]", word):
-                assert set(named[1].split(",")) <= extras, line
-            else:
-                assert re.fullmatch(r"-e|\.|--[a-z-]+(=\S+)?|[a-z][a-z0-9-]*(\[\w+\])?(==[\d.]+)?", word), (
-                    line
-                )
+            named = re.fullmatch(r"(?:\.|dist/bert_packed-.*\.whl)\[([a-z,]+)\]", word)
+            assert not named or set(named[1].split(",")) <= extras, line
+            known = r"-e|\.|--[a-z-]+(=\S+)?|[a-z][a-z0-9-]*(\[\w+\])?(==[\d.]+)?"
+            assert named or re.fullmatch(known, word), line
     else:
         assert line.startswith(OF_OTHERS), line
     return None
@@ -148,14 +128,13 @@ def understand_part(words, extras):
     added = []
     while True:
         try:
-            understand([*words, *(f"--{name}=x" for name in added)], extras)
+            return understand([*words, *added], extras)
         except InputError as error:
-            name = re.match(r"`(\w+)` must be", str(error))[1]
-            if name not in added:
-                assert re.search("must be given|Received: nothing", str(error)), error
-                added.append(name)
-                continue
-        return
+            flag = f"--{re.match(r'`([a-z_0-9]+)` must be', str(error))[1]}=x"
+            if flag in added:
+                return None
+            assert re.search("must be given|Received: nothing", str(error)), error
+            added.append(flag)
 
 
 def check_python(text):
@@ -227,7 +206,11 @@ def finished(tmp_path_factory):
         with contextlib.chdir(folder), contextlib.redirect_stdout(said):
             names = {}
             for kind, text in runnable(page, folder):
-                run_example(text, names) if kind == "python" else run_command(text)
+                if kind == "shell":
+                    run_command(text)
+                else:
+                    with run_uncompiled():
+                        exec(compile(text, "example", "exec"), names)
         return folder, said.getvalue()
 
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -245,7 +228,7 @@ def finished(tmp_path_factory):
 def run_command(words):
     """Run a command in this process, with the settings of `LOWERED` and `SMALL`; its status must be 0."""
     if words[:2] == ["python", "-c"]:
-        run_example(words[2], {})
+        exec(words[2], {})
         return
     is_ours = words[0] == "bert-packed"
     settings, arguments = settings_of(words)
@@ -268,12 +251,6 @@ def run_command(words):
                 runpy.run_path(str(ROOT / f"{words[2].replace('.', '/')}.py"), run_name="__main__")
             status = ended.value.code
     assert not status, f"status {status} of {' '.join([*words, *lowered])}"
-
-
-def run_example(text, names):
-    """Run an example in Python."""
-    with run_uncompiled():
-        exec(compile(text, "example", "exec"), names)
 
 
 @pytest.mark.slow

@@ -39,18 +39,18 @@ def described(monkeypatch):
 
 def test_one_command_leads_to_every_script(described, monkeypatch, capsys):
     assert described["entry_points"]["console_scripts"] == ["bert-packed = bert_packed.cli:main"]
-    monkeypatch.setattr(sys, "argv", ["/bin/bert-packed"])
-    assert main() == 0
-    shown = capsys.readouterr().out
+
+    def said(status, *arguments):
+        monkeypatch.setattr(sys, "argv", ["/bin/bert-packed", *arguments])
+        assert main() == status
+        return "".join(capsys.readouterr())
+
+    shown = said(0)
     assert all(f"\n  {name} " in shown for name in COMMANDS)
-    monkeypatch.setattr(sys, "argv", ["/bin/bert-packed", "--version"])
-    assert main() == 0 and capsys.readouterr().out == f"bert_packed {described['version']}\n"
-    monkeypatch.setattr(sys, "argv", ["/bin/bert-packed", "pak"])
-    assert main() == 2
-    assert "must be one of train, create, pack, " in capsys.readouterr().err
-    monkeypatch.setattr(sys, "argv", ["/bin/bert-packed", "pack", "--num_shards=0"])
-    assert main() == 2
-    assert capsys.readouterr().err.startswith("bert-packed pack: error: `num_shards` must be at least 1")
+    assert said(0, "--version") == f"bert_packed {described['version']}\n"
+    assert "must be one of train, create, pack, " in said(2, "pak")
+    message = "bert-packed pack: error: `num_shards` must be at least 1"
+    assert said(2, "pack", "--num_shards=0").startswith(message)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -96,9 +96,11 @@ def test_a_part_takes_as_long_as_the_slowest_of_its_kind(monkeypatch):
     assert limit.run("a", lambda: work(20), "programs", 2) == 20
     assert limit.run("b", lambda: work(1), "others") == 1
     assert limit.run("c", lambda: work(1), "programs", 8) is None  # 80 s of 79
-    assert limit.run("d", lambda: work(70), "programs", 7) == 70
-    assert limit.left() == 9 and limit.run("e", lambda: work(1), "others") == 1
-    assert limit.left_out == [{"part": "c", "reason": "needs about 80 s of 79 s left"}]
+    assert limit.run("d", lambda: work(35), "programs", 7) == 35
+    assert limit.run("e", lambda: work(1), "programs", 5) is None  # 50 s of 44, by the slower of both
+    assert limit.left() == 44 and limit.run("f", lambda: work(1), "others") == 1
+    reasons = ["needs about 80 s of 79 s left", "needs about 50 s of 44 s left"]
+    assert [row["reason"] for row in limit.left_out] == reasons
     assert not limit.has_failed
 
 
