@@ -13,9 +13,9 @@ import numpy as np
 
 from benchmarks.peers import transformers_models
 from benchmarks.peers.process import torch_processes
-from benchmarks.peers.training import ADAMW, check_losses, checkpoint_engine, exported_peer, first_loss
+from benchmarks.peers.training import check_losses, exported_peer
 from benchmarks.runner import Settings, median_row, ratios, show
-from benchmarks.training_steps import stepping_through
+from benchmarks.training_steps import ADAMW, checkpoint_engine, first_loss, stepping_through
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, setting
 from bert_packed.runs.interleaved_timing import time_interleaved

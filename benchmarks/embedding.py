@@ -14,9 +14,9 @@ import numpy as np
 from benchmarks.inference_speed import check_agreement, speed_rows
 from benchmarks.peers.process import AS_IT_IS, PeerProcess, torch_processes
 from benchmarks.peers.sentence_transformers_models import KINDS, PLAIN, SentenceTransformers
-from benchmarks.peers.training import ADAMW, check_losses, checkpoint_engine, first_loss
+from benchmarks.peers.training import check_losses
 from benchmarks.runner import Settings, median_row, ratios, show
-from benchmarks.training_steps import stepping
+from benchmarks.training_steps import ADAMW, checkpoint_engine, first_loss, stepping
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import setting
 from bert_packed.runs.interleaved_timing import time_interleaved

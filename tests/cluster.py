@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import dataclasses
 import json
 import os
 import shutil
@@ -40,7 +41,7 @@ class RunningCluster:
         num: Number of processes.
         backend: "tensorflow" or "jax".
         own: Dict from the index of a process to arguments that it alone has, last.
-        program: Arguments of Python that name the command, in place of `run_pretraining.py`.
+        program: Arguments of Python that name the command.
         hosts: A `Host` for each process; None for this one.
     """
 
@@ -119,11 +120,12 @@ def last_step(output_dir):
     return int(rows[-1]["step"]) if rows else 0
 
 
+@dataclasses.dataclass
 class Host:
     """A network namespace with its own name, address, and file of hosts."""
 
-    def __init__(self, name, address):
-        self.name, self.address = name, address
+    name: str
+    address: str
 
     def command(self, arguments):
         """The command that runs another one on this host."""

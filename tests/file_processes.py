@@ -20,8 +20,8 @@ from _pytest.runner import runtestprotocol
 class FileProcess:
     """The process in which tests of one file run; made where none of them has begun.
 
-    `connection` is ready to be read when there are reports of the next test, or when the process has ended; in
-    the process it is the other end. `items` are the tests whose reports were not yet received.
+    `connection` is ready to be read when there are reports of the next test, or when the process has ended.
+    In the process it is the other end. `items` are the tests whose reports were not yet received.
     """
 
     def __init__(self, config, items):

@@ -2,11 +2,13 @@
 
 import ast
 import dataclasses
+import importlib
 import inspect
 import re
 from pathlib import Path
 
 import pytest
+from benchmark_command import config_class
 from test_imports import GENERATORS, HALVES, ORDER
 
 import bert_packed
@@ -212,13 +214,6 @@ def test_the_command_of_a_row_exists(row):
         assert row[5] in ("not drawn", "nothing measured") or is_removed
         return
     command, *flags = re.fullmatch(r"`([^`]+)`", row[3])[1].split()
-    tree = ast.parse((ROOT / "benchmarks" / f"{command}.py").read_text())
-    fields = {
-        statement.target.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef)
-        for statement in node.body
-        if isinstance(statement, ast.AnnAssign)
-    }
-    assert any("__main__" in ast.dump(node) for node in tree.body)
+    module = importlib.import_module(f"benchmarks.{command}")
+    fields = {field.name for field in dataclasses.fields(config_class(module))}
     assert {flag.removeprefix("--").partition("=")[0] for flag in flags} <= fields

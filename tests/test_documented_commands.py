@@ -14,8 +14,8 @@ import shutil
 import sys
 
 import pytest
-import setuptools
 from documented_commands import PAGES, ROOT, SPAN_START, WHOLE_PAGE, begins_with, blocks, commands, spans
+from test_packaging import read_setup
 from uncompiled import run_uncompiled
 
 import bert_packed  # noqa: F401  examples name it
@@ -44,8 +44,7 @@ LOWERED = {
     | dict.fromkeys(("train_batch_size", "micro_batch_size", "eval_batch_size"), BATCH_SIZE),
     "squad": {"num_train_epochs": 0.1, "train_batch_size": 2},
     "classify": {"num_train_epochs": 1, "train_batch_size": 2},
-    "glue": {"num_train_epochs": 1, "train_batch_size": 4},
-    "ner": {"num_train_epochs": 1, "train_batch_size": 4},
+    **dict.fromkeys(("glue", "ner"), {"num_train_epochs": 1, "train_batch_size": 4}),
     "embed": {"num_train_epochs": 1, "train_batch_size": 16},
     "audit": {"num_packs": AUDITED_PACKS},
 }
@@ -57,17 +56,6 @@ PRINTED_LINES = {
 }
 # These are programs of others, networks and tests; CI installs as the pages say
 NOT_RUN = re.compile(r"(?:\w+=\S+ )*(?:pip|hf|python -m pytest) ")
-
-
-@pytest.fixture(scope="module")
-def extras():
-    """Names of the extras in `setup.py`."""
-    found = {}
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.chdir(ROOT)
-        monkeypatch.setattr(setuptools, "setup", lambda **arguments: found.update(arguments))
-        runpy.run_path("setup.py")
-    return set(found["extras_require"])
 
 
 @pytest.fixture
@@ -151,7 +139,8 @@ def check_python(text):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_are_understood(page, folder, extras):
+def test_commands_are_understood(page, folder):
+    extras = set(read_setup()["extras_require"])
     for block in blocks(PAGES[page]):
         for command in commands(block.text, folder) if block.kind == "shell" else ():
             assert command.variables.keys() <= VARIABLES

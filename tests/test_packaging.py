@@ -27,14 +27,17 @@ ROOT = Path(__file__).resolve().parent.parent
 EXTRA = re.compile(r"(?:bert_packed|-e '?\"?\.)\[([a-z,]+)\]")
 
 
-@pytest.fixture
-def described(monkeypatch):
+def read_setup():
     """Arguments of setuptools in `setup.py`: a dict."""
     found = {}
-    monkeypatch.chdir(ROOT)  # as every build does
-    monkeypatch.setattr(setuptools, "setup", lambda **arguments: found.update(arguments))
-    runpy.run_path(str(ROOT / "setup.py"))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.chdir(ROOT)  # as every build does
+        monkeypatch.setattr(setuptools, "setup", lambda **arguments: found.update(arguments))
+        runpy.run_path("setup.py")
     return found
+
+
+described = pytest.fixture(read_setup, scope="module")
 
 
 def test_one_command_leads_to_every_script(described, monkeypatch, capsys):
@@ -187,9 +190,7 @@ def test_the_wheel_works_in_an_empty_folder(site, tmp_path):
         return done.stdout
 
     def bert_packed(name, **flags):
-        return call(
-            str(site / "bin/bert-packed"), name, *(f"--{key}={value}" for key, value in flags.items())
-        )
+        return call(site / "bin/bert-packed", name, *(f"--{key}={flags[key]}" for key in flags))
 
     code = "import bert_packed as b, data_gen as d, run_squad as r; print(b.__file__, d.__file__, r.__file__)"
     assert all(path.startswith(f"{site}/") for path in call(sys.executable, "-c", code).split())

@@ -7,12 +7,11 @@ import numpy as np
 
 from benchmarks.peers import transformers_models
 from benchmarks.peers.process import PeerProcess
-from benchmarks.training_steps import build_engine, first_head, objective_of
+from benchmarks.training_steps import ADAMW, first_head, objective_of
 from bert_packed.architectures.registry import family_of
 from bert_packed.core.settings import InputError
 
 LOSS_TOLERANCE = 1e-4  # float32 sums over a vocabulary, in another order
-ADAMW = {"learning_rate": 1e-4, "weight_decay": 0.01, "max_grad_norm": 1.0}
 TOKENS_AT_ONCE = 128  # of FlexAttention's blocks
 TOKEN_FEATURES = ("token_ids", "token_type_ids", "position_ids")
 
@@ -142,35 +141,3 @@ def check_losses(losses, rule):
     for name, loss in losses.items():
         if not abs(loss - ours) <= LOSS_TOLERANCE * abs(ours):
             raise InputError(f"{rule} {ours}. Received: {loss}, {name}.")
-
-
-def checkpoint_engine(init_checkpoint, text, objective, micro_batch_size=0):
-    """An engine with a checkpoint's weights, and the optimizer of the peers.
-
-    Args:
-        init_checkpoint: Checkpoint to start from.
-        text: `TextModel` of it.
-        objective: `Objective`, whose head may be new.
-        micro_batch_size: Packs at once; 0 is all of a step's.
-    """
-    from bert_packed.checkpoints import starting_weights
-    from bert_packed.training.engines.engine import named_weights
-    from bert_packed.training.optimization import AdamWeightDecay
-
-    optimizer = AdamWeightDecay(
-        ADAMW["learning_rate"],
-        weight_decay_rate=ADAMW["weight_decay"],
-        global_clipnorm=ADAMW["max_grad_norm"],
-    )
-    engine = build_engine(text.config, micro_batch_size, optimizer, objective)
-    starting_weights.load(init_checkpoint, named_weights(engine.model), text.config, engine.model.head)
-    return engine
-
-
-def first_loss(engine, batch, count):
-    """Loss of a batch over its sum `count`, by an engine's own passes, without dropout."""
-    from bert_packed.training.backend import compiled
-
-    compute = compiled(lambda batch: engine.gradients(batch, training=False)[1], engine.model)
-    sums = compute(batch)
-    return float(sums["loss"]) / float(sums[count])

@@ -87,6 +87,8 @@ def test_phases_and_fine_tunings_start_from_one_another():
     assert first["init_checkpoint"] == "" and first["train_batch_size"] == 32
     assert second["init_checkpoint"] == str(Path("o/phase1-packed-seed1").resolve())
     assert (second["input_file"], second["train_batch_size"]) == ("p2", 8)
+    of_phase1 = [flags[f"phase1-{kind}-seed1"]["num_train_steps"] for kind in ("packed", "unpacked")]
+    assert of_phase1 == [938, 938]  # 64 of 60,000 sequences in each update, packed or not
     unpacked = flags["phase2-unpacked-seed1"]
     assert (unpacked["input_file"], unpacked["train_batch_size"]) == ("u2", 32)
     tuned, random = flags["squad-packed1-seed2"], flags["squad-random-seed1"]
