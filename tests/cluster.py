@@ -146,8 +146,8 @@ def two_hosts():
         for host in hosts:
             _ip("netns", "add", host.name)
             (NAMESPACES / host.name).mkdir(parents=True)
-            lines = [f"{one.address} {one.name}\n" for one in hosts]
-            (NAMESPACES / host.name / "hosts").write_text("127.0.0.1 localhost\n" + "".join(lines))
+            lines = ["127.0.0.1 localhost", *(f"{one.address} {one.name}" for one in hosts)]
+            (NAMESPACES / host.name / "hosts").write_text("\n".join(lines) + "\n")
         ends = [arguments for host in hosts for arguments in ("name", "cable", "netns", host.name)]
         _ip("link", "add", *ends[:4], "type", "veth", "peer", *ends[4:])
         for host in hosts:

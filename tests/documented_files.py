@@ -20,10 +20,7 @@ LONGEST = {"inputs": 300, "targets": 60}  # tokens of T5's records
 
 
 def make_documents():
-    """Documents of a few sentences: list of lists of strings.
-
-    They are so long that a pack holds few: an audit computes each of its sequences alone.
-    """
+    """Documents, lists of sentences, of which a pack holds few: an audit computes each sequence alone."""
     rng = np.random.default_rng(0)
     return [
         [" ".join(rng.choice(WORDS, rng.integers(3, 25))) + "." for _ in range(rng.integers(2, 9))]

@@ -177,7 +177,6 @@ def test_signatures_are_those_of_the_functions():
 
 
 # Each table and figure of the packing papers has a row in evidence/paper.md, with a command that exists
-
 PAPER = (ROOT / "docs/evidence/paper.md").read_text()
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]

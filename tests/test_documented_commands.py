@@ -44,7 +44,8 @@ LOWERED = {
     | dict.fromkeys(("train_batch_size", "micro_batch_size", "eval_batch_size"), BATCH_SIZE),
     "squad": {"num_train_epochs": 0.1, "train_batch_size": 2},
     "classify": {"num_train_epochs": 1, "train_batch_size": 2},
-    **dict.fromkeys(("glue", "ner"), {"num_train_epochs": 1, "train_batch_size": 4}),
+    "glue": {"num_train_epochs": 1, "train_batch_size": 4},
+    "ner": {"num_train_epochs": 1, "train_batch_size": 4},
     "embed": {"num_train_epochs": 1, "train_batch_size": 16},
     "audit": {"num_packs": AUDITED_PACKS},
 }

@@ -135,7 +135,6 @@ def test_the_package_describes_itself(described):
 
 def test_a_flagfile_is_found_wherever_one_stands(tmp_path, monkeypatch):
     """It is named alone, and as pages name it in a checkout; a file that is there comes first."""
-
     monkeypatch.chdir(tmp_path)
     for name in ("demo.flags", "configs/demo.flags"):
         config = command_line.parse(PretrainingConfig, ["x", f"--flagfile={name}"])
