@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks import embedding, inference_speed
-from benchmarks.inference_speed import InferenceConfig, speed_rows
+from benchmarks.inference_speed import speed_rows
 from bert_packed.core.settings import InputError
-from data_gen.text import corpus as sample_corpus
 
 
 def test_speeds_are_of_texts_and_ratios_of_neighbors():
@@ -35,19 +34,3 @@ def test_other_vectors_are_noticed(value, differs):
     noticed = pytest.raises(InputError, match=r"must give our vectors.*theirs")
     with noticed if differs else contextlib.nullcontext():
         inference_speed.check_agreement(ways)
-
-
-def test_texts_are_the_first_lines_or_documents_of_the_sample(tmp_path, monkeypatch):
-    def read_texts(path, num_texts):
-        given = {"init_checkpoint": "m", "vocab_file": "v", "text_file": str(path), "num_texts": num_texts}
-        return inference_speed.read_texts(InferenceConfig(**given))
-
-    path = tmp_path / "a.txt"
-    path.write_text("café\n\n two \nthree")
-    assert read_texts(path, 2) == ["café", "two"] and read_texts(path, 9) == ["café", "two", "three"]
-    path.write_text("\n \n")
-    with pytest.raises(InputError, match=r"`text_file` must hold a text\. Received: none in .*a\.txt"):
-        read_texts(path, 2)
-    documents = [["One.", "Two."], ["Three."], ["Four."]]
-    monkeypatch.setattr(sample_corpus, "read_sample_documents", lambda: iter(documents))
-    assert read_texts("", 2) == ["One. Two.", "Three."]
