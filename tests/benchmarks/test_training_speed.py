@@ -30,9 +30,9 @@ def corpus():
 
 
 def test_sorted_batches_are_the_data_in_order():
-    histogram = np.array([4, 0, 2, 0, 2])
-    lengths = training_speed.sorted_lengths(histogram, 4, np.random.default_rng(0))
-    assert sorted(lengths.tolist()) == [1, 1, 3, 5]
+    for histogram, expected in (([4, 0, 2, 0, 2], [1, 1, 3, 5]), ([3, 0, 2], [1, 3])):
+        given = np.array(histogram), len(expected), np.random.default_rng(0)
+        assert sorted(training_speed.sorted_lengths(*given).tolist()) == expected
 
 
 def test_speeds_are_of_the_data(corpus):
