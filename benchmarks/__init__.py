@@ -15,9 +15,8 @@
     data_throughput    packing records from file to file: speed, memory, phases
     packing_tables     the papers' packing tables beside ours
     packing_speed      speed and quality of the packing algorithms
-    packmamba          the figures of PackMamba: padding and speed
+    packmamba          the figures of PackMamba: padding and speed; restarts
     parallelism        communication and memory of layouts over devices
-    overhead           what restarts of a Mamba and the host add
     step_memory        memory of a training step
     device_session     the commands to run while an accelerator is lent
     soak               any command killed at random moments, against the same left alone

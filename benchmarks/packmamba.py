@@ -1,4 +1,4 @@
-"""Packing for a Mamba: padding rates and speed of training.
+"""Packing for a Mamba: padding rates, speed of training, and what restarts add to a step.
 
 python -m benchmarks.packmamba --reference
 """
@@ -15,6 +15,7 @@ from scipy.stats import norm
 
 from benchmarks.runner import (
     Settings,
+    added_row,
     draw_bars,
     median_row,
     new_figure,
@@ -34,7 +35,7 @@ from bert_packed.packing.histogram import count_lengths
 from bert_packed.runs.interleaved_timing import time_interleaved
 from bert_packed.training.engines import choose_backend
 
-PARTS = PADDING, TRAINING = "padding", "training"
+PARTS = PADDING, TRAINING, RESTARTS = "padding", "training", "restarts"
 SINGLE, PADDED, PACKED = "one at a time", "padded", "packed"
 # PackMamba's Section 4 has these lengths; nothing else is known of them
 SHORTEST, LONGEST, MEAN = 57, 2048, 646
@@ -48,6 +49,7 @@ SINGLE_GAIN = 3.06  # the paper's, of packs against one sequence at a time, for 
 VOCAB_SIZE = 1024  # of a model named by its size
 NUM_SHAPES = 3  # row lengths of sequences one at a time, each a compiled program
 REFERENCE_ROWS, REFERENCE_REPEATS = 2, 2
+MOST_ADDED = 2.0  # percent of a training step that restarts may add
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +60,10 @@ class PackMambaConfig(Settings):
     training   interleaved steps on the same sequences one at a time, padded and packed, each with an update
                of the weights; with --against also packed steps of another model, with --reference the model's
                class in transformers on torch: a step of padded rows, for a Mamba-1 of two of them
+    restarts   interleaved steps on the packs, with states and convolutions that restart with each sequence,
+               and with none that do: what restarts add, in percent, the median of neighboring times
 
-    What restarts add to a step is in benchmarks.overhead, the memory of a step in benchmarks.step_memory.
+    The memory of a step is in benchmarks.step_memory.
 
     One at a time each row is filled up to one of three lengths, each a compiled program; nothing is
     compiled in a timed step. "Times the first" is the first model's time one at a time over that of the
@@ -119,12 +123,15 @@ def main(config):
     lengths, tables = np.maximum(1, packmamba_lengths() * config.max_seq_length // LONGEST), {}
     if PADDING in parts:
         tables[PADDING] = padding_rows(lengths, config.max_seq_length, config.pack_length)
-    if TRAINING in parts:
+    if set(parts) != {PADDING}:
         batches = make_batches(config, lengths, model_config.vocab_size)
+    if TRAINING in parts:
         tables |= training_tables(model_config, batches, config.repeats, others)
     if config.reference:
         row, compared = measure_reference(model_config, batches, config.repeats)
         tables |= {"reference": [row], "packed against others": [*tables["packed against others"], compared]}
+    if RESTARTS in parts:
+        tables[RESTARTS] = [restart_row(model_config, batches, config.repeats)]
     note = f"{len(lengths):,} sequences of {lengths.mean():.1f} tokens; timed {config.shrink} times shorter"
     show("packmamba", config, tables, [note])
     if config.picture:
@@ -291,6 +298,21 @@ def measure_reference(model_config, batches, num_repeats):
         "real tokens/s": 1 / statistics.median(by_token[REFERENCE]),
     }
     return row, comparison(by_token, REFERENCE)
+
+
+def restart_row(model_config, batches, num_repeats):
+    """Interleave training on the packs with restarts and without them: a row of a table."""
+    endless = dataclasses.replace(model_config, ablation_no_position_reset=True)
+    configs = {"with": model_config, "without": endless}
+    ways = {
+        way: stepping_through(device_engine(one, batches), batches[PACKED]) for way, one in configs.items()
+    }
+    seconds = time_interleaved(ways, num_repeats)
+    return {
+        **{f"{way}, s": statistics.median(times) for way, times in seconds.items()},
+        **added_row(seconds["with"], seconds["without"]),
+        "at most, %": MOST_ADDED,
+    }
 
 
 def seconds_a_token(seconds, batches):

@@ -91,16 +91,6 @@ def mamba_config(folder, name="mamba.json", config=MAMBA):
     return folder / name
 
 
-def restarts(folder, monkeypatch):
-    flags = {"of": "restarts", "bert_config_file": mamba_config(folder)}
-    return flags | {"max_seq_length": 16, "batch_size": 1, "repeats": 1}
-
-
-def host(folder, monkeypatch):
-    config = write_config(folder / "config.json", **SMALL)
-    return {"of": "host", "bert_config_file": config, "max_seq_length": 32, "batch_size": 1, "repeats": 1}
-
-
 def packmamba(folder, monkeypatch):
     flags = {"bert_config_file": mamba_config(folder), "picture": folder / "picture.png", "shrink": 8}
     flags["against"] = mamba_config(folder, "mamba2.json", MAMBA2)
@@ -143,9 +133,9 @@ CASES = [
     ("embedding", embedding, ["steps", "encode"]),
     pytest.param("embedding", embedding_by_others, ["steps", "encode"], marks=slow),
     ("audited_models", audited_models, ["models"]),
-    ("overhead", restarts, ["restarts"]),
-    ("overhead", host, ["host"]),
-    pytest.param("packmamba", packmamba, ["padding", "training", "packed against others"], marks=slow),
+    pytest.param(
+        "packmamba", packmamba, ["padding", "training", "packed against others", "restarts"], marks=slow
+    ),
     pytest.param("step_memory", step_memory, ["memory"], marks=[slow, pytest.mark.both_backends]),
     ("data_throughput", data_throughput, ["pack from file to file"]),
     ("packing_tables", tables_of_packing, None),
@@ -180,7 +170,6 @@ def test_a_benchmark_runs_at_the_smallest_sizes(name, flags_of, tables, tmp_path
             {"histogram": "a", "input_file": "b"},
             "`histogram` must be left out with input_file=b",
         ),
-        ("overhead", {"of": "restarts", "bert_config_file": "bert-tiny"}, "must be a Mamba with of=restarts"),
         ("packmamba", {"pack_length": 1024}, "`pack_length` must be at least max_seq_length=2048"),
         (
             "packmamba",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tiny import CONFIG
 
-from benchmarks import overhead, training_speed
+from benchmarks import training_speed
 from benchmarks.peers import process, training
 from benchmarks.synthetic_data import plan_corpus, sums_of_a_row
 from benchmarks.training_speed import PACKED, PLAIN, PLAIN_ON_PACKS, UNPACKED
@@ -66,15 +66,6 @@ def test_ratios_are_of_neighbors_times_the_factor():
     by_length = rows["speed-up over transformers, sorted by length"]
     assert by_length["median"] == pytest.approx(2.0 * 10 / 7) and by_length["from"] is None
     assert {row["print"] for row in training_speed.speed_up_rows(SECONDS, 2.0, is_printed=False)} == {None}
-
-
-def test_gaps_are_of_one_step_and_overheads_of_neighbors():
-    seconds = {overhead.LATE: [0.6, 1.2, 0.75], overhead.WITHOUT: [0.5, 1.0, 0.5]}  # ten steps each
-    row = overhead.gap_row(seconds, overhead.LATE)
-    assert row["step, ms"] == pytest.approx(75) and row["gap, ms"] == pytest.approx(20)
-    assert row["gap, % of the step alone"] == pytest.approx(20)
-    row = overhead.overhead_row({overhead.WITH: seconds[overhead.LATE], **seconds})
-    assert [row["with, s"], row["without, s"]] == [0.75, 0.5] and row["added, %"] == pytest.approx(20)
 
 
 def test_xla_s_counts_are_compared():
