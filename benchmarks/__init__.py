@@ -11,20 +11,14 @@
     full_pretraining   both phases of pre-training and SQuAD, packed and unpacked, in small
     run_curves         curves of any runs in one table and one picture
     finetuning         packed fine-tuning runs against unpacked ones: scores and speed
-    trainer            classifiers by transformers' Trainer on packs and on padded batches
-    masked_lm_trainer  masked language models by the same
     audited_models     which arguments of the collator are exact for models of transformers
     data_throughput    packing records from file to file: speed, memory, phases
-    packing_scale      reads of pack at many runs, and estimates for large corpora
     packing_tables     the papers' packing tables beside ours
     packing_speed      speed and quality of the packing algorithms
-    packmamba          the figures of PackMamba: padding, speed, operators
-    two_hosts          training steps on two hosts over a link that delays
+    packmamba          the figures of PackMamba: padding and speed; restarts
     parallelism        communication and memory of layouts over devices
-    overhead           what fresh masks, restarts of a Mamba and the host add
     step_memory        memory of a training step
     device_session     the commands to run while an accelerator is lent
-    load_balance       tiles of attention on the busiest device, by order of the packs
     soak               any command killed at random moments, against the same left alone
 
 Every benchmark prints tables in Markdown and, with `--json`, writes them with machine, date and commit

@@ -139,10 +139,6 @@ class Model:
     platform: str
     peak: float  # operations a second
 
-    @property
-    def num_blocks(self):
-        return self.config.num_hidden_layers
-
     def batches(self, make):
         """Batch dicts by a method of the corpus, `packed_batch` or `unpacked_batch`."""
         rng, size = np.random.default_rng(0), self.settings.batch_size
@@ -258,9 +254,10 @@ def measure_steps(model, limit):
     """Steps of all ways, ours and the peers': rows of two tables, speeds and speed-ups."""
     if not {STEPS, PEERS} & set(model.settings.chosen):
         return [], []
-    size, repeats = model.num_blocks, model.settings.repeats
-    ways = {}
-    kernels = our_kernels(model)
+    size, repeats = model.config.num_hidden_layers, model.settings.repeats
+    ways, kernels = {}, {PACKED: {}}
+    if fused := kernel_options(model.config, model.settings.max_seq_length, model.platform):
+        kernels[FUSED] = fused
     if STEPS not in model.settings.chosen:
         kernels = dict([kernels.popitem()])  # the fastest, beside which peers are timed
     for way, kernel in kernels.items():
@@ -291,17 +288,8 @@ def measure_steps(model, limit):
     return steps, speed_ups
 
 
-def our_kernels(model):
-    """Ways to compute packs: dict from name to `kernel_options`, of which `PACKED` has none."""
-    fused = kernel_options(model.config, model.settings.max_seq_length, model.platform)
-    return {PACKED: {}, **({FUSED: fused} if fused else {})}
-
-
 def our_ways(model, way, kernel):
-    """Compiled steps of ours: dict from name to a function of the repeat for `time_interleaved`.
-
-    `way` and `kernel` come from `our_kernels`; beside `PACKED` there is also `UNPACKED`.
-    """
+    """Compiled steps of ours, of `UNPACKED` beside `PACKED`: dict from name to a function of the repeat."""
     packs, rows = map(model.batches, (model.corpus.packed_batch, model.corpus.unpacked_batch))
     steps = {way: (build_engine(model.config, dtype=MIXED, **kernel), packs)}
     if way == PACKED:
@@ -330,8 +318,7 @@ def peers(model, limit):
         return {}
     kinds = ("nested tensors", "flex") if model.platform == "gpu" else ("one by one",)
     packs, rows = map(model.batches, (model.corpus.packed_batch, model.corpus.unpacked_batch))
-    padded = {"padded": rows}
-    found = {PADDED: functools.partial(transformers_training, model.config, padded, is_mixed=True)}
+    found = {PADDED: functools.partial(transformers_training, model.config, {PADDED: rows}, is_mixed=True)}
     for kind in kinds if first_head(model.config) == PRETRAINING else ():  # it is a BERT
         name = f"{PADDING_FREE}, {kind}" + (", attention without dropout" if kind == "flex" else "")
         found[name] = functools.partial(padding_free_training, model.config, packs, kind, is_mixed=True)
@@ -340,9 +327,8 @@ def peers(model, limit):
 
 def time_peer(start, seconds, name, best, ours, repeats):
     """Interleave a peer's steps with ours, none of its calls over `seconds`: seconds of both by name."""
-    given = ["padded"] if name == PADDED else []
     with start(seconds=seconds) as peer:
-        theirs = functools.partial(peer.call, "step", *given)
+        theirs = functools.partial(peer.call, "step", *([PADDED] if name == PADDED else []))
         for repeat in range(NUM_BATCHES):  # compiles for each
             theirs(repeat)
         return time_interleaved({best: ours, name: theirs}, repeats)

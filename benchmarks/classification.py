@@ -8,22 +8,20 @@ import dataclasses
 import functools
 import statistics
 import sys
-import tempfile
 
 import numpy as np
 
 from benchmarks.peers import transformers_models
-from benchmarks.peers.process import AS_IT_IS, PeerProcess, torch_processes
-from benchmarks.peers.training import ADAMW, LOSS_TOLERANCE
+from benchmarks.peers.process import torch_processes
+from benchmarks.peers.training import check_losses, exported_peer
 from benchmarks.runner import Settings, median_row, ratios, show
-from benchmarks.training_steps import build_engine, stepping_through
+from benchmarks.training_steps import ADAMW, checkpoint_engine, first_loss, stepping_through
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, setting
 from bert_packed.runs.interleaved_timing import time_interleaved
 from bert_packed.training.engines import choose_backend
 
 PACKED, UNPACKED, PADDED, SORTED = "packed", "unpacked", "padded", "sorted by length"
-PEER = "transformers"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,15 +59,15 @@ def main(config):
     lengths = data.sequences["lengths"][chosen]
     ways, computed, losses = {}, {}, {}
     for name, depth in ((PACKED, "max"), (UNPACKED, 1)):
-        engine, batches = build_steps(config, data, text, objective, chosen, depth)
+        engine = checkpoint_engine(config.init_checkpoint, text, objective)
+        batches = make_batches(config, data, chosen, depth)
         ways[name] = stepping_through(engine, batches)
         computed[name] = sum(batch["token_ids"].size for batch in batches)
-        losses[name] = first_loss(engine, batches[0])
+        losses[name] = first_loss(engine, batches[0], "num_sequences")
     with contextlib.ExitStack() as stack:
         if config.reference:
-            rows = peer_batches(config, data, chosen)
-            start_peers(stack, config, text, objective, rows, ways, computed, losses)
-        check_losses(losses)
+            start_peers(stack, engine.model, peer_batches(config, data, chosen), ways, computed, losses)
+        check_losses(losses, "`init_checkpoint` must give in all ways the loss")
         seconds = time_interleaved(ways, config.repeats)
     table = [
         {
@@ -104,22 +102,12 @@ def read_training(config):
     return data, text, losses.classes_objective(len(problem.names))
 
 
-def build_steps(config, data, text, objective, chosen, depth):
-    """An engine with the checkpoint's weights, and the batches of the steps, of equal numbers of packs."""
+def make_batches(config, data, chosen, depth):
+    """The batches of the steps, of equal numbers of packs."""
     from bert_packed.assembly.update_packs import pack_all
-    from bert_packed.checkpoints import starting_weights
     from bert_packed.records.sequences import take
     from bert_packed.tasks.batches import LabelledSequences, make_batch
-    from bert_packed.training.engines.engine import named_weights
-    from bert_packed.training.optimization import AdamWeightDecay
 
-    optimizer = AdamWeightDecay(
-        ADAMW["learning_rate"],
-        weight_decay_rate=ADAMW["weight_decay"],
-        global_clipnorm=ADAMW["max_grad_norm"],
-    )
-    engine = build_engine(text.config, 0, optimizer, objective)
-    starting_weights.load(config.init_checkpoint, named_weights(engine.model), text.config, engine.model.head)
     steps = []
     for members in np.split(chosen, range(config.train_batch_size, len(chosen), config.train_batch_size)):
         labels = {name: values[members] for name, values in data.labels.items()}
@@ -127,60 +115,35 @@ def build_steps(config, data, text, objective, chosen, depth):
         steps.append((step, *pack_all(step.sequences["lengths"], config.max_seq_length, depth, "lpfhp")))
     most = max(len(packs) for _, packs, _ in steps)
     deepest = max((spec for _, _, spec in steps), key=lambda spec: spec.max_sequences_per_pack)
-    return engine, [make_batch(step, packs, deepest, most) for step, packs, _ in steps]
-
-
-def first_loss(engine, batch):
-    """Mean loss of a batch, without dropout."""
-    from bert_packed.training.backend import compiled
-
-    compute = compiled(lambda batch: engine.gradients(batch, training=False)[1], engine.model)
-    sums = compute(batch)
-    return float(sums["loss"]) / float(sums["num_sequences"])
+    return [make_batch(step, packs, deepest, most) for step, packs, _ in steps]
 
 
 def peer_batches(config, data, chosen):
     """Arguments of transformers for each step: dict from way to list of dicts."""
-    lengths = data.sequences["lengths"]
-    in_order = chosen[np.argsort(lengths[chosen], kind="stable")]
-    steps = range(config.train_batch_size, len(chosen), config.train_batch_size)
+    in_order = chosen[np.argsort(data.sequences["lengths"][chosen], kind="stable")]
     return {
-        name: [_padded(data, members) for members in np.split(own, steps)]
+        name: [peer_arguments(batch) for batch in make_batches(config, data, own, 1)]
         for name, own in ((PADDED, chosen), (SORTED, in_order))
     }
 
 
-def _padded(data, members):
-    """Sequences as rows, as long as the longest: dict of arrays `[B, S]`, and labels `[B]`."""
-    sequences = data.sequences
-    starts, lengths = sequences.offsets("tokens")[members], sequences["lengths"][members]
-    found = {name: np.zeros((len(members), lengths.max()), np.int64) for name in ("tokens", "token_type_ids")}
-    for name, rows in found.items():
-        for row, start, length in zip(rows, starts, lengths, strict=True):
-            row[:length] = sequences[name][start : start + length]
+def peer_arguments(batch):
+    """Arguments of transformers for a batch of one sequence a row, as long as the longest: dict of arrays."""
+    is_token = batch["sequence_ids"][batch["slot_weights"][:, 0] > 0] > 0
+    num_rows, longest = len(is_token), int(is_token.sum(axis=1).max())
     return {
-        "input_ids": found["tokens"],
-        "token_type_ids": found["token_type_ids"],
-        "attention_mask": (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64),
-        "labels": next(iter(data.labels.values()))[members],
+        "input_ids": batch["token_ids"][:num_rows, :longest],
+        "token_type_ids": batch["token_type_ids"][:num_rows, :longest],
+        "attention_mask": is_token[:, :longest],
+        "labels": batch["labels"][:num_rows, 0],
     }
 
 
-def start_peers(stack, config, text, objective, rows, ways, computed, losses):
+def start_peers(stack, model, rows, ways, computed, losses):
     """Add the ways of transformers, each in its process, until the stack ends."""
-    from bert_packed.checkpoints import starting_weights
-    from bert_packed.checkpoints.export_formats import write_hugging_face
-    from bert_packed.training.engines.engine import named_weights
-
-    model = objective.build_model(text.config, seed=0)
-    starting_weights.load(config.init_checkpoint, named_weights(model), text.config, model.head)
-    folder = stack.enter_context(tempfile.TemporaryDirectory())
-    write_hugging_face(folder, model, named_weights(model))
     make, name = transformers_models.Training, "AutoModelForSequenceClassification"
     for process, keeps_memory in torch_processes().items():
-        peer = PeerProcess(make, folder, name, rows, *ADAMW.values(), keeps_memory=keeps_memory)
-        peer = stack.enter_context(peer)
-        process = process.replace(AS_IT_IS, PEER)
+        peer = exported_peer(stack, model, make, (name, rows, ADAMW), keeps_memory)
         losses[process] = peer.call("loss", PADDED)
         for kind, batches in rows.items():
             ways[f"{process}, {kind}"] = functools.partial(_pass, peer, kind, len(batches))
@@ -190,16 +153,6 @@ def start_peers(stack, config, text, objective, rows, ways, computed, losses):
 def _pass(peer, kind, num_steps, _):
     for number in range(num_steps):
         peer.call("step", kind, number)
-
-
-def check_losses(losses):
-    """Raise `InputError` where a way computes another loss than the first."""
-    ours, *_ = losses.values()
-    for name, loss in losses.items():
-        if not abs(loss - ours) <= LOSS_TOLERANCE * abs(ours):
-            raise InputError(
-                f"`init_checkpoint` must give the loss {ours} in all ways. Received: {loss}, {name}."
-            )
 
 
 if __name__ == "__main__":

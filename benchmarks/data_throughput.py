@@ -4,13 +4,11 @@ python -m benchmarks.data_throughput --input_file='instances/*.tfrecord' --json=
 """
 
 import dataclasses
-import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from concurrent import futures
 
 from benchmarks.runner import Settings, show
 from benchmarks.step_memory import MemoryWatch
@@ -20,7 +18,6 @@ from bert_packed.core.settings import InputError, setting
 from bert_packed.core.storage import read_json
 
 COMMAND = "data_gen.pack_tfrecords"
-PLAIN = "one Example at a time"
 PACK, AT_ONCE = "pack_tfrecords", "commands at once"
 NUM_FILES = 8  # of synthetic records
 MEBIBYTE = 2**20
@@ -29,8 +26,7 @@ MEBIBYTE = 2**20
 @dataclasses.dataclass(frozen=True)
 class ThroughputConfig(Settings):
     """Packs your records, or synthetic ones as long as Wikipedia's, by the command pack_tfrecords.py with
-    one process, with several, and as that many commands at once that share no work, interleaved; and, on
-    an eighth of the records, by the straightforward way of one Example at a time with all data in memory.
+    one process, with several, and as that many commands at once that share no work, interleaved.
 
     The table has records a second of each way, the best of all repeats, since other programs slow single
     runs down and make none faster; and its memory above the imports, the peak of the process that takes
@@ -45,7 +41,6 @@ class ThroughputConfig(Settings):
     max_sequences_per_pack: int = setting(3, "most sequences in a pack", minimum=1)
     num_workers: int = setting(2, "processes of the parallel ways", minimum=2)
     repeats: int = setting(3, "measurements of each way", minimum=1)
-    plain: bool = setting(True, "also measure the straightforward way, of synthetic records alone")
 
 
 def main(config):
@@ -72,22 +67,17 @@ def measure_packing(config, folder):
     """Interleave the ways to pack: dict from (way, processes) to a list of `PackingRun`."""
     from data_gen import pack_job  # noqa: F401 - the base of `MemoryWatch`: the command imports as much
 
-    paths = [config.input_file]
-    ways = [(PACK, 1), (PACK, config.num_workers), (AT_ONCE, config.num_workers)]
-    if not config.input_file:
+    input_file = config.input_file
+    if not input_file:
         sizes = config.num_sequences, config.max_seq_length, NUM_FILES
-        paths = write_sequences(os.path.join(folder, "input"), *sizes)
-        if config.plain:
-            ways.insert(0, (PLAIN, 1))
+        input_file = ",".join(write_sequences(os.path.join(folder, "input"), *sizes))
+    ways = (PACK, 1), (PACK, config.num_workers), (AT_ONCE, config.num_workers)
     runs = {way: [] for way in ways}
     for _ in range(config.repeats):
         for (name, processes), found in runs.items():
             with tempfile.TemporaryDirectory(dir=folder) as output:
-                if name == PLAIN:
-                    found.append(_pack_plainly(paths[0], output, config))
-                else:
-                    shape = (processes, 1) if name == AT_ONCE else (1, processes)
-                    found.append(_pack_by_commands(",".join(paths), output, config, *shape))
+                shape = (processes, 1) if name == AT_ONCE else (1, processes)
+                found.append(_pack_by_commands(input_file, output, config, *shape))
     return runs
 
 
@@ -118,25 +108,6 @@ def _pack_by_commands(input_file, output, config, num_commands, num_workers):
 def _start(**flags):
     command = [sys.executable, "-m", COMMAND, *(f"--{name}={value}" for name, value in flags.items())]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-
-
-def _pack_plainly(path, output, config):
-    """Pack one file in the straightforward way, in a new process: `PackingRun`."""
-    # Memory never shrinks: each measurement needs a process that has packed nothing before
-    with futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        sizes = config.max_seq_length, config.max_sequences_per_pack
-        return pool.submit(plain_run, path, os.path.join(output, "packs.tfrecord"), *sizes).result()
-
-
-def plain_run(path, target, max_seq_length, depth):
-    """Pack one file in the straightforward way: `PackingRun`."""
-    from benchmarks.plain_packing import pack_plainly  # imports TensorFlow: not in the memory
-
-    start = time.perf_counter()
-    with MemoryWatch() as watch:
-        num_sequences = pack_plainly([path], target, max_seq_length, depth)
-    rate = num_sequences / (time.perf_counter() - start)
-    return PackingRun(rate, watch.largest_growth, watch.total_growth)
 
 
 def packing_rows(runs):

@@ -14,11 +14,11 @@ import numpy as np
 from benchmarks.inference_speed import check_agreement, speed_rows
 from benchmarks.peers.process import AS_IT_IS, PeerProcess, torch_processes
 from benchmarks.peers.sentence_transformers_models import KINDS, PLAIN, SentenceTransformers
-from benchmarks.peers.training import ADAMW, LOSS_TOLERANCE
+from benchmarks.peers.training import check_losses
 from benchmarks.runner import Settings, median_row, ratios, show
-from benchmarks.training_steps import build_engine, stepping
+from benchmarks.training_steps import ADAMW, checkpoint_engine, first_loss, stepping
 from bert_packed.core.command_line import run
-from bert_packed.core.settings import InputError, setting
+from bert_packed.core.settings import setting
 from bert_packed.runs.interleaved_timing import time_interleaved
 from bert_packed.training.engines import choose_backend
 
@@ -64,7 +64,7 @@ def main(config):
         (UNPACKED_PARTS, 1, config.micro_batch_size),
     ):
         engine, batches = build_steps(training, updates[depth], at_once)
-        ways[name], losses[name] = stepping(engine, batches), first_loss(engine, batches[0])
+        ways[name], losses[name] = stepping(engine, batches), first_loss(engine, batches[0], "num_rows")
         at_once = at_once or len(batches[0]["token_ids"])
         num_parts = -(-len(updates[depth].packs[0]) // at_once)  # others are skipped
         computed[name] = num_parts * at_once * config.max_seq_length
@@ -75,7 +75,7 @@ def main(config):
                 name = f"{process}, {kind}"
                 ways[name] = functools.partial(peer.call, "step", kind)
                 losses[name], computed[name] = peer.call("loss", kind)
-        check_losses(losses)
+        check_losses(losses, "`train_file` must have each text once, so that losses are equal,")
         # Before the steps, which change the peers' weights
         encoded = {"encode": encode_rows(config, training.rows, peers)} if config.num_texts else {}
         seconds = time_interleaved(ways, config.repeats)
@@ -135,53 +135,23 @@ def texts_of_steps(rows, updates):
 
 def build_steps(training, updates, at_once):
     """An engine with the checkpoint's weights, and a batch for each step; `at_once` of 0 is all packs."""
-    from bert_packed.checkpoints import starting_weights
     from bert_packed.tasks.batches import train_batches
-    from bert_packed.training.engines.engine import named_weights
-    from bert_packed.training.optimization import AdamWeightDecay
 
-    optimizer = AdamWeightDecay(
-        ADAMW["learning_rate"],
-        weight_decay_rate=ADAMW["weight_decay"],
-        global_clipnorm=ADAMW["max_grad_norm"],
-    )
-    engine = build_engine(training.text.config, at_once, optimizer, training.objective)
-    weights = named_weights(engine.model), training.text.config, engine.model.head
-    starting_weights.load(training.config.init_checkpoint, *weights)
+    engine = checkpoint_engine(training.config.init_checkpoint, training.text, training.objective, at_once)
     num_packs = -(-updates.num_packs // (at_once or 1)) * (at_once or 1)
     return engine, list(train_batches(training.data, updates, num_packs))
-
-
-def first_loss(engine, batch):
-    """Loss of a batch by an engine's own passes, without dropout."""
-    from bert_packed.training.backend import compiled
-
-    compute = compiled(lambda batch: engine.gradients(batch, training=False)[1], engine.model)
-    sums = compute(batch)
-    return float(sums["loss"]) / float(sums["num_rows"])
 
 
 def start_peers(config, training, updates, stack):
     """Processes of sentence-transformers by name, until the stack ends."""
     embed, steps = training.config, texts_of_steps(training.rows, updates)
     arguments = config.init_checkpoint, config.max_seq_length, steps, embed.temperature
-    make = functools.partial(SentenceTransformers, **ADAMW)
+    arguments = *arguments, config.mini_batch_size, ADAMW
     peers = {}
     for name, keeps_memory in torch_processes().items():
-        peer = PeerProcess(make, *arguments, config.mini_batch_size, keeps_memory=keeps_memory)
+        peer = PeerProcess(SentenceTransformers, *arguments, keeps_memory=keeps_memory)
         peers[name.replace(AS_IT_IS, PEER)] = stack.enter_context(peer)
     return peers
-
-
-def check_losses(losses):
-    """Raise `InputError` where a way computes another loss than the first."""
-    ours, *_ = losses.values()
-    for name, loss in losses.items():
-        if not abs(loss - ours) <= LOSS_TOLERANCE * abs(ours):
-            raise InputError(
-                f"`train_file` must have each text once, so that losses are equal, {ours}. Received: {loss}, "
-                f"{name}."
-            )
 
 
 def step_rows(seconds, num_rows, padding):

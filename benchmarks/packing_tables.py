@@ -126,16 +126,12 @@ def cghp_rows():
 
 
 def compute_figures(algorithm, histogram, max_seq_length, depth, options):
-    """The figures of one row as numbers; None for those that the algorithm does not have."""
+    """The figures of one row that the algorithm has, as numbers; None for others."""
     tokens = sum(length * count for length, count in enumerate(histogram.tolist(), start=1))
     from_packs = functools.partial(_figures, sum(histogram.tolist()), tokens, max_seq_length)
     if algorithm == "sort":
         cost = cost_of_sorted_batching(histogram, max_seq_length, SORTED_BATCH)
-        return {
-            **from_packs(None, None, None),
-            "efficiency": 100 * cost.efficiency,
-            "packing_factor": cost.packing_factor,
-        }
+        return {"efficiency": 100 * cost.efficiency, "packing_factor": cost.packing_factor}
     if algorithm == "greedy":
         lengths = shuffled_lengths(histogram, seed=0)
         limit = max_seq_length if depth == "max" else depth
@@ -212,16 +208,15 @@ def _figures_before_repair(histogram, max_seq_length, depth, options):
 
 
 def _figures(num_sequences, tokens, max_seq_length, packs, strategies, depth):
-    known = packs is not None
     return {
         "packs": packs,
-        "packs_millions": packs / 1e6 if known else None,
+        "packs_millions": packs / 1e6,
         "strategies": strategies,
         "depth": depth,
-        "padding": packs * max_seq_length - tokens if known else None,
-        "efficiency": 100 * tokens / (packs * max_seq_length) if known else None,
-        "packing_factor": num_sequences / packs if known else None,
-        "theoretical_speed_up": num_sequences * max_seq_length / tokens if tokens else None,
+        "padding": packs * max_seq_length - tokens,
+        "efficiency": 100 * tokens / (packs * max_seq_length),
+        "packing_factor": num_sequences / packs,
+        "theoretical_speed_up": num_sequences * max_seq_length / tokens,
     }
 
 

@@ -1,4 +1,4 @@
-"""Packing for a Mamba: padding rates, speed of training and of its operators.
+"""Packing for a Mamba: padding rates, speed of training, and what restarts add to a step.
 
 python -m benchmarks.packmamba --reference
 """
@@ -15,6 +15,7 @@ from scipy.stats import norm
 
 from benchmarks.runner import (
     Settings,
+    added_row,
     draw_bars,
     median_row,
     new_figure,
@@ -24,7 +25,7 @@ from benchmarks.runner import (
     show,
 )
 from benchmarks.synthetic_data import best_shapes, spec_of, token_batch
-from benchmarks.training_steps import build_engine, device_options, stepping_through
+from benchmarks.training_steps import build_engine, kernel_options, stepping_through
 from bert_packed.architectures.mamba.config import MambaConfig, StateSpaceConfig
 from bert_packed.architectures.registry import MIXED, load_model_config
 from bert_packed.core.command_line import run
@@ -34,7 +35,7 @@ from bert_packed.packing.histogram import count_lengths
 from bert_packed.runs.interleaved_timing import time_interleaved
 from bert_packed.training.engines import choose_backend
 
-PARTS = PADDING, TRAINING, OPERATORS = "padding", "training", "operators"
+PARTS = PADDING, TRAINING, RESTARTS = "padding", "training", "restarts"
 SINGLE, PADDED, PACKED = "one at a time", "padded", "packed"
 # PackMamba's Section 4 has these lengths; nothing else is known of them
 SHORTEST, LONGEST, MEAN = 57, 2048, 646
@@ -48,6 +49,7 @@ SINGLE_GAIN = 3.06  # the paper's, of packs against one sequence at a time, for 
 VOCAB_SIZE = 1024  # of a model named by its size
 NUM_SHAPES = 3  # row lengths of sequences one at a time, each a compiled program
 REFERENCE_ROWS, REFERENCE_REPEATS = 2, 2
+MOST_ADDED = 2.0  # percent of a training step that restarts may add
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +60,10 @@ class PackMambaConfig(Settings):
     training   interleaved steps on the same sequences one at a time, padded and packed, each with an update
                of the weights; with --against also packed steps of another model, with --reference the model's
                class in transformers on torch: a step of padded rows, for a Mamba-1 of two of them
-    operators  the same for convolution and scan, forward, and forward and backward; with --against also those
-               of the other model on packs
+    restarts   interleaved steps on the packs, with states and convolutions that restart with each sequence,
+               and with none that do: what restarts add, in percent, the median of neighboring times
 
-    What restarts add to a step is in benchmarks.overhead, the memory of a step in benchmarks.step_memory.
+    The memory of a step is in benchmarks.step_memory.
 
     One at a time each row is filled up to one of three lengths, each a compiled program; nothing is
     compiled in a timed step. "Times the first" is the first model's time one at a time over that of the
@@ -99,11 +101,11 @@ class PackMambaConfig(Settings):
                 f"`shrink` must leave 8 of max_seq_length={self.max_seq_length} tokens. "
                 f"Received: {self.shrink}."
             )
-        for name, users in (("reference", [TRAINING]), ("against", [TRAINING, OPERATORS])):
-            if getattr(self, name) and not set(users) & set(self.parts.split(",")):
-                raise InputError(
-                    f"`{name}` needs {' or '.join(users)} among `parts`. Received: {self.parts!r}."
-                )
+        if (self.reference or self.against) and TRAINING not in self.parts.split(","):
+            name = "reference" if self.reference else "against"
+            raise InputError(
+                f"`{name}` must be left out without {TRAINING} in `parts`. Received: {self.parts!r}."
+            )
 
 
 def main(config):
@@ -128,8 +130,8 @@ def main(config):
     if config.reference:
         row, compared = measure_reference(model_config, batches, config.repeats)
         tables |= {"reference": [row], "packed against others": [*tables["packed against others"], compared]}
-    if OPERATORS in parts:
-        tables[OPERATORS] = operator_rows(model_config, batches, config.repeats, others)
+    if RESTARTS in parts:
+        tables[RESTARTS] = [restart_row(model_config, batches, config.repeats)]
     note = f"{len(lengths):,} sequences of {lengths.mean():.1f} tokens; timed {config.shrink} times shorter"
     show("packmamba", config, tables, [note])
     if config.picture:
@@ -265,10 +267,12 @@ def training_tables(model_config, batches, num_repeats, others):
 
 
 def device_engine(model_config, batches):
-    """An engine for the packs, with the dtype and kernel of this process's devices."""
-    return build_engine(
-        model_config, **device_options(model_config, batches[PACKED][0]["token_ids"].shape[1])
-    )
+    """An engine for the packs, with the dtype and kernel that a run has on this process's devices."""
+    from bert_packed.parallel.targets import devices_here
+
+    here, length = devices_here(), batches[PACKED][0]["token_ids"].shape[1]
+    options = kernel_options(model_config, length, here.platform)
+    return build_engine(model_config, dtype=here.dtype, **options)
 
 
 def measure_reference(model_config, batches, num_repeats):
@@ -296,22 +300,19 @@ def measure_reference(model_config, batches, num_repeats):
     return row, comparison(by_token, REFERENCE)
 
 
-def operator_rows(model_config, batches, num_repeats, others):
-    """Interleave each operator on the shapes of all ways, and those of other models on packs: rows."""
-    from benchmarks import mamba_operators as operators  # Keras: only now
-
-    models = {way: model_config for way in batches} | others
-    batches = batches | dict.fromkeys(others, batches[PACKED])
-    rows = []
-    for operator in operators.OPERATORS:
-        for which in operators.PASSES:
-            ways = {}
-            for way, one in models.items():
-                program = operators.operator_program(operators.device_operators(one)[operator], which)
-                ways[way] = operators.running(program, operators.operator_inputs(operator, one, batches[way]))
-            by_token = seconds_a_token(time_interleaved(ways, num_repeats), batches)
-            rows += [{"operator": operator, "pass": which, **row} for row in speed_rows(by_token)]
-    return rows
+def restart_row(model_config, batches, num_repeats):
+    """Interleave training on the packs with restarts and without them: a row of a table."""
+    endless = dataclasses.replace(model_config, ablation_no_position_reset=True)
+    configs = {"with": model_config, "without": endless}
+    ways = {
+        way: stepping_through(device_engine(one, batches), batches[PACKED]) for way, one in configs.items()
+    }
+    seconds = time_interleaved(ways, num_repeats)
+    return {
+        **{f"{way}, s": statistics.median(times) for way, times in seconds.items()},
+        **added_row(seconds["with"], seconds["without"]),
+        "at most, %": MOST_ADDED,
+    }
 
 
 def seconds_a_token(seconds, batches):
@@ -339,7 +340,6 @@ def comparison(by_token, way):
 
 def draw(tables, path):
     """Draw padding rates and real tokens/s of steps, as PNG."""
-    # Operators are left out: the fastest is a hundred times as fast as the slowest
     columns = {PADDING: "padding, %", TRAINING: "real tokens/s"}
     drawn = [name for name in columns if name in tables]
     figure, (row,) = new_figure(max(1, len(drawn)))

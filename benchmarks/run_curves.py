@@ -149,11 +149,7 @@ def summary_rows(runs, figures):
 
 
 def bands(runs, data, over, figure):
-    """Curves with their bands: the seeds of a variant share their steps.
-
-    Returns:
-        Dict from variant to a list of (x, mean, least, most) over the seeds that have come to a step.
-    """
+    """Curves by variant: lists of (x, mean, least, most) over the seeds that have come to a step."""
     found = {}
     for one in runs:
         for point in one.points[data]:

@@ -164,9 +164,9 @@ def peer_ways(model_config, batches, stack):
 
     rows, ways = {PADDED: batches[UNPACKED], SORTED: batches[SORTED]}, {}
     for name, keeps_memory in process.torch_processes().items():
-        peer = stack.enter_context(transformers_training(model_config, rows, keeps_memory))
+        peer = stack.enter_context(transformers_training(model_config, rows, keeps_memory=keeps_memory))
         ways |= {f"{name}, {one}": functools.partial(peer.call, "step", one) for one in rows}
-        free = padding_free_training(model_config, batches[PACKED], "one by one", keeps_memory)
+        free = padding_free_training(model_config, batches[PACKED], "one by one", keeps_memory=keeps_memory)
         name = name.replace(process.AS_IT_IS, PADDING_FREE)
         ways[name] = functools.partial(stack.enter_context(free).call, "step")
     return ways

@@ -9,6 +9,7 @@ from bert_packed.architectures.registry import OBJECTIVE_HEADS, family_of
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.training.engines import make_engine
 
+ADAMW = {"learning_rate": 1e-4, "weight_decay": 0.01, "max_grad_norm": 1.0}  # of peers, and ours beside them
 RECIPE = PretrainingConfig(input_file="-", output_dir="-")  # the defaults of a run: losses and LAMB
 
 
@@ -27,12 +28,36 @@ def build_engine(model_config, micro_batch_size=0, optimizer=None, objective=Non
     return make_engine(built, objective, optimizer or build_optimizer(RECIPE), micro_batch_size or None)
 
 
-def device_options(model_config, max_seq_length):
-    """Options of `build_engine` that a run has on this process's devices by default: dtype and kernels."""
-    from bert_packed.parallel.targets import devices_here
+def checkpoint_engine(init_checkpoint, text, objective, micro_batch_size=0):
+    """An engine with a checkpoint's weights, and the optimizer of the peers.
 
-    here = devices_here()
-    return {"dtype": here.dtype, **kernel_options(model_config, max_seq_length, here.platform)}
+    Args:
+        init_checkpoint: Checkpoint to start from.
+        text: `TextModel` of it.
+        objective: `Objective`, whose head may be new.
+        micro_batch_size: Packs at once; 0 is all of a step's.
+    """
+    from bert_packed.checkpoints import starting_weights
+    from bert_packed.training.engines.engine import named_weights
+    from bert_packed.training.optimization import AdamWeightDecay
+
+    optimizer = AdamWeightDecay(
+        ADAMW["learning_rate"],
+        weight_decay_rate=ADAMW["weight_decay"],
+        global_clipnorm=ADAMW["max_grad_norm"],
+    )
+    engine = build_engine(text.config, micro_batch_size, optimizer, objective)
+    starting_weights.load(init_checkpoint, named_weights(engine.model), text.config, engine.model.head)
+    return engine
+
+
+def first_loss(engine, batch, count):
+    """Loss of a batch over its sum `count`, by an engine's own passes, without dropout."""
+    from bert_packed.training.backend import compiled
+
+    compute = compiled(lambda batch: engine.gradients(batch, training=False)[1], engine.model)
+    sums = compute(batch)
+    return float(sums["loss"]) / float(sums[count])
 
 
 def kernel_options(model_config, max_seq_length, platform):

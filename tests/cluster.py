@@ -1,18 +1,22 @@
-"""A cluster on this machine: the same training command in several processes, and what befalls them."""
+"""A cluster on this machine: the same training command in several processes, or on two hosts."""
 
 import contextlib
 import csv
+import dataclasses
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 600  # no process of a test takes longer, on any machine
+NAMESPACES = Path("/etc/netns")  # what `ip netns exec` mounts over /etc
 # A process has one device: the tests' own settings may have more
 ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
@@ -33,8 +37,8 @@ class RunningCluster:
         num: Number of processes.
         backend: "tensorflow" or "jax".
         own: Dict from the index of a process to arguments that it alone has, last.
-        program: Arguments of Python that name the command, in place of `run_pretraining.py`.
-        hosts: A `benchmarks.two_hosts.Host` for each process; None for this one.
+        program: Arguments of Python that name the command.
+        hosts: A `Host` for each process; None for this one.
     """
 
     def __init__(
@@ -110,3 +114,58 @@ def last_step(output_dir):
     with path.open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if None not in row.values()]
     return int(rows[-1]["step"]) if rows else 0
+
+
+@dataclasses.dataclass
+class Host:
+    """A network namespace with its own name, address, and file of hosts."""
+
+    name: str
+    address: str
+
+    def command(self, arguments):
+        """The command that runs another one on this host."""
+        within = ["unshare", "--uts", "sh", "-c", f'hostname {self.name}; exec "$@"', "sh"]
+        return ["ip", "netns", "exec", self.name, *within, *map(str, arguments)]
+
+    def cut(self):
+        """Pull the cable out at this end."""
+        _ip("-n", self.name, "link", "set", "cable", "down")
+
+
+@contextlib.contextmanager
+def two_hosts():
+    """Two `Host`s with a cable between them, gone afterwards."""
+    key = uuid.uuid4().hex[:6]
+    hosts = [Host(f"host-{key}-{number}", f"10.77.0.{number + 1}") for number in range(2)]
+    try:
+        for host in hosts:
+            _ip("netns", "add", host.name)
+            (NAMESPACES / host.name).mkdir(parents=True)
+            lines = ["127.0.0.1 localhost", *(f"{one.address} {one.name}" for one in hosts)]
+            (NAMESPACES / host.name / "hosts").write_text("\n".join(lines) + "\n")
+        ends = [arguments for host in hosts for arguments in ("name", "cable", "netns", host.name)]
+        _ip("link", "add", *ends[:4], "type", "veth", "peer", *ends[4:])
+        for host in hosts:
+            _ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", "cable")
+            for device in ("lo", "cable"):
+                _ip("-n", host.name, "link", "set", device, "up")
+        yield hosts
+    finally:
+        for host in hosts:
+            subprocess.run(["ip", "netns", "del", host.name], capture_output=True)
+            shutil.rmtree(NAMESPACES / host.name, ignore_errors=True)
+
+
+def reason_against_two_hosts():
+    """Why there can be no hosts here; "" where there can."""
+    try:
+        with two_hosts() as (one, _):
+            subprocess.run(one.command(["true"]), check=True, capture_output=True)
+    except (subprocess.CalledProcessError, OSError) as error:
+        return f"namespaces need root, ip and unshare: {error}"
+    return ""
+
+
+def _ip(*arguments):
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)

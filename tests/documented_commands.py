@@ -51,17 +51,11 @@ command_not_found_handle() {
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A block of a page, or the text of a span of code.
+    """A block of a page, or the text of a span of code."""
 
-    Attributes:
-        kind: "shell", "python" or "" for output, tables and drawings.
-        text: Text without indentation and fence.
-        not_run: Words of commands that are not run; "" is in all commands.
-    """
-
-    kind: str
-    text: str
-    not_run: tuple = ()
+    kind: str  # "shell", "python" or "" for output, tables and drawings
+    text: str  # without indentation and fence
+    not_run: tuple = ()  # words of commands that are not run; "" is in all commands
 
     def is_run(self, line):
         """False for a command, or the first line of an example, that a mark leaves out."""

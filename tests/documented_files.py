@@ -14,14 +14,15 @@ from bert_packed.text.tokenization import SPECIAL_TOKENS
 
 WORDS = [f"{first}{second}" for first in "bdfgk" for second in "aeiou"]
 GOOGLE_LENGTH = 128
-NUM_DOCUMENTS = 60
+NUM_DOCUMENTS = 30
+LONGEST = {"inputs": 300, "targets": 60}  # tokens of T5's records
 
 
 def make_documents():
-    """Documents of a few sentences: list of lists of strings."""
+    """Documents, lists of sentences, of which a pack holds few: an audit computes each sequence alone."""
     rng = np.random.default_rng(0)
     return [
-        [" ".join(rng.choice(WORDS, rng.integers(3, 9))) + "." for _ in range(rng.integers(2, 9))]
+        [" ".join(rng.choice(WORDS, rng.integers(3, 25))) + "." for _ in range(rng.integers(2, 9))]
         for _ in range(NUM_DOCUMENTS)
     ]
 
@@ -52,11 +53,9 @@ def write_files(folder):
 
 def write_tasks(folder):
     """SQuAD, its predictions, pairs of sentences, CoNLL and two tasks of GLUE."""
+    answers = {"first": "Ada Lovelace", "then": "1843", "computed": "Bernoulli numbers"}
     entries = tuple(
-        entry(f"q{number}", f"What is {word}?", answer)
-        for number, (word, answer) in enumerate(
-            [("first", "Ada Lovelace"), ("then", "1843"), ("computed", "Bernoulli numbers")]
-        )
+        entry(f"q{number}", f"What is {word}?", answers[word]) for number, word in enumerate(answers)
     )
     for name in ("train-v1.1.json", "dev-v1.1.json"):
         write(folder / name, (CONTEXT, entries))
@@ -70,18 +69,18 @@ def write_tasks(folder):
     sentence = "ba O\nbe B-PER\nbi I-PER\n\nbo O\nbu B-LOC\n\n"
     for split in ("train", "valid"):
         (folder / f"conll/{split}.txt").write_text(4 * sentence)
-    pairs = [f"{label}\t1\t2\tba be {label}\tbo bu\n" for label in (0, 1)]
-    single = ["ba be\t1\n", "bo bu\t0\n"]
+    pairs = "".join(f"{label}\t1\t2\tba be {label}\tbo bu\n" for label in (0, 1))
+    mrpc = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n" + 4 * pairs
+    sst2 = "sentence\tlabel\n" + 4 * "ba be\t1\nbo bu\t0\n"
     for split in ("train", "dev"):
-        (folder / f"glue/MRPC/{split}.tsv").write_text(
-            "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n" + "".join(4 * pairs)
-        )
-        (folder / f"glue/SST-2/{split}.tsv").write_text("sentence\tlabel\n" + "".join(4 * single))
+        (folder / f"glue/MRPC/{split}.tsv").write_text(mrpc)
+        (folder / f"glue/SST-2/{split}.tsv").write_text(sst2)
 
 
 def write_pairs(path):
     """Records of T5's form: `inputs` and `targets`, of varying lengths."""
     rng = np.random.default_rng(0)
-    most = {"inputs": 300, "targets": 60}
-    records = [{name: rng.integers(1, 99, rng.integers(1, most[name])) for name in most} for _ in range(20)]
+    records = [
+        {name: rng.integers(1, 99, rng.integers(1, most)) for name, most in LONGEST.items()} for _ in range(20)
+    ]
     write_sequences(path, records)

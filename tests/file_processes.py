@@ -18,20 +18,11 @@ from _pytest.runner import runtestprotocol
 
 
 class FileProcess:
-    """The process in which tests of one file run; made where none of them has begun.
-
-    Args:
-        config: pytest's.
-        items: The tests, in their order.
-
-    Attributes:
-        connection: Ready to be read when there are reports of the next test, or when the process has ended.
-            In the process the other end.
-        items: The tests whose reports were not yet received.
-    """
+    """The process in which tests of one file run; made where none of them has begun."""
 
     def __init__(self, config, items):
-        self._config, self.items = config, list(items)
+        self._config, self.items = config, list(items)  # those whose reports were not yet received
+        # Ready when there are reports of the next test, or the process has ended; in it, the other end
         self.connection, other_end = multiprocessing.Pipe(duplex=False)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of threads: neither backend has computed anything here

@@ -14,8 +14,8 @@ import shutil
 import sys
 
 import pytest
-import setuptools
 from documented_commands import PAGES, ROOT, SPAN_START, WHOLE_PAGE, begins_with, blocks, commands, spans
+from test_packaging import read_setup
 from uncompiled import run_uncompiled
 
 import bert_packed  # noqa: F401  examples name it
@@ -26,42 +26,28 @@ from bert_packed.core.settings import InputError
 VARIABLES = {"KERAS_BACKEND", "TF_CONFIG", "JAX_PLATFORMS", "XLA_FLAGS", "BEAM_OPTIONS", "BLEURT_TINY"}
 # Commands open these files to read their settings: a flagfile that `train` writes, and data of the reader's
 WRITTEN = {"my/flags/pretrain.flags": "--input_file=my/packed/train/*.tfrecord\n"}
-WRITTEN |= {
-    name: ""
-    for name in (
-        "train-v1.1.json",
-        "dev-v1.1.json",
-        "predictions.json",
-        "pairs.jsonl",
-        "sts.jsonl",
-        "train.csv",
-        "dev.csv",
-        "STS-B/train.tsv",
-        "STS-B/dev.tsv",
-        "conll/train.txt",
-        "conll/valid.txt",
-    )
-}
+WRITTEN |= dict.fromkeys(("train-v1.1.json", "dev-v1.1.json", "predictions.json", "train.csv", "dev.csv"), "")
+WRITTEN |= dict.fromkeys(("pairs.jsonl", "sts.jsonl", "STS-B/train.tsv", "STS-B/dev.tsv"), "")
+WRITTEN |= dict.fromkeys(("conll/train.txt", "conll/valid.txt"), "")
 # Others' programs begin with these words: the words that are left are theirs
 OF_OTHERS = ("hf download", "zip -j", "pip download", "pip uninstall", "pip wheel")
 
+BACKEND = os.environ.get("KERAS_BACKEND", "tensorflow")
+NUM_DEVICES = 8  # under JAX, where a batch is divided among them, and packs of four rows are audited
+BATCH_SIZE, AUDITED_PACKS = (4, 1) if BACKEND == "tensorflow" else (NUM_DEVICES, 8)
 # A command has these settings lowered where a page has more, or leaves the choice to the data
 LOWERED = {
     "train": {"max_seq_length": 256, "num_train_epochs": 1},
     "create": {"num_workers": 1},
     "pack": {"num_workers": 1},
-    "pretrain": {
-        "num_train_steps": 4,
-        "num_warmup_steps": 1,
-        "train_batch_size": 8,
-        "micro_batch_size": 8,
-        "eval_batch_size": 8,
-    },
+    "pretrain": {"num_train_steps": 4, "num_warmup_steps": 1}
+    | dict.fromkeys(("train_batch_size", "micro_batch_size", "eval_batch_size"), BATCH_SIZE),
     "squad": {"num_train_epochs": 0.1, "train_batch_size": 2},
     "classify": {"num_train_epochs": 1, "train_batch_size": 2},
     "glue": {"num_train_epochs": 1, "train_batch_size": 4},
     "ner": {"num_train_epochs": 1, "train_batch_size": 4},
     "embed": {"num_train_epochs": 1, "train_batch_size": 16},
+    "audit": {"num_packs": AUDITED_PACKS},
 }
 SMALL = {"": "bert-tiny", "bert-mini": "bert-tiny", "bert-base": "bert-tiny"}
 # A page shows these lines and its commands print them
@@ -71,19 +57,6 @@ PRINTED_LINES = {
 }
 # These are programs of others, networks and tests; CI installs as the pages say
 NOT_RUN = re.compile(r"(?:\w+=\S+ )*(?:pip|hf|python -m pytest) ")
-BACKEND = os.environ.get("KERAS_BACKEND", "tensorflow")
-NUM_DEVICES = 8  # under JAX
-
-
-@pytest.fixture(scope="module")
-def extras():
-    """Names of the extras in `setup.py`."""
-    found = {}
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.chdir(ROOT)
-        monkeypatch.setattr(setuptools, "setup", lambda **arguments: found.update(arguments))
-        runpy.run_path("setup.py")
-    return set(found["extras_require"])
 
 
 @pytest.fixture
@@ -130,12 +103,10 @@ def understand(words, extras):
         assert all((ROOT / path).exists() for path in paths), line
     elif line.startswith("pip install "):
         for word in words[2:]:
-            if named := re.fullmatch(r"(?:\.|dist/bert_packed-.*\.whl)\[([a-z,]+)\]", word):
-                assert set(named[1].split(",")) <= extras, line
-            else:
-                assert re.fullmatch(r"-e|\.|--[a-z-]+(=\S+)?|[a-z][a-z0-9-]*(\[\w+\])?(==[\d.]+)?", word), (
-                    line
-                )
+            named = re.fullmatch(r"(?:\.|dist/bert_packed-.*\.whl)\[([a-z,]+)\]", word)
+            assert not named or set(named[1].split(",")) <= extras, line
+            known = r"-e|\.|--[a-z-]+(=\S+)?|[a-z][a-z0-9-]*(\[\w+\])?(==[\d.]+)?"
+            assert named or re.fullmatch(known, word), line
     else:
         assert line.startswith(OF_OTHERS), line
     return None
@@ -146,14 +117,13 @@ def understand_part(words, extras):
     added = []
     while True:
         try:
-            understand([*words, *(f"--{name}=x" for name in added)], extras)
+            return understand([*words, *added], extras)
         except InputError as error:
-            name = re.match(r"`(\w+)` must be", str(error))[1]
-            if name not in added:
-                assert re.search("must be given|Received: nothing", str(error)), error
-                added.append(name)
-                continue
-        return
+            flag = f"--{re.match(r'`([a-z_0-9]+)` must be', str(error))[1]}=x"
+            if flag in added:
+                return None
+            assert re.search("must be given|Received: nothing", str(error)), error
+            added.append(flag)
 
 
 def check_python(text):
@@ -170,7 +140,8 @@ def check_python(text):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_are_understood(page, folder, extras):
+def test_commands_are_understood(page, folder):
+    extras = set(read_setup()["extras_require"])
     for block in blocks(PAGES[page]):
         for command in commands(block.text, folder) if block.kind == "shell" else ():
             assert command.variables.keys() <= VARIABLES
@@ -201,6 +172,8 @@ def finished(tmp_path_factory):
         pytest.importorskip(package, reason="what .ci/run installs")
     from documented_files import make_documents, write_files
 
+    from bert_packed.runs import interleaved_timing
+    from bert_packed.text_to_model import steps
     from bert_packed.training import backend
     from data_gen import sample_data
     from data_gen.text import create_job
@@ -223,7 +196,11 @@ def finished(tmp_path_factory):
         with contextlib.chdir(folder), contextlib.redirect_stdout(said):
             names = {}
             for kind, text in runnable(page, folder):
-                run_example(text, names) if kind == "python" else run_command(text)
+                if kind == "shell":
+                    run_command(text)
+                else:
+                    with run_uncompiled():
+                        exec(compile(text, "example", "exec"), names)
         return folder, said.getvalue()
 
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -231,13 +208,17 @@ def finished(tmp_path_factory):
             monkeypatch.setattr(module, "read_sample_documents", lambda: iter(make_documents()))
         # `train` compiles no step to see whether it fits
         monkeypatch.setattr(backend, "device_memory_bytes", lambda: None)
+        # One timed step of each form of the data is enough of a table that nobody reads
+        monkeypatch.setattr(interleaved_timing.compare, "__defaults__", (1,))
+        few = functools.partial(steps.AuditConfig, num_packs=AUDITED_PACKS)
+        monkeypatch.setattr(steps, "AuditConfig", few)
         yield finish
 
 
 def run_command(words):
     """Run a command in this process, with the settings of `LOWERED` and `SMALL`; its status must be 0."""
     if words[:2] == ["python", "-c"]:
-        run_example(words[2], {})
+        exec(words[2], {})
         return
     is_ours = words[0] == "bert-packed"
     settings, arguments = settings_of(words)
@@ -260,11 +241,6 @@ def run_command(words):
                 runpy.run_path(str(ROOT / f"{words[2].replace('.', '/')}.py"), run_name="__main__")
             status = ended.value.code
     assert not status, f"status {status} of {' '.join([*words, *lowered])}"
-
-
-def run_example(text, names):
-    """Run an example in Python."""
-    exec(compile(text, "example", "exec"), names)
 
 
 @pytest.mark.slow

@@ -27,30 +27,33 @@ ROOT = Path(__file__).resolve().parent.parent
 EXTRA = re.compile(r"(?:bert_packed|-e '?\"?\.)\[([a-z,]+)\]")
 
 
-@pytest.fixture
-def described(monkeypatch):
+def read_setup():
     """Arguments of setuptools in `setup.py`: a dict."""
     found = {}
-    monkeypatch.chdir(ROOT)  # as every build does
-    monkeypatch.setattr(setuptools, "setup", lambda **arguments: found.update(arguments))
-    runpy.run_path(str(ROOT / "setup.py"))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.chdir(ROOT)  # as every build does
+        monkeypatch.setattr(setuptools, "setup", lambda **arguments: found.update(arguments))
+        runpy.run_path("setup.py")
     return found
+
+
+described = pytest.fixture(read_setup, scope="module")
 
 
 def test_one_command_leads_to_every_script(described, monkeypatch, capsys):
     assert described["entry_points"]["console_scripts"] == ["bert-packed = bert_packed.cli:main"]
-    monkeypatch.setattr(sys, "argv", ["/bin/bert-packed"])
-    assert main() == 0
-    shown = capsys.readouterr().out
+
+    def said(status, *arguments):
+        monkeypatch.setattr(sys, "argv", ["/bin/bert-packed", *arguments])
+        assert main() == status
+        return "".join(capsys.readouterr())
+
+    shown = said(0)
     assert all(f"\n  {name} " in shown for name in COMMANDS)
-    monkeypatch.setattr(sys, "argv", ["/bin/bert-packed", "--version"])
-    assert main() == 0 and capsys.readouterr().out == f"bert_packed {described['version']}\n"
-    monkeypatch.setattr(sys, "argv", ["/bin/bert-packed", "pak"])
-    assert main() == 2
-    assert "must be one of train, create, pack, " in capsys.readouterr().err
-    monkeypatch.setattr(sys, "argv", ["/bin/bert-packed", "pack", "--num_shards=0"])
-    assert main() == 2
-    assert capsys.readouterr().err.startswith("bert-packed pack: error: `num_shards` must be at least 1")
+    assert said(0, "--version") == f"bert_packed {described['version']}\n"
+    assert "must be one of train, create, pack, " in said(2, "pak")
+    message = "bert-packed pack: error: `num_shards` must be at least 1"
+    assert said(2, "pack", "--num_shards=0").startswith(message)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -132,7 +135,6 @@ def test_the_package_describes_itself(described):
 
 def test_a_flagfile_is_found_wherever_one_stands(tmp_path, monkeypatch):
     """It is named alone, and as pages name it in a checkout; a file that is there comes first."""
-
     monkeypatch.chdir(tmp_path)
     for name in ("demo.flags", "configs/demo.flags"):
         config = command_line.parse(PretrainingConfig, ["x", f"--flagfile={name}"])
@@ -187,9 +189,7 @@ def test_the_wheel_works_in_an_empty_folder(site, tmp_path):
         return done.stdout
 
     def bert_packed(name, **flags):
-        return call(
-            str(site / "bin/bert-packed"), name, *(f"--{key}={value}" for key, value in flags.items())
-        )
+        return call(site / "bin/bert-packed", name, *(f"--{key}={flags[key]}" for key in flags))
 
     code = "import bert_packed as b, data_gen as d, run_squad as r; print(b.__file__, d.__file__, r.__file__)"
     assert all(path.startswith(f"{site}/") for path in call(sys.executable, "-c", code).split())

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from benchmarks.peers.transformers_models import IGNORED_LABEL, find_device, import_torch
+from benchmarks.peers.transformers_models import IGNORED_LABEL, find_device, import_torch, make_update
 
 # A block of ours has these layers, each beside those of transformers that it holds
 _LAYERS_OF_BLOCK = {
@@ -137,15 +137,13 @@ ATTENTIONS = {"one by one": attend_one_by_one, "nested tensors": attend_nested, 
 
 
 class Training:
-    """Training steps of `Bert` from a folder of transformers, by AdamW with clipping, on its batches.
+    """Training steps of `Bert` from a folder of transformers, on its batches.
 
     On a GPU where there is one. `batches` are from `training.without_padding`, `attention` is a key of
-    `ATTENTIONS`; steps compute in bfloat16 (autocast) with `is_mixed`.
+    `ATTENTIONS`; `recipe` and `is_mixed` are as in `transformers_models.Training`.
     """
 
-    def __init__(
-        self, folder, model_config, batches, attention, learning_rate, weight_decay, max_grad_norm, is_mixed
-    ):
+    def __init__(self, folder, model_config, batches, attention, recipe, is_mixed):
         _, transformers = import_torch()
         self._device = find_device(torch)
         theirs = transformers.BertForPreTraining.from_pretrained(folder).state_dict()
@@ -153,10 +151,8 @@ class Training:
         self._model.load_state_dict(_our_tensors(theirs, model_config.num_hidden_layers))
         self._model.to(self._device).train()
         self._rate, self._attend = model_config.attention_probs_dropout_prob, ATTENTIONS[attention]
-        self._max_grad_norm, self._is_mixed = max_grad_norm, is_mixed
-        self._optimizer = torch.optim.AdamW(
-            self._model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True
-        )
+        self._is_mixed = is_mixed
+        self._update = make_update(torch, self._model, **recipe)
         self._batches = [self._prepare(one, attention) for one in batches]
         self._parts = Block.project, Block.finish, Bert.losses
         if self._device == "cuda":
@@ -176,13 +172,12 @@ class Training:
     def step(self, repeat):
         """Step on one of the batches, the next with each repeat; returns its loss."""
         batch = self._batches[repeat % len(self._batches)]
-        self._optimizer.zero_grad()
-        with torch.autocast(self._device, torch.bfloat16, enabled=self._is_mixed):
-            loss = self._run(batch, *self._compiled, rate=self._rate)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self._model.parameters(), self._max_grad_norm)
-        self._optimizer.step()
-        return loss.item()
+
+        def compute_loss():
+            with torch.autocast(self._device, torch.bfloat16, enabled=self._is_mixed):
+                return self._run(batch, *self._compiled, rate=self._rate)
+
+        return self._update(compute_loss)
 
     def _run(self, batch, project, finish, losses, rate):
         hidden_TD = self._model.embed(batch)

@@ -3,7 +3,7 @@
 It comes with the extra `reference`. Nothing here imports Keras: a `PeerProcess` holds torch alone.
 """
 
-from benchmarks.peers.transformers_models import find_device, import_torch
+from benchmarks.peers.transformers_models import find_device, import_torch, make_update
 from bert_packed.core.settings import InputError
 
 KINDS = PLAIN, CACHED, CACHED_SORTED = "plain loss", "cached loss", "cached loss, sorted by length"
@@ -15,21 +15,10 @@ class SentenceTransformers:
     It computes on a GPU where there is one. `steps` is a list of steps, each a list of columns of texts,
     anchors first; they are tokenized here, each column padded to its longest text. Of the cached loss a
     mini-batch has `mini_batch_size` texts, padded to its longest. For `CACHED_SORTED` the rows of a step are
-    sorted by tokens.
+    sorted by tokens. `recipe` is as in `transformers_models.Training`.
     """
 
-    def __init__(
-        self,
-        folder,
-        max_seq_length,
-        steps,
-        temperature,
-        mini_batch_size,
-        *,
-        learning_rate,
-        weight_decay,
-        max_grad_norm,
-    ):
+    def __init__(self, folder, max_seq_length, steps, temperature, mini_batch_size, recipe):
         self._torch, _ = import_torch()
         try:
             import sentence_transformers
@@ -42,16 +31,13 @@ class SentenceTransformers:
         self._model = sentence_transformers.SentenceTransformer(folder, device=self._device)
         self._model.max_seq_length = max_seq_length
         self._model.register_forward_pre_hook(self._count)
-        options = {"scale": 1 / temperature}
-        plain = losses.MultipleNegativesRankingLoss(self._model, **options)
+        scale = 1 / temperature
+        plain = losses.MultipleNegativesRankingLoss(self._model, scale=scale)
         cached = losses.CachedMultipleNegativesRankingLoss(
-            self._model, mini_batch_size=mini_batch_size, **options
+            self._model, scale=scale, mini_batch_size=mini_batch_size
         )
         self._losses = {PLAIN: plain, CACHED: cached, CACHED_SORTED: cached}
-        self._max_grad_norm = max_grad_norm
-        self._optimizer = self._torch.optim.AdamW(
-            self._model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True
-        )
+        self._update = make_update(self._torch, self._model, **recipe)
         as_given = [[self._tokens(texts) for texts in columns] for columns in steps]
         in_order = [[self._tokens(texts) for texts in self._sorted(columns)] for columns in steps]
         self._steps = {PLAIN: as_given, CACHED: as_given, CACHED_SORTED: in_order}
@@ -70,12 +56,7 @@ class SentenceTransformers:
     def step(self, name, repeat):
         """Step on one of the steps' rows, the next with each repeat; returns its loss."""
         self._model.train()
-        self._optimizer.zero_grad()
-        loss = self._of(name, repeat)
-        loss.backward()
-        self._torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._max_grad_norm)
-        self._optimizer.step()
-        return loss.item()
+        return self._update(lambda: self._of(name, repeat))
 
     def encode(self, texts):
         """Vectors of length 1 by the package's `encode`, which sorts texts by length: float32 `[n, D]`."""

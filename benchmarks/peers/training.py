@@ -7,54 +7,44 @@ import numpy as np
 
 from benchmarks.peers import transformers_models
 from benchmarks.peers.process import PeerProcess
-from benchmarks.training_steps import first_head, objective_of
+from benchmarks.training_steps import ADAMW, first_head, objective_of
 from bert_packed.architectures.registry import family_of
 from bert_packed.core.settings import InputError
 
 LOSS_TOLERANCE = 1e-4  # float32 sums over a vocabulary, in another order
-ADAMW = {"learning_rate": 1e-4, "weight_decay": 0.01, "max_grad_norm": 1.0}
 TOKENS_AT_ONCE = 128  # of FlexAttention's blocks
 TOKEN_FEATURES = ("token_ids", "token_type_ids", "position_ids")
 
 
-@contextlib.contextmanager
-def transformers_training(model_config, rows, keeps_memory=False, is_mixed=False, seconds=None):
-    """A model of transformers in another process, while the block runs.
+def transformers_training(model_config, rows, **options):
+    """A model of transformers in another process: a context manager.
 
         with transformers_training(config, {"padded": batches}) as peer:
             peer.call("step", "padded", repeat)
 
-    `rows` is a dict from name to a list of batch dicts at depth 1; each may have another row length. Steps
-    compute in bfloat16 with `is_mixed`; `seconds` is as in `PeerProcess`. Raises `InputError` where torch or
-    transformers is missing, or computes another loss for the first batch.
+    `rows` is a dict from name to a list of batch dicts at depth 1; each may have another row length; options
+    are those of `_checked_peer`. Raises `InputError` where torch or transformers is missing, or computes
+    another loss for the first batch.
     """
     head = first_head(model_config)
     name = family_of(model_config).load_names().classes[head]
     arguments_of = transformers_models.ARGUMENTS[head]
     given = {key: [arguments_of(batch) for batch in batches] for key, batches in rows.items()}
     key, (first, *_) = next(iter(rows.items()))
-    with contextlib.ExitStack() as stack:
-        make = transformers_models.Training
-        arguments = name, given, *ADAMW.values(), is_mixed
-        options = {"keeps_memory": keeps_memory, "seconds": seconds}
-        yield _start(stack, model_config, first, [key], make, arguments, **options)
+    make = transformers_models.Training
+    return _checked_peer(model_config, first, [key], make, (name, given), **options)
 
 
-@contextlib.contextmanager
-def padding_free_training(model_config, batches, attention, keeps_memory=False, is_mixed=False, seconds=None):
+def padding_free_training(model_config, batches, attention, **options):
     """`padding_free.Training` on the sequences of batch dicts of a BERT, in another process, as above.
 
-        with padding_free_training(config, batches, "flex") as peer:
-            peer.call("step", repeat)
-
-    Raises `InputError` as `transformers_training`.
+    with padding_free_training(config, batches, "flex") as peer:
+        peer.call("step", repeat)
     """
-    with contextlib.ExitStack() as stack:
-        # A CPU takes sequences one by one, where a filled-up batch would only be slower
-        given = without_padding(batches, 1 if attention == "one by one" else TOKENS_AT_ONCE)
-        arguments = model_config, given, attention, *ADAMW.values(), is_mixed
-        options = {"keeps_memory": keeps_memory, "seconds": seconds}
-        yield _start(stack, model_config, batches[0], [], _make_padding_free, arguments, **options)
+    # A CPU takes sequences one by one, where a filled-up batch would only be slower
+    given = without_padding(batches, 1 if attention == "one by one" else TOKENS_AT_ONCE)
+    arguments = model_config, given, attention
+    return _checked_peer(model_config, batches[0], [], _make_padding_free, arguments, **options)
 
 
 def _make_padding_free(*arguments):
@@ -63,18 +53,33 @@ def _make_padding_free(*arguments):
     return padding_free.Training(*arguments)
 
 
-def _start(stack, model_config, batch, key, make, arguments, **options):
-    """The process of a peer, checked on a batch; our model is freed when this returns."""
+@contextlib.contextmanager
+def _checked_peer(
+    model_config, batch, key, make, arguments, keeps_memory=False, is_mixed=False, seconds=None
+):
+    """A peer from our weights, checked on a batch; our model is freed before the block runs.
+
+    Steps compute in bfloat16 with `is_mixed`; `keeps_memory` and `seconds` are as in `PeerProcess`.
+    """
+    objective = objective_of(model_config, "per_token")
+    model = objective.build_model(model_config, seed=0)
+    with contextlib.ExitStack() as stack:
+        peer = exported_peer(stack, model, make, (*arguments, ADAMW, is_mixed), keeps_memory, seconds)
+        losses = {"ours": _loss(objective, model, batch), "torch": peer.call("loss", *key)}
+        check_losses(losses, "`reference` must compute our loss,")
+        del model
+        yield peer
+
+
+def exported_peer(stack, model, make, arguments, keeps_memory=False, seconds=None):
+    """A `PeerProcess` of `make(FOLDER, *arguments)`, whose folder of transformers has a model's weights."""
     from bert_packed.checkpoints.export_formats import write_hugging_face
     from bert_packed.training.engines.engine import named_weights
 
-    objective = objective_of(model_config, "per_token")
-    model = objective.build_model(model_config, seed=0)
     with tempfile.TemporaryDirectory() as folder:
         write_hugging_face(folder, model, named_weights(model))
-        peer = stack.enter_context(PeerProcess(make, folder, *arguments, **options))
-    check_loss(objective, model, batch, peer.call("loss", *key))
-    return peer
+        peer = PeerProcess(make, folder, *arguments, keeps_memory=keeps_memory, seconds=seconds)
+        return stack.enter_context(peer)
 
 
 def without_padding(batches, multiple=TOKENS_AT_ONCE):
@@ -120,13 +125,19 @@ def _concatenated(batch, num_tokens, num_predictions, num_sequences):
     }
 
 
-def check_loss(objective, model, batch, theirs):
-    """Raise `InputError` where a peer computes another loss than we do for a batch dict, not compiled."""
+def _loss(objective, model, batch):
+    """Our loss of a batch dict, not compiled."""
     from bert_packed.parallel.targets import devices_here
     from bert_packed.training.backend import products_in
 
     with products_in("float32", devices_here().platform):
         sums = objective.sums(model(batch, training=False), batch)
-    ours = float(objective.loss(sums, objective.denominators(objective.counts(batch))))
-    if not abs(ours - theirs) <= LOSS_TOLERANCE * abs(theirs):
-        raise InputError(f"`reference`, torch, must compute our loss, {ours}. Received: {theirs}.")
+    return float(objective.loss(sums, objective.denominators(objective.counts(batch))))
+
+
+def check_losses(losses, rule):
+    """Raise `InputError`, which begins with `rule`, where a way computes another loss than the first."""
+    ours, *_ = losses.values()
+    for name, loss in losses.items():
+        if not abs(loss - ours) <= LOSS_TOLERANCE * abs(ours):
+            raise InputError(f"{rule} {ours}. Received: {loss}, {name}.")

@@ -77,22 +77,35 @@ def find_device(torch):
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-class Training:
-    """Training steps of a class of model from its folder, by AdamW with clipping, on batches that it holds.
+def make_update(torch, model, learning_rate, weight_decay, max_grad_norm):
+    """A function that steps by AdamW with clipping on the loss of a function, and returns the loss."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True)
 
-    It computes on a GPU where there is one. `batches` is a dict from name to a list of the model's arguments.
-    With `is_mixed` steps compute in bfloat16 from float32 weights (autocast).
+    def update(compute_loss):
+        optimizer.zero_grad()
+        loss = compute_loss()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+        optimizer.step()
+        return loss.item()
+
+    return update
+
+
+class Training:
+    """Training steps of a class of model from its folder, on batches that it holds.
+
+    It computes on a GPU where there is one. `batches` is a dict from name to a list of the model's arguments,
+    `recipe` has the arguments of `make_update`. With `is_mixed` steps compute in bfloat16 from float32
+    weights (autocast).
     """
 
-    def __init__(self, folder, name, batches, learning_rate, weight_decay, max_grad_norm, is_mixed=False):
+    def __init__(self, folder, name, batches, recipe, is_mixed=False):
         self._torch, transformers = import_torch()
         self._device = find_device(self._torch)
         self._model = getattr(transformers, name).from_pretrained(folder).to(self._device).train()
-        self._max_grad_norm = max_grad_norm
         self._is_mixed = is_mixed
-        self._optimizer = self._torch.optim.AdamW(
-            self._model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True
-        )
+        self._update = make_update(self._torch, self._model, **recipe)
         self._batches = {name: [self._tensors(one) for one in some] for name, some in batches.items()}
 
     def loss(self, name):
@@ -106,13 +119,12 @@ class Training:
     def step(self, name, repeat):
         """Step on one of the batches of a name, the next with each repeat; returns its loss."""
         inputs = self._batches[name][repeat % len(self._batches[name])]
-        self._optimizer.zero_grad()
-        with self._torch.autocast(self._device, self._torch.bfloat16, enabled=self._is_mixed):
-            loss = self._model(**inputs).loss
-        loss.backward()
-        self._torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._max_grad_norm)
-        self._optimizer.step()
-        return loss.item()
+
+        def compute_loss():
+            with self._torch.autocast(self._device, self._torch.bfloat16, enabled=self._is_mixed):
+                return self._model(**inputs).loss
+
+        return self._update(compute_loss)
 
     def _tensors(self, arguments):
         return {

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import importlib.util
+import itertools
 import os
 import types
 
@@ -28,11 +29,11 @@ from benchmarks.accelerator import (
 from benchmarks.peers import training
 from benchmarks.synthetic_data import sums_of_a_row, wikipedia_corpus
 from benchmarks.training_steps import first_head
-from bert_packed.architectures.bert.model import count_flops
-from bert_packed.architectures.registry import FLOAT32, MIXED, PRETRAINING, family_of
+from bert_packed.architectures.registry import FLOAT32, MIXED, family_of
 from bert_packed.core.settings import InputError
 from bert_packed.kernels import choose as kernels
 from bert_packed.kernels.choose import Kernels
+from bert_packed.runs import interleaved_timing
 
 pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 
@@ -77,18 +78,10 @@ def test_a_model_without_the_mask_of_packs_is_noticed(uncompiled, dtype):
 @pytest.mark.parametrize(
     "config", [next_tokens.CONFIG, next_tokens.MAMBA2, MODERN_BERT], ids=["mamba", "mamba2", "modernbert"]
 )
-def test_other_models_are_checked_and_counted_too(uncompiled, corpus, config):
-    settings = AcceleratorConfig(**TOY)
-    model = Model("toy", config, settings, corpus, "cpu", 1e6)
-    batch = model.batches(corpus.packed_batch)[0]
+def test_other_models_are_exact_too(uncompiled, corpus, config):
+    batch = Model("toy", config, AcceleratorConfig(**TOY), corpus, "cpu", 1e6).batches(corpus.packed_batch)[0]
     row = exactness_row(config, batch, FLOAT32)
     assert row["failed"] == "none" and row["neighbors"] == 0 and row["sequences"] > 4
-    row = accelerator.step_row(model, PACKED, [2.0])
-    head = first_head(config)
-    flops = (
-        4 / 2 * family_of(config).load_models().count_flops(head, config, sums_of_a_row(corpus, True, head))
-    )
-    assert row["share of the peak, %"] == pytest.approx(100 * flops / 1e6)
 
 
 def test_a_part_takes_as_long_as_the_slowest_of_its_kind(monkeypatch):
@@ -103,31 +96,35 @@ def test_a_part_takes_as_long_as_the_slowest_of_its_kind(monkeypatch):
     assert limit.run("a", lambda: work(20), "programs", 2) == 20
     assert limit.run("b", lambda: work(1), "others") == 1
     assert limit.run("c", lambda: work(1), "programs", 8) is None  # 80 s of 79
-    assert limit.run("d", lambda: work(70), "programs", 7) == 70
-    assert limit.left() == 9 and limit.run("e", lambda: work(1), "others") == 1
-    assert limit.left_out == [{"part": "c", "reason": "needs about 80 s of 79 s left"}]
+    assert limit.run("d", lambda: work(35), "programs", 7) == 35
+    assert limit.run("e", lambda: work(1), "programs", 5) is None  # 50 s of 44, by the slower of both
+    assert limit.left() == 44 and limit.run("f", lambda: work(1), "others") == 1
+    reasons = ["needs about 80 s of 79 s left", "needs about 50 s of 44 s left"]
+    assert [row["reason"] for row in limit.left_out] == reasons
     assert not limit.has_failed
 
 
-def model_of(corpus, platform="cpu", **changes):
+def model_of(corpus, config=CONFIG, platform="cpu", **changes):
     settings = AcceleratorConfig(**{**TOY, **changes})
-    return Model(
-        "toy", dataclasses.replace(CONFIG, attention_probs_dropout_prob=0.1), settings, corpus, platform, 1e6
-    )
+    return Model("toy", config, settings, corpus, platform, 1e6)
 
 
-def test_rows_of_steps_follow_from_seconds_and_the_corpus(corpus):
-    model = model_of(corpus)
-    for way in (PACKED, UNPACKED, PADDED, "padding-free, flex"):
-        sums = sums_of_a_row(corpus, way not in (UNPACKED, PADDED))
-        row = accelerator.step_row(model, way, [1.0, 2.0, 9.0])
-        assert (row["model"], row["way"], row["s/step"]) == ("toy", way, 2.0)
-        assert row["sequences/s"] == pytest.approx(4 / 2 * sums["num_sequences"])
-        flops = 4 / 2 * count_flops(PRETRAINING, model.config, sums)
-        assert row["share of the peak, %"] == pytest.approx(100 * flops / 1e6)
+@pytest.mark.parametrize("config", [CONFIG, next_tokens.CONFIG], ids=["bert", "mamba"])
+@pytest.mark.parametrize("way", [PACKED, UNPACKED, PADDED, "padding-free, flex"])
+def test_rows_of_steps_follow_from_seconds_and_the_corpus(corpus, config, way):
+    head = first_head(config)
+    sums = sums_of_a_row(corpus, way not in (UNPACKED, PADDED), head)
+    row = accelerator.step_row(model_of(corpus, config), way, [1.0, 2.0, 9.0])
+    assert (row["model"], row["way"], row["s/step"]) == ("toy", way, 2.0)
+    assert row["sequences/s"] == pytest.approx(4 / 2 * sums["num_sequences"])
+    flops = 4 / 2 * family_of(config).load_models().count_flops(head, config, sums)
+    assert row["share of the peak, %"] == pytest.approx(100 * flops / 1e6)
+
+
+def test_speed_ups_are_of_neighbors_and_by_the_packing_factor(corpus):
     seconds = {PACKED: [2.0, 2.0], UNPACKED: [1.0, 2.0], FUSED: [1.0, 0.5]}
-    rows = {row["figure"]: row["median"] for row in accelerator.our_speed_ups(model, seconds)}
-    assert rows == {
+    rows = accelerator.our_speed_ups(model_of(corpus), seconds)
+    assert {row["figure"]: row["median"] for row in rows} == {
         "packed over unpacked, dense": pytest.approx(0.75 * corpus.plan.packing_factor),
         "share of the packing factor": 0.75,
         f"{FUSED}, over dense": 3.0,
@@ -136,20 +133,18 @@ def test_rows_of_steps_follow_from_seconds_and_the_corpus(corpus):
 
 def test_steps_of_peers_are_interleaved_with_ours(corpus, monkeypatch):
     """No torch is needed: each peer gets its batches, and the failure of one costs no other figure."""
-    model, limit, called, kinds = model_of(corpus, "gpu", repeats=2), TimeLimit(1000), [], []
+    model, limit, called = model_of(corpus, platform="gpu", repeats=2), TimeLimit(1000), []
 
     @contextlib.contextmanager
     def padding_free_training(config, batches, kind, seconds, is_mixed):
-        assert config == model.config and 0 < seconds <= 1000
+        assert config == model.config and 0 < seconds <= 1000 and is_mixed
         np.testing.assert_equal(batches, model.batches(corpus.packed_batch))
-        kinds.append(kind)
-        called.append("starts")
+        called.append(kind)
         yield types.SimpleNamespace(call=lambda method, repeat: called.append(f"{method} {repeat}"))
         called.append("ends")
 
     def transformers_training(config, rows, seconds, is_mixed):
-        assert is_mixed
-        np.testing.assert_equal(rows, {"padded": model.batches(corpus.unpacked_batch)})
+        np.testing.assert_equal(rows, {PADDED: model.batches(corpus.unpacked_batch)})
         raise InputError("`reference` needs torch")
 
     def ours(repeat):
@@ -159,14 +154,21 @@ def test_steps_of_peers_are_interleaved_with_ours(corpus, monkeypatch):
     monkeypatch.setattr(training, "transformers_training", transformers_training)
     monkeypatch.setattr(training, "padding_free_training", padding_free_training)
     monkeypatch.setattr(accelerator, "our_ways", lambda *_: {PACKED: ours, UNPACKED: lambda _: None})
+    moments = itertools.count()  # each step takes as long
+    monkeypatch.setattr(interleaved_timing.time, "perf_counter", lambda: next(moments))
     monkeypatch.setattr(kernels, "choose_kernels", lambda *_: Kernels({}, ""))
     steps, speed_ups = accelerator.measure_steps(model, limit)
-    names = ["padding-free, nested tensors", "padding-free, flex, attention without dropout"]
+    kinds = ["nested tensors", "flex"]
+    names = [f"padding-free, {kinds[0]}", f"padding-free, {kinds[1]}, attention without dropout"]
     assert [row["way"] for row in steps] == [PACKED, UNPACKED, *names]
     assert [row["figure"] for row in speed_ups[2:]] == [f"{PACKED}, over {name}" for name in names]
+    assert [row["median"] for row in speed_ups[2:]] == [
+        1.0,
+        1.0,
+    ]  # of the same sequences
     assert limit.left_out == [{"part": f"toy, {PADDED}", "reason": "failed: `reference` needs torch"}]
     # Each takes a step on either batch, which compiles, before it is timed
     compiled, timed = ["step 0", "step 1"], ["ours 0", "step 0", "ours 0", "step 0", "step 1", "ours 1"]
-    turns = [["starts", *compiled, *timed, "ends"] for _ in names]
-    assert called == ["ours 0", "ours 0", "ours 1", *turns[0], *turns[1]]
-    assert kinds == ["nested tensors", "flex"]
+    assert called == ["ours 0", "ours 0", "ours 1"] + [
+        one for kind in kinds for one in (kind, *compiled, *timed, "ends")
+    ]

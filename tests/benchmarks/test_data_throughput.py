@@ -1,59 +1,45 @@
-"""Data throughput: both ways pack the same sequences, the best of repeats counts, peaks of processes."""
+"""The best of repeats counts; peaks of processes are above what was there before."""
 
-import subprocess
+import itertools
 import sys
-from pathlib import Path
+import types
 
 import numpy as np
 import pytest
 
-from benchmarks import step_memory
-from benchmarks.data_throughput import AT_ONCE, PACK, PLAIN, PackingRun, packing_rows
-from benchmarks.packing_scale import count_reads
+from benchmarks import data_throughput, step_memory
+from benchmarks.data_throughput import AT_ONCE, PACK, PackingRun, packing_rows
 from benchmarks.step_memory import MemoryConfig, MemoryWatch, memory_row, read_memory
-from benchmarks.synthetic_data import write_sequences
-from data_gen.verification import compare_files
+from bert_packed.core.storage import write_json
 
 MEBIBYTE = 2**20
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
 
 
-def test_the_straightforward_way_packs_the_same_sequences(tmp_path):
-    pytest.importorskip("tensorflow")
-    from benchmarks.plain_packing import pack_plainly
-
-    paths = write_sequences(tmp_path / "in", 300, 64, num_files=2)
-    assert pack_plainly(paths, tmp_path / "plain.tfrecord", 64, 3) == 300
-    assert compare_files(paths, [str(tmp_path / "plain.tfrecord")], "error").is_equal
-
-
 def test_the_best_rate_and_the_largest_memory_count():
     runs = {
-        (PLAIN, 1): [PackingRun(5.0, None, None), PackingRun(4.0, None, None)],
-        (PACK, 1): [
-            PackingRun(50.0, MEBIBYTE, 2 * MEBIBYTE),
-            PackingRun(40.0, 3 * MEBIBYTE, 3 * MEBIBYTE),
-        ],
+        (PACK, 1): [PackingRun(5.0, MEBIBYTE, 2 * MEBIBYTE), PackingRun(4.0, 3 * MEBIBYTE, 3 * MEBIBYTE)],
+        (PACK, 2): [PackingRun(40.0, None, None), PackingRun(50.0, None, None)],
         (AT_ONCE, 2): [PackingRun(60.0, 0, 0)],
     }
     rows = packing_rows(runs)
     assert [row["sequences/s"] for row in rows] == [5, 50, 60]
     assert [row["times the first"] for row in rows] == [1, 10, 12]
-    assert [row["MiB, largest process"] for row in rows] == [None, 3, 0]
-    assert rows[1]["MiB, all processes"] == 3
+    assert [row["MiB, largest process"] for row in rows] == [3, None, 0]
+    assert rows[0]["MiB, all processes"] == 3
 
 
-def test_the_straightforward_way_is_measured_above_its_imports():
-    """TensorFlow in the same process would hide what the workers of packing take."""
-    program = "import sys, benchmarks.data_throughput as d; sys.exit('tensorflow' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2]).returncode == 0
+def test_commands_at_once_pack_the_input_each(tmp_path, monkeypatch):
+    def start(num_workers, json, **flags):
+        write_json(json, [{"sequences": 10 * num_workers}])
+        return types.SimpleNamespace(communicate=lambda: ("", ""), returncode=0)
 
-
-@pytest.mark.parametrize(("num_runs", "num_levels", "pieces"), [(30, 1, 1800), (30, 2, 450), (30, 3, 244)])
-def test_reads_of_packing_are_those_that_are_calculated(tmp_path, num_runs, num_levels, pieces):
-    """An estimate of many runs by a formula that the steps do not follow."""
-    row = count_reads(num_runs, num_levels, tmp_path)
-    assert row["pieces, counted"] == row["pieces, calculated"] == pieces
+    monkeypatch.setattr(data_throughput, "_start", start)
+    moments = itertools.count(step=2.0)
+    monkeypatch.setattr(data_throughput.time, "perf_counter", lambda: next(moments))
+    for num_commands, num_workers, rate in ((1, 1, 5), (1, 3, 15), (3, 1, 15)):
+        given = data_throughput.ThroughputConfig(), num_commands, num_workers
+        assert data_throughput._pack_by_commands("in", str(tmp_path), *given).rate == rate
 
 
 @linux

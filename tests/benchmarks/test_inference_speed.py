@@ -1,20 +1,13 @@
-"""Inference: texts a second, ratios of neighbors, and vectors that agree."""
+"""Vectors of texts: texts and rows a second, ratios of neighbors, and vectors that agree."""
 
 import contextlib
 
 import numpy as np
 import pytest
-from benchmark_command import tables_of
-from encoder_files import TEXTS, write_encoder
-from reference import import_reference
 
-from benchmarks import inference_speed
-from benchmarks.inference_speed import InferenceConfig, speed_rows
-from benchmarks.peers.process import torch_processes
-from bert_packed.core.command_line import run
+from benchmarks import embedding, inference_speed
+from benchmarks.inference_speed import speed_rows
 from bert_packed.core.settings import InputError
-from bert_packed.runs.checkpoint_export import ExportConfig, export_checkpoint
-from data_gen.text import corpus as sample_corpus
 
 
 def test_speeds_are_of_texts_and_ratios_of_neighbors():
@@ -25,23 +18,13 @@ def test_speeds_are_of_texts_and_ratios_of_neighbors():
     assert [padded[name] for name in columns] == [0.5, 3.0, 1.5]
 
 
-@pytest.mark.slow  # imports torch and transformers
-def test_the_command_with_transformers(tmp_path):
-    """Nothing is replaced; the vectors of transformers agree."""
-    import_reference()
-    folder = tmp_path / "model"
-    folder.mkdir()
-    write_encoder(folder)
-    (tmp_path / "texts").write_text("\n".join(text for text in TEXTS if text) + "\n")
-    argv = ["export", f"--init_checkpoint={folder}", f"--output_dir={tmp_path / 'hf'}"]
-    argv.append(f"--vocab_file={folder}/vocab.txt")
-    assert run(export_checkpoint, ExportConfig, argv) == 0
-    flags = {"init_checkpoint": tmp_path / "hf", "vocab_file": folder / "vocab.txt", "reference": "true"}
-    flags |= {"text_file": tmp_path / "texts", "max_seq_length": 24, "batch_size": 2, "repeats": 1}
-    rows = tables_of("inference_speed", tmp_path, **flags)["texts"]
-    hows = "padded to 24", "padded to the longest", "sorted by length"
-    theirs = [f"{way}, {how}" for way in torch_processes() for how in hows]
-    assert [row["way"] for row in rows] == ["packed", "padded", *theirs] and len(rows) >= 5
+def test_steps_of_one_pass_compare_with_one_and_of_two_with_two():
+    """Of contrastive training, whose steps are of rows."""
+    seconds = {"packed": [2.0, 1.0, 4.0], "packed, micro-batches": [4.0, 4.0, 4.0]}
+    seconds |= {"torch, plain loss": [6.0, 4.0, 8.0], "torch, cached loss": [6.0, 4.0, 8.0]}
+    rows = embedding.step_rows(seconds, 6, dict.fromkeys(seconds, 1.5))
+    assert [row["packed is faster by"] for row in rows] == [1, 1, 3, 1.5]
+    assert [row["rows/s"] for row in rows] == [3, 1.5, 1, 1]
 
 
 @pytest.mark.parametrize(("value", "differs"), [(1.00009, False), (1.001, True), (np.nan, True)])
@@ -51,19 +34,3 @@ def test_other_vectors_are_noticed(value, differs):
     noticed = pytest.raises(InputError, match=r"must give our vectors.*theirs")
     with noticed if differs else contextlib.nullcontext():
         inference_speed.check_agreement(ways)
-
-
-def test_texts_are_the_first_lines_or_documents_of_the_sample(tmp_path, monkeypatch):
-    def read_texts(path, num_texts):
-        given = {"init_checkpoint": "m", "vocab_file": "v", "text_file": str(path), "num_texts": num_texts}
-        return inference_speed.read_texts(InferenceConfig(**given))
-
-    path = tmp_path / "a.txt"
-    path.write_text("café\n\n two \nthree")
-    assert read_texts(path, 2) == ["café", "two"] and read_texts(path, 9) == ["café", "two", "three"]
-    path.write_text("\n \n")
-    with pytest.raises(InputError, match=r"`text_file` must hold a text\. Received: none in .*a\.txt"):
-        read_texts(path, 2)
-    documents = [["One.", "Two."], ["Three."], ["Four."]]
-    monkeypatch.setattr(sample_corpus, "read_sample_documents", lambda: iter(documents))
-    assert read_texts("", 2) == ["One. Two.", "Three."]

@@ -95,22 +95,25 @@ def test_counts_of_a_program(tmp_path):
     (tmp_path / "a/step.hlo.txt").write_text(PROGRAM)
     (tmp_path / "a/step.json").write_text(json.dumps(REPORT))
     tables = tables_of("roofline", tmp_path, programs=tmp_path / "a", peaks_of="h100", launch_us=1000)
-    columns = ("pass", "part", "kind", "launches", "GB", "TFLOP", "ms, bound")
-    found = [tuple(row[name] for name in columns) for row in tables["parts"]]
-    assert found == [
-        ("forward", "bert/norm", "fusion", 3, pytest.approx(3 * 68e-9), 0, pytest.approx(3)),
-        (
-            "backward",
-            "bert/out",
-            "product",
-            1,
-            pytest.approx(224e-9),
-            pytest.approx(128e-12),
-            pytest.approx(1),
-        ),
-    ]
+    names, counts = ("pass", "part", "kind", "launches"), ("GB", "TFLOP", "ms, bound")
+    found = [tuple(row[name] for name in names) for row in tables["parts"]]
+    assert found == [("forward", "bert/norm", "fusion", 3), ("backward", "bert/out", "product", 1)]
+    expected = [[3 * 68e-9, 0, 3], [224e-9, 128e-12, 1]]
+    for row, counted in zip(tables["parts"], expected, strict=True):
+        assert [row[name] for name in counts] == pytest.approx(counted)
     (step,) = tables["steps"]
     assert (step["launches"], step["below 1 MB"], step["GB in fusions"]) == (4, 4, pytest.approx(204e-9))
+
+
+def test_a_launch_takes_the_longer_of_bytes_and_products():
+    config = roofline.RooflineConfig(bandwidth_share=0.5, product_share=0.5, launch_us=10.0)
+    bandwidth, peak = roofline.BANDWIDTHS["a100"], roofline.PEAKS["a100"]
+    launches = [  # one of 4 ms of bytes, two of 6 ms of products together
+        roofline.Launch(("", ""), "fusion", 1, 0.002 * bandwidth, 0.0005 * peak, 0),
+        roofline.Launch(("", ""), "product", 2, 0.001 * bandwidth, 0.003 * peak, 0),
+    ]
+    row = roofline.times_of(config, "a100", launches)
+    assert [row["ms by bytes"], row["ms by products"], row["ms, bound"]] == pytest.approx([6, 7, 10.03])
 
 
 def test_a_step_that_does_not_fit_is_one_line(monkeypatch, capsys):

@@ -1,24 +1,22 @@
 """Each benchmark runs as its user runs it, at the smallest sizes, and writes its tables: the wiring alone.
 
-The accelerator's steps run in `tests/training/test_without_tensorflow.py`, the layouts in
-`test_parallelism_programs.py`, and a step for a TPU in `test_roofline.py`.
+Elsewhere run the accelerator's tables (`test_accelerator.py`) and steps
+(`tests/training/test_without_tensorflow.py`), layouts (`test_parallelism_programs.py`), and a step for a TPU
+(`test_roofline.py`).
 """
 
 import dataclasses
-import gzip
 import json
-import os
 from pathlib import Path
 
 import pytest
 from benchmark_command import is_png, run_benchmark, tables_of, write_config
 from encoder_files import TEXTS, WORDS, write_encoder
 from next_tokens import CONFIG as MAMBA
-from packs import VOCAB_SIZE
+from next_tokens import MAMBA2
 from reference import import_reference
-from tiny import write_data
 
-from benchmarks import accelerator, mamba_operators, packing_speed, packing_tables
+from benchmarks import packing_speed, packing_tables
 from benchmarks.packing_figures import GLUE, PRINTED
 from benchmarks.synthetic_data import write_sequences
 from bert_packed.architectures.registry import config_json
@@ -26,7 +24,6 @@ from bert_packed.core.command_line import run
 from bert_packed.core.storage import write_json
 from bert_packed.packing.nnlshp import mix_nnlshp
 from bert_packed.runs.checkpoint_export import ExportConfig, export_checkpoint
-from bert_packed.text import tokenization
 
 SMALL = {"num_hidden_layers": 1, "max_position_embeddings": 32}
 
@@ -68,44 +65,20 @@ def classification_by_others(folder, monkeypatch):
     return classification(folder, monkeypatch) | {"reference": "true"}
 
 
-def embedding_by_others(folder, monkeypatch):
+def exported(folder):
+    """Flags of the model in transformers' form, and of peers."""
     import_reference()
-    flags = embedding(folder, monkeypatch)
     argv = ["export", f"--init_checkpoint={folder}/model", f"--vocab_file={folder}/model/vocab.txt"]
     assert run(export_checkpoint, ExportConfig, [*argv, f"--output_dir={folder}/hf"]) == 0
-    return flags | {"init_checkpoint": folder / "hf", "reference": "true"}
+    return {"init_checkpoint": folder / "hf", "reference": "true"}
 
 
-def trainer(folder, monkeypatch):
-    pytest.importorskip("datasets", reason="pip install -e '.[torch]'")
-    import transformers_models as models  # torch: only now
-
-    models.build("bert").save_pretrained(folder / "model")
-    models.make_tokenizer().save_pretrained(folder / "model")
-    (folder / "rows.csv").write_text("text,label\nword1 word2,a\nword3,b\n")
-    files = dict.fromkeys(("train_file", "eval_file"), folder / "rows.csv")
-    return {**files, "init_checkpoint": folder / "model", "max_seq_length": 24, "batch_size": 2, "repeats": 1}
+def embedding_by_others(folder, monkeypatch):
+    return embedding(folder, monkeypatch) | exported(folder)
 
 
-def masked_lm_trainer(folder, monkeypatch):
-    pytest.importorskip("datasets", reason="pip install -e '.[torch]'")
-    words = ["the", "cat", "sat", "on", "a", "mat", "and", "dog", "ran"]
-    articles = ["\n".join(" ".join(words[number % 5 :][: 2 + number % 3]) for number in range(9))] * 20
-    with gzip.open(folder / "sentences.txt.gz", "wt") as file:
-        file.write("\n\n".join(articles))
-    flags = {"input_file": folder / "sentences.txt.gz", "num_sequences": 8, "batch_size": 4, "repeats": 1}
-    return flags | {"hidden_size": 64, "layers": 1, "vocab_size": 100, "max_seq_length": 64, "sentences": 4}
-
-
-def load_balance(folder, monkeypatch):
-    pytest.importorskip("jax", reason="pip install -e '.[jax]'")
-    articles = ["\n".join(["the cat sat"] * count) for count in (9, 40, 200, 333)]
-    with gzip.open(folder / "sentences.txt.gz", "wt") as file:
-        file.write("\n\n".join(articles))
-    words = (*tokenization.SPECIAL_TOKENS, "the", "cat", "sat")
-    tokenization.save_vocab(tokenization.Vocabulary(words), folder / "vocab.txt")
-    flags = {"documents": folder / "sentences.txt.gz", "vocab_file": folder / "vocab.txt", "num_steps": 2}
-    return flags | {"max_seq_lengths": "64,1024", "num_devices": "2", "packs_per_device": "2"}
+def inference_by_others(folder, monkeypatch):
+    return inference_speed(folder, monkeypatch) | exported(folder)
 
 
 def audited_models(folder, monkeypatch):
@@ -113,32 +86,14 @@ def audited_models(folder, monkeypatch):
     return {"models": "funnel,longformer,roberta,rwkv"}
 
 
-def fresh_masks(folder, monkeypatch):
-    write_data(folder)
-    words = (*tokenization.SPECIAL_TOKENS, *(f"w{number}" for number in range(VOCAB_SIZE - 5)))
-    tokenization.save_vocab(tokenization.Vocabulary(words), folder / "vocab.txt")
-    flags = {"input_file": f"{folder}/*.tfrecord", "vocab_file": folder / "vocab.txt", "repeats": 1}
-    return flags | {"bert_config_file": folder / "bert_config.json", "micro_batch_size": 2}
-
-
 def mamba_config(folder, name="mamba.json", config=MAMBA):
     write_json(folder / name, config_json(dataclasses.replace(config, num_hidden_layers=1)))
     return folder / name
 
 
-def restarts(folder, monkeypatch):
-    flags = {"of": "restarts", "bert_config_file": mamba_config(folder)}
-    return flags | {"max_seq_length": 16, "batch_size": 1, "repeats": 1}
-
-
-def host(folder, monkeypatch):
-    config = write_config(folder / "config.json", **SMALL)
-    return {"of": "host", "bert_config_file": config, "max_seq_length": 32, "batch_size": 1, "repeats": 1}
-
-
 def packmamba(folder, monkeypatch):
-    monkeypatch.setattr(mamba_operators, "compiled", lambda function: function)
     flags = {"bert_config_file": mamba_config(folder), "picture": folder / "picture.png", "shrink": 8}
+    flags["against"] = mamba_config(folder, "mamba2.json", MAMBA2)
     return flags | {"max_seq_length": 64, "pack_length": 64, "batch_size": 2, "repeats": 1}
 
 
@@ -150,14 +105,6 @@ def step_memory(folder, monkeypatch):
 def data_throughput(folder, monkeypatch):
     paths = write_sequences(folder / "in", 60, 32, num_files=2)
     return {"input_file": ",".join(paths), "max_seq_length": 32, "repeats": 1}
-
-
-def packing_scale(folder, monkeypatch):
-    return {"runs": "10", "num_sequences": 400}
-
-
-def plain_throughput(folder, monkeypatch):
-    return {"num_sequences": 64, "max_seq_length": 32, "repeats": 1}
 
 
 def tables_of_packing(folder, monkeypatch):
@@ -175,41 +122,24 @@ def speed_of_packing(folder, monkeypatch):
     return {"repeats": 1}
 
 
-def accelerator_without_time(folder, monkeypatch):
-    monkeypatch.setattr(accelerator, "choose_backend", lambda: "jax")
-    monkeypatch.setattr("bert_packed.runs.run_summary.measured_flops_per_second", lambda dtype: 1e9)
-    for name in ("KERAS_BACKEND", "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
-        monkeypatch.setenv(name, os.environ.get(name, ""))
-    pytest.importorskip("jax", reason="pip install -e '.[jax]'")
-    return {"models": "bert-tiny", "max_seq_length": 32, "batch_size": 4, "minutes": 0}
-
-
 slow = pytest.mark.slow
 # A case has the benchmark, its flags at the smallest sizes, and its tables
 CASES = [
     ("training_speed", training_speed, ["data", "steps", "speed-ups"]),
     ("inference_speed", inference_speed, ["texts"]),
+    pytest.param("inference_speed", inference_by_others, ["texts"], marks=slow),
     ("classification", classification, ["steps"]),
     pytest.param("classification", classification_by_others, ["steps"], marks=slow),
     ("embedding", embedding, ["steps", "encode"]),
     pytest.param("embedding", embedding_by_others, ["steps", "encode"], marks=slow),
-    ("trainer", trainer, ["epochs"]),
-    ("masked_lm_trainer", masked_lm_trainer, ["bert", "modernbert"]),
     ("audited_models", audited_models, ["models"]),
-    pytest.param("overhead", fresh_masks, ["fresh_masks"], marks=slow),
-    ("overhead", restarts, ["restarts"]),
-    ("overhead", host, ["host"]),
     pytest.param(
-        "packmamba", packmamba, ["padding", "training", "packed against others", "operators"], marks=slow
+        "packmamba", packmamba, ["padding", "training", "packed against others", "restarts"], marks=slow
     ),
     pytest.param("step_memory", step_memory, ["memory"], marks=[slow, pytest.mark.both_backends]),
     ("data_throughput", data_throughput, ["pack from file to file"]),
-    pytest.param("data_throughput", plain_throughput, ["pack from file to file"], marks=slow),
-    ("load_balance", load_balance, ["attention of the busiest device"]),
-    ("packing_scale", packing_scale, ["reads", "rates", "estimates"]),
     ("packing_tables", tables_of_packing, None),
     pytest.param("packing_speed", speed_of_packing, ["packing"], marks=slow),
-    ("accelerator", accelerator_without_time, None),
 ]
 
 
@@ -240,10 +170,12 @@ def test_a_benchmark_runs_at_the_smallest_sizes(name, flags_of, tables, tmp_path
             {"histogram": "a", "input_file": "b"},
             "`histogram` must be left out with input_file=b",
         ),
-        ("overhead", {}, "`input_file` must be given with of=fresh_masks. Received: nothing."),
-        ("overhead", {"of": "restarts", "bert_config_file": "bert-tiny"}, "must be a Mamba with of=restarts"),
         ("packmamba", {"pack_length": 1024}, "`pack_length` must be at least max_seq_length=2048"),
-        ("packmamba", {"reference": "true", "parts": "padding"}, "`reference` needs training among `parts`"),
+        (
+            "packmamba",
+            {"reference": "true", "parts": "padding"},
+            "`reference` must be left out",
+        ),
         ("packmamba", {"bert_config_file": "bert-tiny"}, "`bert_config_file` must be a Mamba or Mamba-2"),
         ("accelerator", {"models": "bert-mimi"}, "must be different ones of bert-tiny, bert-mini, "),
         ("parallelism", {"devices": "4,8"}, "must be squares of 2, 4, 8, ..., separated by commas"),

@@ -7,7 +7,6 @@ import pytest
 from benchmark_command import is_png, run_benchmark, tables_of, write_config
 from squad_files import QUESTIONS, write
 from test_run_curves import write_run
-from tiny import CONFIG
 
 from benchmarks import full_pretraining, learning_curves, sweep
 from benchmarks.sweep import Run, packs_of, read_packing_factor, steps_for
@@ -88,6 +87,8 @@ def test_phases_and_fine_tunings_start_from_one_another():
     assert first["init_checkpoint"] == "" and first["train_batch_size"] == 32
     assert second["init_checkpoint"] == str(Path("o/phase1-packed-seed1").resolve())
     assert (second["input_file"], second["train_batch_size"]) == ("p2", 8)
+    of_phase1 = [flags[f"phase1-{kind}-seed1"]["num_train_steps"] for kind in ("packed", "unpacked")]
+    assert of_phase1 == [938, 938]  # 64 of 60,000 sequences in each update, packed or not
     unpacked = flags["phase2-unpacked-seed1"]
     assert (unpacked["input_file"], unpacked["train_batch_size"]) == ("u2", 32)
     tuned, random = flags["squad-packed1-seed2"], flags["squad-random-seed1"]
@@ -152,9 +153,7 @@ def finish(run, folder):
 def test_learning_curves_in_tables_and_pictures(records, monkeypatch, tmp_path, capsys):
     """Nothing is trained: logs are written as runs leave them."""
     taken = []
-    monkeypatch.setattr(
-        sweep, "take", lambda run, folder: taken.append(run.more_flags) or finish(run, folder)
-    )
+    monkeypatch.setattr(sweep, "take", lambda run, to: taken.append(run.more_flags) or finish(run, to))
     flags = {**records, "output_dir": tmp_path / "all", "seeds": "1,2", "run_flags": "--dtype=float32"}
     flags |= {"num_sequences": 80, "sequences_per_step": 10}
     assert run_benchmark("learning_curves", print_commands="true", **flags) == 0
@@ -166,37 +165,22 @@ def test_learning_curves_in_tables_and_pictures(records, monkeypatch, tmp_path, 
     assert is_png(tmp_path / "all" / "same_sequences.png")
 
 
-def full_flags(folder):
-    """Flags of a tiny pre-training in two phases."""
-    given = {"num_points": 1, "seeds": "1", "phase1_batch_size": 16, "phase2_batch_size": 16}
-    for phase, length in (("phase1", 24), ("phase2", 48)):
-        files = write_pair(folder / phase, length)
-        given |= {f"{phase}_{name}": pattern for name, pattern in files.items()}
-        given |= {f"{phase}_eval": files["unpacked"], f"{phase}_sequences": 32}
-    words = tokenization.train_vocab([["a b c who wrote the first program"]], 60, do_lower_case=True).tokens
-    rest = [f"[unused{number}]" for number in range(VOCAB_SIZE - len(words))]
-    (folder / "vocab.txt").write_text("\n".join([*words, *rest]) + "\n")
-    questions = write(folder / "questions.json", *QUESTIONS)
-    sizes = {"vocab_size": VOCAB_SIZE, "num_hidden_layers": 1, "max_position_embeddings": 48}
-    return given | {
-        "train_file": questions,
-        "predict_file": questions,
-        "vocab_file": folder / "vocab.txt",
-        "bert_config_file": write_config(folder / "config.json", CONFIG, **sizes),
-        "output_dir": folder / "all",
-        "finetuning_flags": "--max_seq_length=48 --doc_stride=8 --max_query_length=16 --train_batch_size=4 "
-        "--num_train_epochs=1 --learning_rate=1e-12",
-    }
-
-
-def test_full_pretraining_in_a_table(monkeypatch, tmp_path, capsys):
+def test_full_pretraining_in_a_table(records, monkeypatch, tmp_path, capsys):
     """Nothing is trained; a mistake in flags is seen before the first run."""
     monkeypatch.setattr(sweep, "take", finish)
-    flags = full_flags(tmp_path)
+    words = tokenization.train_vocab([["a b c who wrote the first program"]], 60, do_lower_case=True).tokens
+    rest = [f"[unused{number}]" for number in range(VOCAB_SIZE - len(words))]
+    (tmp_path / "vocab.txt").write_text("\n".join([*words, *rest]) + "\n")
+    flags = {name: records[f"{name.partition('_')[2]}_file"] for name in PHASES}
+    flags |= dict.fromkeys(("train_file", "predict_file"), write(tmp_path / "questions.json", *QUESTIONS))
+    flags |= {"vocab_file": tmp_path / "vocab.txt", "bert_config_file": records["bert_config_file"]}
+    flags |= {"phase1_batch_size": 16, "phase2_batch_size": 16, "num_points": 1, "seeds": "1,2,4"}
+    flags["output_dir"] = tmp_path / "all"
+    flags["finetuning_flags"] = "--max_seq_length=32 --doc_stride=8 --max_query_length=16"
     mistake = {"pretraining_flags": "--num_train_steps=1"}
     assert run_benchmark("full_pretraining", **flags | mistake) == 2 and not (tmp_path / "all").exists()
     assert "must leave num_train_steps of phase1-packed-seed1" in capsys.readouterr().err
-    tables = tables_of("full_pretraining", tmp_path, **flags | {"seeds": "1,2,4"})
+    tables = tables_of("full_pretraining", tmp_path, **flags)
     packed, _, random = tables["fine-tunings"]
     assert (packed["F1, median"], packed["F1, least"], packed["F1, most"]) == (27.0, 26.0, 29.0)
     assert packed["exact match, median"] == 12.5 and packed["fine-tunings"] == 3

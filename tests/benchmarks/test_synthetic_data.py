@@ -37,35 +37,36 @@ def test_sequences_have_their_lengths_places_and_predictions():
     assert max(batch[name].max() for name in ("token_ids", "prediction_ids")) < CONFIG.vocab_size
     for row, pack in enumerate(PACKS):
         slots = np.repeat(np.arange(1, len(pack) + 1), pack)
-        padding = np.zeros(24 - len(slots), int)
-        np.testing.assert_array_equal(batch["sequence_ids"][row], [*slots, *padding])
-        positions = np.concatenate([np.arange(length) for length in pack])
-        np.testing.assert_array_equal(batch["position_ids"][row], [*positions, *padding])
-        owners = batch["prediction_sequences"][row].astype(int)
-        used = owners > 0
-        np.testing.assert_array_equal(np.bincount(owners[used])[1:], count_predictions(pack, 24))
+        padding = [0] * (24 - len(slots))
+        assert batch["sequence_ids"][row].tolist() == [*slots, *padding]
+        positions = [position for length in pack for position in range(length)]
+        assert batch["position_ids"][row].tolist() == [*positions, *padding]
+        used = batch["prediction_sequences"][row] > 0
+        owners = batch["prediction_sequences"][row][used].astype(int)
+        assert np.bincount(owners)[1:].tolist() == count_predictions(pack, 24).tolist()
         places = batch["prediction_positions"][row][used]
-        np.testing.assert_array_equal(batch["sequence_ids"][row][places], owners[used])
-        assert len(set(places.tolist())) == used.sum()
+        assert (batch["sequence_ids"][row][places] == owners).all() and len({*places.tolist()}) == used.sum()
         assert batch["slot_weights"][row].tolist() == [1.0] * len(pack) + [0.0] * (3 - len(pack))
     assert count_predictions([3, 20, 24, 512], 512).tolist() == [1, 3, 4, 76]
 
 
 def test_every_token_but_a_sequence_s_last_predicts_the_next():
-    batch = token_batch(PACKS, spec_of(PACKS, 24), NUM_TOKENS, np.random.default_rng(0))
+    given = PACKS, spec_of(PACKS, 24), NUM_TOKENS
+    batch, of_bert = (
+        token_batch(*given, np.random.default_rng(0)),
+        bert_batch(*given, np.random.default_rng(0)),
+    )
     assert set(batch) == {feature.name for feature in next_token_objective("per_token").features}
+    for name in ("token_ids", "sequence_ids", "position_ids"):
+        np.testing.assert_array_equal(batch[name], of_bert[name])
     for row, pack in enumerate(PACKS):
-        start = 0
-        for slot, length in enumerate(pack, start=1):
-            here = slice(start, start + length)
-            tokens = batch["token_ids"][row, here].tolist()
-            assert batch["sequence_ids"][row, here].tolist() == [slot] * length
-            assert batch["position_ids"][row, here].tolist() == list(range(length))
-            assert batch["label_ids"][row, here].tolist() == [*tokens[1:], 0]
-            assert batch["label_sequences"][row, here].tolist() == [slot] * (length - 1) + [0]
-            start += length
+        labels, owners = np.zeros((2, 24), int)
+        for slot, end in enumerate(np.cumsum(pack), start=1):
+            here = slice(end - pack[slot - 1], end - 1)
+            labels[here], owners[here] = batch["token_ids"][row, here.start + 1 : end], slot
+        assert batch["label_ids"][row].tolist() == labels.tolist()
+        assert batch["label_sequences"][row].tolist() == owners.tolist()
         assert batch["sequence_bytes"][row].tolist() == [*pack] + [0] * (3 - len(pack))
-        assert not batch["token_ids"][row, start:].any() and not batch["label_ids"][row, start:].any()
 
 
 def test_sums_of_a_row_count_what_a_head_predicts():
@@ -75,7 +76,8 @@ def test_sums_of_a_row_count_what_a_head_predicts():
     assert corpus.plan.num_packs == 2
     assert (sums["num_tokens"], sums["num_predictions"], sums["num_sequences"]) == (8 / 2, 5 / 2, 3 / 2)
     assert sums_of_a_row(corpus, False, CAUSAL_LM)["num_predictions"] == 5 / 3
-    assert sums_of_a_row(corpus, False)["num_predictions"] == 1  # of each, 15 % and at least one
+    of_bert = {"num_tokens": 8 / 3, "num_pairs": 24 / 3, "num_predictions": 1, "num_sequences": 1}
+    assert sums_of_a_row(corpus, False) == of_bert  # a BERT predicts 15 %, and at least one token
 
 
 def test_a_corpus_draws_as_its_plan_and_its_histogram():

@@ -1,13 +1,10 @@
 """Training speed: the whole data's factor, ratios of neighbors, honest baselines."""
 
 import contextlib
-import json
 import types
 
-import keras
 import numpy as np
 import pytest
-from benchmark_command import tables_of, write_config
 from tiny import CONFIG
 
 from benchmarks import training_speed
@@ -17,7 +14,6 @@ from benchmarks.training_speed import PACKED, PLAIN, PLAIN_ON_PACKS, UNPACKED
 from bert_packed.training.step_report import StepProgram
 
 HISTOGRAM = np.bincount([4, 9, 16], [600, 300, 100])[1:].astype(np.int64)
-TOY = {"max_seq_length": 16, "max_sequences_per_pack": 4, "batch_size": 3, "repeats": 7}
 SECONDS = {
     PLAIN_ON_PACKS: [2, 2, 4, 2, 2, 2, 2],
     PACKED: [2.02, 2.04, 4.12, 2.08, 2.1, 2.12, 2.14],  # 1 %, 2 %, ... 7 % longer
@@ -34,26 +30,9 @@ def corpus():
 
 
 def test_sorted_batches_are_the_data_in_order():
-    histogram = np.array([4, 0, 2, 0, 2])
-    assert sorted(training_speed.sorted_lengths(histogram, 4, np.random.default_rng(0)).tolist()) == [
-        1,
-        1,
-        3,
-        5,
-    ]
-
-
-def test_a_row_holds_the_mean_of_the_data(corpus):
-    rows = sums_of_a_row(corpus, is_packed=False)
-    assert rows == {
-        "num_tokens": pytest.approx(0.6 * 4 + 0.3 * 9 + 0.1 * 16),
-        "num_pairs": pytest.approx(0.6 * 16 + 0.3 * 81 + 0.1 * 256),
-        "num_predictions": pytest.approx(0.6 * 1 + 0.3 * 1 + 0.1 * 2),
-        "num_sequences": 1,
-    }
-    packs = sums_of_a_row(corpus, is_packed=True)
-    for name, value in rows.items():
-        assert packs[name] == pytest.approx(value * corpus.plan.packing_factor)
+    for histogram, expected in (([4, 0, 2, 0, 2], [1, 1, 3, 5]), ([3, 0, 2], [1, 3])):
+        given = np.array(histogram), len(expected), np.random.default_rng(0)
+        assert sorted(training_speed.sorted_lengths(*given).tolist()) == expected
 
 
 def test_speeds_are_of_the_data(corpus):
@@ -97,45 +76,27 @@ def test_xla_s_counts_are_compared():
     assert added["packing adds, % of the bytes moved"] == pytest.approx(-5)
 
 
-@pytest.mark.slow
-@pytest.mark.both_backends
-def test_a_measurement(tmp_path):
-    """Nothing is replaced: engines and clock are real."""
-    lengths = tmp_path / "lengths.json"
-    lengths.write_text(json.dumps({"lengths": [4, 9, 16], "counts": [600, 300, 100]}))
-    config = write_config(tmp_path / "config.json")
-    flags = {**TOY, "histogram": lengths, "bert_config_file": config, "batch_size": 2, "micro_batch_size": 1}
-    tables = tables_of("training_speed", tmp_path, **flags)
-    assert all(row["s/step"] > 0 for row in tables["steps"])
-    assert ("XLA's count" in tables) == (keras.backend.backend() == "jax")
-
-
 def test_peers_are_asked_for_their_rows(monkeypatch):
     """No torch is needed: each process steps on its own batches."""
     called = []
 
     @contextlib.contextmanager
-    def transformers_training(model_config, rows, keeps_memory):
-        assert rows == {"padded": ["a", "b"], "sorted by length": ["c"]}
-        yield types.SimpleNamespace(call=lambda *of: called.append((keeps_memory, *of)))
-
-    @contextlib.contextmanager
-    def padding_free_training(model_config, batches, attention, keeps_memory):
-        assert (batches, attention) == (["p"], "one by one")
-        yield types.SimpleNamespace(call=lambda *of: called.append((keeps_memory, *of)))
+    def start(model_config, *given, keeps_memory):
+        yield types.SimpleNamespace(call=lambda *of: called.append((*given, keeps_memory, *of)))
 
     processes = {"transformers": False, "transformers, memory kept": True}
     monkeypatch.setattr(process, "torch_processes", lambda: processes)
-    monkeypatch.setattr(training, "transformers_training", transformers_training)
-    monkeypatch.setattr(training, "padding_free_training", padding_free_training)
+    for name in ("transformers_training", "padding_free_training"):
+        monkeypatch.setattr(training, name, start)
     batches = {PACKED: ["p"], UNPACKED: ["a", "b"], "sorted by length": ["c"]}
     with contextlib.ExitStack() as stack:
         ways = training_speed.peer_ways(CONFIG, batches, stack)
         for way in ways.values():
             way(5)
+    rows = {"padded": ["a", "b"], "sorted by length": ["c"]}
     expected = {}
     for kept, keeps_memory in (("", False), (", memory kept", True)):
-        for rows in ("padded", "sorted by length"):
-            expected[f"transformers{kept}, {rows}"] = (keeps_memory, "step", rows, 5)
-        expected[f"padding-free{kept}"] = (keeps_memory, "step", 5)
+        for name in rows:
+            expected[f"transformers{kept}, {name}"] = (rows, keeps_memory, "step", name, 5)
+        expected[f"padding-free{kept}"] = (["p"], "one by one", keeps_memory, "step", 5)
     assert dict(zip(ways, called, strict=True)) == expected

@@ -7,11 +7,10 @@ process is told.
 import signal
 
 import pytest
-from cluster import RunningCluster, last_step
+from cluster import RunningCluster, last_step, reason_against_two_hosts, two_hosts
 from pretraining_command import assert_same_run
 from test_several_processes import STOPPED, command_of, data, uninterrupted  # noqa: F401  fixtures
 
-from benchmarks import two_hosts as hosts
 from bert_packed.parallel.processes import STATUS_LOST
 
 pytestmark = pytest.mark.slow
@@ -27,7 +26,7 @@ EVENTS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def namespaces():
-    if reason := hosts.reason_against():
+    if reason := reason_against_two_hosts():
         pytest.skip(reason)
 
 
@@ -39,7 +38,7 @@ def test_two_hosts_end_soon_and_continue(data, uninterrupted, tmp_path, backend,
     """To the bits of an uninterrupted run of two processes, which equals that of one."""
     befall, statuses, named = EVENTS[event]
     command = command_of(data, tmp_path / "run")
-    with hosts.two_hosts() as pair:
+    with two_hosts() as pair:
         running = RunningCluster(tmp_path / "said", command, 2, backend, hosts=pair)
         running.wait_for(lambda: last_step(tmp_path / "run") >= 5)
         befall(pair, running)
@@ -52,7 +51,7 @@ def test_two_hosts_end_soon_and_continue(data, uninterrupted, tmp_path, backend,
         assert line in running.err(index)[-1], running.said()
     if KILLED in statuses:  # a run of one host continues after that in test_several_processes.py
         return
-    with hosts.two_hosts() as pair:
+    with two_hosts() as pair:
         again = RunningCluster(tmp_path / "again", command, 2, backend, hosts=pair)
         assert again.statuses() == [0, 0], again.said()
     assert_same_run(tmp_path / "run", uninterrupted(backend, 2))

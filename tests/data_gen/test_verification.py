@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from causal_files import make_sequences, read_examples, write_sequences
-from unpacked_records import PREDICTIONS, make_features, write_features
+from unpacked_records import PREDICTIONS, make_features, read_records, write_features
 
 from bert_packed import schema
 from bert_packed.core.settings import InputError
@@ -216,7 +216,7 @@ def test_faults_are_seen(made, damage, kind, fault, num_missing):
 @pytest.mark.parametrize("kind", INPUTS)
 def test_a_missing_sequence_is_named_by_its_length(made, tmp_path, kind):
     one_less = tmp_path / "less.tfrecord"
-    records = list(tfrecords.read_records(f"{made}/{INPUTS[kind]}.tfrecord"))
+    records = list(read_records(f"{made}/{INPUTS[kind]}.tfrecord"))
     tfrecords.write_records(one_less, records[:-1])
     result = compare_files([str(one_less)], files_of(made / kind), "error")
     assert any(f"({LENGTHS[-1]} tokens)" in sentence for sentence in result.differences)
