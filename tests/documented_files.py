@@ -80,7 +80,7 @@ def write_tasks(folder):
 def write_pairs(path):
     """Records of T5's form: `inputs` and `targets`, of varying lengths."""
     rng = np.random.default_rng(0)
-    records = [
-        {name: rng.integers(1, 99, rng.integers(1, most)) for name, most in LONGEST.items()} for _ in range(20)
-    ]
+    records = []
+    for _ in range(20):
+        records.append({name: rng.integers(1, 99, rng.integers(1, most)) for name, most in LONGEST.items()})
     write_sequences(path, records)

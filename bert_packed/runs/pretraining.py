@@ -191,7 +191,7 @@ class Run:
             return PretrainingResult(config.output_dir, [], [], stopped_by)
         metrics = []
         if processes.is_first:
-            metrics = run_summary.last_figures(self.folder, self.objective.figures)
+            metrics = metrics_log.last_figures(self.folder, self.objective.figures)
             if self.engine.num_train_traces:
                 print(f"compiled   {self.engine.num_train_traces} training program")
             self.report(metrics)

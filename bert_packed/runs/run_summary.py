@@ -8,7 +8,6 @@ from keras import ops
 from bert_packed.architectures.registry import ablations, family_of
 from bert_packed.core.progress import count_of, describe_duration
 from bert_packed.training.backend import compiled
-from bert_packed.training.metrics_log import read_rows
 
 LONG_STEP_SECONDS = 30
 MATMUL_SIZE, LARGEST_MATMUL = 1024, 8192
@@ -142,15 +141,3 @@ def show_line(line):
     """Print a line of the training log where no progress bar shows it: in a batch job's file."""
     if not sys.stderr.isatty():
         print(line, flush=True)
-
-
-def last_figures(folder, names):
-    """The last rows of a run's logs, for a table: list of dicts `data`, `step` and the figures of names."""
-    rows = []
-    for data, log in (("train", "metrics.csv"), ("eval", "eval_metrics.csv")):
-        # A row of steps that were all left out has no figures
-        logged = [row for row in read_rows(folder / log) if row["loss"]]
-        if logged:
-            figures = {name: float(logged[-1][name]) for name in names}
-            rows.append({"data": data, "step": int(logged[-1]["step"]), **figures})
-    return rows

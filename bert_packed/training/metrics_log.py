@@ -325,3 +325,15 @@ def _is_number(text):
     except ValueError:
         return False
     return True
+
+
+def last_figures(folder, names):
+    """The last rows of a run's logs, for a table: list of dicts `data`, `step` and the figures of names."""
+    rows = []
+    for data, log in (("train", "metrics.csv"), ("eval", "eval_metrics.csv")):
+        # A row of steps that were all left out has no figures
+        logged = [row for row in read_rows(folder / log) if row["loss"]]
+        if logged:
+            figures = {name: float(logged[-1][name]) for name in names}
+            rows.append({"data": data, "step": int(logged[-1]["step"]), **figures})
+    return rows

@@ -18,6 +18,7 @@ from bert_packed.runs.interleaved_timing import Contender, compare
 from bert_packed.runs.pretraining import Run
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.schema import PackSpec
+from bert_packed.training import metrics_log
 from bert_packed.training.metrics_log import eval_columns, train_columns
 
 CONFIG = ModelConfig(
@@ -170,12 +171,12 @@ def test_the_last_figures_are_those_of_the_last_rows(tmp_path):
         rows = [[step, *(step + place / 8 for place in range(1, len(columns)))] for step in steps]
         lines = [",".join(map(str, row)) + "\n" for row in (columns, *rows)]
         (tmp_path / f"{name}.csv").write_text("".join(lines))
-    train, evaluated = run_summary.last_figures(tmp_path, names)
+    train, evaluated = metrics_log.last_figures(tmp_path, names)
     for row, data, step in ((train, "train", 5), (evaluated, "eval", 3)):
         figures = {name: step + place / 8 for place, name in enumerate(names, 1)}
         assert row == {"data": data, "step": step, **figures}
     (tmp_path / "eval_metrics.csv").unlink()
-    assert run_summary.last_figures(tmp_path, names) == [train]
+    assert metrics_log.last_figures(tmp_path, names) == [train]
 
 
 def test_comparison_reports_the_ratio_of_sequences_per_second(monkeypatch):
