@@ -11,6 +11,7 @@
     full_pretraining   both phases of pre-training and SQuAD, packed and unpacked, in small
     run_curves         curves of any runs in one table and one picture
     finetuning         packed fine-tuning runs against unpacked ones: scores and speed
+    trainer            classifiers by transformers' Trainer on packs and on padded batches
     audited_models     which arguments of the collator are exact for models of transformers
     data_throughput    packing records from file to file: speed, memory, phases
     packing_tables     the papers' packing tables beside ours

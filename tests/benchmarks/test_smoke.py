@@ -81,6 +81,17 @@ def inference_by_others(folder, monkeypatch):
     return inference_speed(folder, monkeypatch) | exported(folder)
 
 
+def trainer(folder, monkeypatch):
+    pytest.importorskip("datasets", reason="pip install -e '.[torch]'")
+    import transformers_models as models  # torch: only now
+
+    models.build("bert").save_pretrained(folder / "model")
+    models.make_tokenizer().save_pretrained(folder / "model")
+    (folder / "rows.csv").write_text("text,label\nword1 word2,a\nword3,b\n")
+    files = dict.fromkeys(("train_file", "eval_file"), folder / "rows.csv")
+    return {**files, "init_checkpoint": folder / "model", "max_seq_length": 24, "batch_size": 2, "repeats": 1}
+
+
 def audited_models(folder, monkeypatch):
     import_reference()
     return {"models": "funnel,longformer,roberta,rwkv"}
@@ -132,6 +143,7 @@ CASES = [
     pytest.param("classification", classification_by_others, ["steps"], marks=slow),
     ("embedding", embedding, ["steps", "encode"]),
     pytest.param("embedding", embedding_by_others, ["steps", "encode"], marks=slow),
+    ("trainer", trainer, ["epochs"]),
     ("audited_models", audited_models, ["models"]),
     pytest.param(
         "packmamba", packmamba, ["padding", "training", "packed against others", "restarts"], marks=slow
