@@ -181,7 +181,8 @@ def squad(config):
         from data_gen.sample_data import QUESTIONS_FILE, build_vocabulary
 
         vocab_file, model = config.vocab_file, config.bert_config_file
-        if not config.init_checkpoint:  # whose ids mean the WordPieces of the vocabulary beside it
+        # A checkpoint's ids mean the WordPieces of the vocabulary beside it
+        if not config.init_checkpoint:
             vocab_file = vocab_file or build_vocabulary(config.do_lower_case)
             model = model or "bert-tiny"
         files = dict.fromkeys(("train_file", "predict_file"), str(QUESTIONS_FILE))

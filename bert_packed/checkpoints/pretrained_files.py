@@ -52,7 +52,7 @@ class HuggingFaceCheckpoint:
 
     @property
     def classes(self):
-        """The classes of transformers in `config.json`; [] where it has none."""
+        """Names of classes of transformers in `config.json`; empty where it has none."""
         try:
             return list(read_json(self.path / HUGGING_FACE_CONFIG).get("architectures") or [])
         except (OSError, InputError, TypeError):

@@ -24,7 +24,7 @@ USUAL = {
 
 @dataclasses.dataclass(frozen=True)
 class VectorSettings:
-    """Settings that make a vector of a text's hidden states, and the prompts before it."""
+    """Settings that make a vector of a text's hidden states, and the prompts before that text."""
 
     pooling: str = "mean"
     normalize: bool = False  # True where vectors have length 1

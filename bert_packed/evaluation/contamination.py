@@ -162,7 +162,7 @@ def _neighbours_outputs(forward, outputs, vocab_size, packs):
         after = _to_numpy(forward({**packs, "token_ids": tokens}))
         for name, kind in outputs.items():
             owners = _owners(packs, kind)
-            # Padding must not move, either: later blocks read its states
+            # Padding must not move, either
             others = ~_of_half(owners, half_BK) & ((owners > 0) | (kind == "S"))
             change = np.abs(after[name] - before[name])[others].max(initial=0.0)
             largest[name] = largest_of(largest[name], change)
@@ -201,7 +201,11 @@ def _training_alone(gradients, model, objective, packs, unpacked, tolerance):
 
 
 def compare_gradients(paths, together, alone, tolerance):
-    """Compare gradients of weights; a difference is relative to the tensor's largest, or to `LEAST_SHARE`."""
+    """Compare gradients of weights, packed and unpacked: list of `Check`.
+
+    A difference is relative to the tensor's largest gradient, but at least to `LEAST_SHARE` of the model's
+    largest.
+    """
     largest_of_model = max(np.abs(np.asarray(values)).max() for values in alone)
     largest = key_biases = 0.0
     for path, one, other in zip(paths, together, alone, strict=True):

@@ -44,7 +44,8 @@ NUM_SPECIAL = 2  # [CLS] and [SEP]
 ALGORITHM = "lpfhp"  # plans at once, where others search
 MOST_TOKENS = 1024  # of a text, unless more is asked for: dense scores of 8,192 tokens take 256 MiB a head
 # Defaults: packs in a batch, and batches that threads compute at once
-ON_CPUS, ELSEWHERE = (1, 2), (8, 1)
+DEFAULTS = {"cpu": (1, 2)}
+OTHER_DEFAULTS = (8, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,9 +180,9 @@ def load_encoder(
     if dtype not in DTYPES:
         raise InputError(f"`dtype` must be one of {', '.join(DTYPES)}. Received: {dtype!r}.")
     platform = devices_here().platform
-    defaults = ON_CPUS if platform == "cpu" else ELSEWHERE
-    batch_size = _at_least_one("batch_size", batch_size, defaults[0])
-    num_batches_at_once = _at_least_one("num_batches_at_once", num_batches_at_once, defaults[1])
+    usual_size, usual_number = DEFAULTS.get(platform, OTHER_DEFAULTS)
+    batch_size = _at_least_one("batch_size", batch_size, usual_size)
+    num_batches_at_once = _at_least_one("num_batches_at_once", num_batches_at_once, usual_number)
     if length is None:
         length = min(
             config.max_position_embeddings, MOST_TOKENS, known_length(init_checkpoint) or MOST_TOKENS

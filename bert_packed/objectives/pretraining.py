@@ -25,7 +25,7 @@ _MLM_ACCURACIES = {
 
 
 def pretraining_objective(mlm_loss, next_sentence=True):
-    """Masked LM, weighted as in `prediction_weights`, and next sentences, optionally with a loss of 0."""
+    """Masked LM, `mlm_loss` as in `prediction_weights`, and next sentences, optionally with a loss of 0."""
     return Objective(
         head=PRETRAINING,
         features=RECORDED,
@@ -50,24 +50,23 @@ def masked_lm_objective(mlm_loss):
     )
 
 
-def prediction_weights(owners_BP, slot_weights_BK):
-    """Weights of predictions, per token and per sequence, and numbers of predictions of sequences: float32.
+def prediction_weights(prediction_sequences_BP, num_slots, mlm_loss):
+    """Weight of each masked-LM prediction: float32 `[B, P]`.
 
-    Those per sequence are Listing 1 of "Packing: Towards 2x NLP BERT Acceleration". Those per token are
-    Section 3.2.3 of "Efficient Sequence Packing", google-research/bert and Hugging Face. P may be S, too.
+    "per_sequence" is Listing 1 of "Packing: Towards 2x NLP BERT Acceleration". "per_token" is Section 3.2.3
+    of "Efficient Sequence Packing", google-research/bert and Hugging Face.
 
-        owners         [1    1    1    2  0]      sequence of each prediction, 0 is an unused one
-        slot_weights   [1 1]                      0 is an unused slot
-        per token      [1    1    1    1  0]      [B, P]
-        per sequence   [1/3  1/3  1/3  1  0]      [B, P]
-        numbers        [3 1]                      [B, K]
+        sequences      [1    1    1    2   0]       0 is an unused prediction
+        per_sequence   [1/3  1/3  1/3  1   0]
+        per_token      [1    1    1    1   0]
     """
-    slots_K = ops.arange(1, slot_weights_BK.shape[1] + 1, dtype="int32")
-    belongs_BPK = ops.cast(ops.equal(ops.cast(owners_BP, "int32")[:, :, None], slots_K), "float32")
-    belongs_BPK = belongs_BPK * ops.cast(slot_weights_BK, "float32")[:, None, :]
-    numbers_BK = ops.sum(belongs_BPK, axis=1)
-    share_BPK = belongs_BPK / ops.maximum(numbers_BK, 1.0)[:, None, :]
-    return ops.sum(belongs_BPK, axis=-1), ops.sum(share_BPK, axis=-1), numbers_BK
+    used_BP = ops.cast(prediction_sequences_BP > 0, "float32")
+    if mlm_loss == "per_token":
+        return used_BP
+    belongs_BPK = _belongs(prediction_sequences_BP, num_slots)
+    attempted_BK = ops.sum(belongs_BPK, axis=1)
+    attempted_BP = ops.sum(belongs_BPK * attempted_BK[:, None, :], axis=-1)
+    return used_BP / ops.maximum(attempted_BP, 1.0)
 
 
 def pretraining_sums(outputs, batch, mlm_loss, next_sentence=True):
@@ -87,8 +86,10 @@ def masked_lm_sums(outputs, batch, mlm_loss):
 
     `mlm_correct` counts predictions; `mlm_sequence_accuracy` sums each sequence's share of correct ones.
     """
+    sequences_BP, num_slots = batch["prediction_sequences"], batch["slot_weights"].shape[1]
     nll_BP, right_BP = nll_and_right(outputs["mlm_logits"], batch["prediction_ids"])
-    used_BP, share_BP, _ = prediction_weights(batch["prediction_sequences"], batch["slot_weights"])
+    share_BP = prediction_weights(sequences_BP, num_slots, "per_sequence")
+    used_BP = prediction_weights(sequences_BP, num_slots, "per_token")
     loss_weights_BP = share_BP if mlm_loss == "per_sequence" else used_BP
     return {
         "mlm_loss": ops.sum(nll_BP * loss_weights_BP),
@@ -100,19 +101,25 @@ def masked_lm_sums(outputs, batch, mlm_loss):
 
 def pretraining_counts(batch):
     """Predictions, sequences with a prediction, and `count_sequences`."""
-    return {**_count_predictions(batch["prediction_sequences"], batch), **count_sequences(batch)}
+    sequences_BP, num_slots = batch["prediction_sequences"], batch["slot_weights"].shape[1]
+    return {
+        "num_predictions": ops.sum(prediction_weights(sequences_BP, num_slots, "per_token")),
+        "num_predicted_sequences": ops.sum(prediction_weights(sequences_BP, num_slots, "per_sequence")),
+        **count_sequences(batch),
+    }
 
 
-def _count_predictions(owners_BP, batch):
-    used_BP, _, numbers_BK = prediction_weights(owners_BP, batch["slot_weights"])
-    predicted_BK = ops.cast(numbers_BK > 0, "float32")
-    return {"num_predictions": ops.sum(used_BP), "num_predicted_sequences": ops.sum(predicted_BK)}
+def _belongs(prediction_sequences_BP, num_slots):
+    """1 if prediction p belongs to sequence k + 1: float32 `[B, P, K]`."""
+    slots_K = ops.arange(1, num_slots + 1, dtype="float32")
+    return ops.cast(ops.equal(prediction_sequences_BP[:, :, None], slots_K), "float32")
 
 
 def next_token_objective(weighting, goes_on=False):
     """Causal language modelling; `goes_on` is True where sequences continue from pack to pack in rows.
 
-    `weighting` "per_token" is the mean over predictions, "per_sequence" that over sequences of their means.
+    `weighting` "per_token" is the mean over predictions, "per_sequence" the mean over sequences of the mean
+    over their predictions.
     """
     return Objective(
         head=CAUSAL_LM,
@@ -131,6 +138,23 @@ def next_token_objective(weighting, goes_on=False):
     )
 
 
+def prediction_shares(label_sequences_BS, slot_weights_BK):
+    """Weights of predictions, per token and per sequence, and predictions per sequence: float32.
+
+    label_sequences  [1    1    0  2  0  0]      0 is no prediction
+    slot_weights     [1 1]                       0 is an unused slot
+    used             [1    1    0  1  0  0]      [B, S]
+    share            [1/2  1/2  0  1  0  0]      [B, S]
+    made             [2 1]                       [B, K]
+    """
+    slots_K = ops.arange(1, slot_weights_BK.shape[1] + 1, dtype="int32")
+    belongs_BSK = ops.cast(ops.equal(ops.cast(label_sequences_BS, "int32")[:, :, None], slots_K), "float32")
+    belongs_BSK = belongs_BSK * ops.cast(slot_weights_BK, "float32")[:, None, :]
+    made_BK = ops.sum(belongs_BSK, axis=1)
+    share_BSK = belongs_BSK / ops.maximum(made_BK, 1.0)[:, None, :]
+    return ops.sum(belongs_BSK, axis=-1), ops.sum(share_BSK, axis=-1), made_BK
+
+
 def next_token_sums(outputs, batch, weighting):
     """Sums over a batch of packs, and `next_token_counts`: dict of float32 scalars.
 
@@ -138,7 +162,7 @@ def next_token_sums(outputs, batch, weighting):
     sequence's predictions, over sequences.
     """
     nll_BS, right_BS = nll_and_right(outputs["logits"], batch["label_ids"])
-    used_BS, share_BS, _ = prediction_weights(batch["label_sequences"], batch["slot_weights"])
+    used_BS, share_BS, _ = prediction_shares(batch["label_sequences"], batch["slot_weights"])
     nll, sequence_nll = ops.sum(nll_BS * used_BS), ops.sum(nll_BS * share_BS)
     return {
         "lm_loss": nll if weighting == "per_token" else sequence_nll,
@@ -151,9 +175,11 @@ def next_token_sums(outputs, batch, weighting):
 
 def next_token_counts(batch):
     """Predictions, sequences with a prediction, bytes of text, and `count_sequences`."""
+    used_BS, _, made_BK = prediction_shares(batch["label_sequences"], batch["slot_weights"])
     bytes_BK = ops.cast(batch["sequence_bytes"], "float32") * batch["slot_weights"]
     return {
-        **_count_predictions(batch["label_sequences"], batch),
+        "num_predictions": ops.sum(used_BS),
+        "num_predicted_sequences": ops.sum(ops.cast(made_BK > 0, "float32")),
         "num_bytes": ops.sum(bytes_BK),
         **count_sequences(batch),
     }

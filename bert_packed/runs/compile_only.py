@@ -95,7 +95,11 @@ def compile_step(run):
 
 
 def find_largest(run):
-    """Find the largest micro-batch whose step fits the absent devices: its config and `StepProgram`."""
+    """Find the largest micro-batch whose step fits the absent devices: its config and `StepProgram`.
+
+    The config's step has the packs of `train_batch_size`, rounded up to whole micro-batches. Raises
+    `TooLargeError` where not even one pack a device fits.
+    """
     config, target = run.config, run.target
     unit = target.num_devices if config.layout == "none" else count_replicas(config.layout, config.mesh_shape)
     found = {}

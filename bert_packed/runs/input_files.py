@@ -1,4 +1,4 @@
-"""Packed files of a run: facts by their manifests, and what one reading of every byte finds."""
+"""Packed files of a run: facts from their manifests, and what one reading of every byte finds."""
 
 import dataclasses
 import functools

@@ -184,7 +184,9 @@ def find_checkpoint(folder, config, facts):
 def find_whole_checkpoint(folder, report):
     """The newest checkpoint of a run that is as it was written; newer, damaged ones are set aside.
 
-    `report` gets a line about each of these. Raises `InputError` where none is whole, and changes nothing.
+    `report` gets a line about each of these. The first of several processes calls this, before the others
+    list the checkpoints. Raises `InputError` where none is whole; then nothing is changed. Raises `OSError`
+    where one cannot be read for another reason than a bad disk.
     """
     damaged = []
     for path in reversed(list_checkpoints(folder)):

@@ -29,8 +29,10 @@ class LabelledSequences:
 def make_batch(data, packs, spec, num_packs):
     """A batch of B = `num_packs` packs: at most B `Packs` of `LabelledSequences`, and empty ones.
 
-    It is a dict of the arrays of `SEQUENCES`, of the labels, `[B, K]`, and, if sequences have predictions, of
-    `PREDICTIONS`.
+    Returns:
+        Dict of int32 and float32 arrays: `token_ids`, `sequence_ids`, `token_type_ids`, `position_ids`
+        `[B, S]`; `cls_positions`, `slot_weights` and the labels `[B, K]`; if sequences have predictions
+        `prediction_positions`, `prediction_ids` and `prediction_sequences` `[B, P]`.
     """
     arrays = assemble_filled(data.sequences, packs, spec, num_packs)
     features = (*SEQUENCES, *PREDICTIONS) if len(data.sequences["prediction_ids"]) else SEQUENCES

@@ -165,7 +165,7 @@ class FinetuningResult:
 
 
 def check_files(config, names, or_folders=False):
-    """Raise `InputError` for the first of some flags whose file is missing; empty flags pass."""
+    """Raise `InputError` for the first of some flags whose file is missing or, unless `or_folders`, a folder."""
     is_there, kind = (storage.exists, "file or folder") if or_folders else (storage.is_file, "file")
     for name in names:
         path = getattr(config, name)

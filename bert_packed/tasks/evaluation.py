@@ -1,6 +1,7 @@
 """Scores while a run trains: which are best, when no better ones come, and the weights with the best."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
@@ -24,7 +25,13 @@ class Evaluation:
     score: Callable  # from a model to a dict of float
     files: list[str]  # paths of what is scored
 
+    @functools.cached_property
+    def source(self):
+        """Paths and checksums of what is scored, since scores of other files do not compare."""
+        return " ".join(f"{path} {file_sha256(path)}" for path in self.files)
+
     def __post_init__(self):
+        self.source  # noqa: B018  read now: the files may change before the first score
         if self.best_name not in self.names:
             raise InputError(
                 f"`best_score` must be one of {', '.join(self.names)}. Received: {self.best_name}."
@@ -52,8 +59,6 @@ class EvaluationLog:
         self._names = (self._best, *(name for name in evaluation.names if name != self._best))
         columns = ("step", *self._names)
         self._log = metrics_log.open_log(folder / metrics_log.EVAL_FILE, columns, rows, processes)
-        # Scores of other files do not compare
-        self._source = " ".join(f"{path} {file_sha256(path)}" for path in evaluation.files)
         # Rows of another file of scores may have others
         self._scores = [float(row[self._best]) for row in rows if row.get(self._best)]
 
@@ -83,12 +88,12 @@ class EvaluationLog:
         if self._evaluation.config.keep_best and self._is_best(scores[self._best]):
             with write_folder(self._best_folder) as partial:
                 checkpoint.save_weights(partial, named_weights(self._model), self._model.config)
-                write_json(partial / SCORES_OF_BEST, {"of": self._source, **scores})
+                write_json(partial / SCORES_OF_BEST, {"of": self._evaluation.source, **scores})
         self._log.write({"step": step, **scores})
         return scores
 
     def _is_best(self, score):
         stored = read_json(self._best_folder / SCORES_OF_BEST, default={})
         # An older run noted the first file alone
-        is_same = self._source.startswith(stored.get("of", "?"))
+        is_same = self._evaluation.source.startswith(stored.get("of", "?"))
         return not is_same or math.isnan(stored[self._best]) or score > stored[self._best]

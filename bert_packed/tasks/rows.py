@@ -64,12 +64,14 @@ def check_text(path, number, name, text):
 
 @contextlib.contextmanager
 def open_lines(path, form=""):
-    """Open a text file; raises `InputError` where it is missing, is not UTF-8, or `csv` finds no `form`."""
+    """Open a text file; raises `InputError` where it is missing, not UTF-8, or not what `form` says."""
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             yield file
     except FileNotFoundError as error:
         raise InputError(f"{path} must exist. Received: no such file.") from error
+    except IsADirectoryError as error:
+        raise InputError(f"{path} must be a file. Received: a folder.") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path} must be UTF-8. Received: {error}.") from error
     except csv.Error as error:

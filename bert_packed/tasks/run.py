@@ -51,7 +51,8 @@ class TextModel:
 def read_text_model(config, processes=ALONE):
     """The `TextModel` of a `FinetuneConfig`; prints lines about the batch and the vocabulary.
 
-    Raises `InputError` where vocabulary and model do not belong together, or not to the config.
+    Raises `InputError` where the vocabulary or the model is missing, they do not belong together, the model
+    cannot be fine-tuned with packs of this length, or there is no kernel that is asked for.
     """
     given = config.init_checkpoint, config.bert_config_file
     family = starting_weights.read_model_config(*given)
@@ -116,8 +117,8 @@ def run_task(config, text, objective, read_training, predict=None, evaluation=No
         export: Function of model, output directory and the scores of `predict`; None for no export.
         new_head: Beginning of the names of weights that training does not take from the start; "" for none.
 
-    Returns a `FinetuningResult`. Raises `InputError` where an earlier run, the start or the devices do not
-    fit.
+    Returns a `FinetuningResult`. Raises `InputError` where another run is in the directory, the checkpoint to
+    start from does not fit, or the devices cannot share a step.
     """
     processes = text.processes
     config = run_directory.as_begun(config, processes)

@@ -283,11 +283,12 @@ def _pack_columns(columns, *limits, seed=0):
 def labels_by_sequence(labels, sequence_ids):
     """Labels of each sequence by itself, for `per_sequence_loss`: int64 `[B, K, S]` of two `[B, S]`.
 
-    labels        [-100 7 -100 8 -100]   ->   [-1  7 -1 -1 -1]
-    sequence_ids  [   1 1    2 2    0]        [-1 -1 -1  8 -1]
+        labels        [-100 7 -100 8 -100]   ->   [-1  7 -1 -1 -1]
+        sequence_ids  [   1 1    2 2    0]        [-1 -1 -1  8 -1]
+
+    -1 is no prediction, and -100 fills slots without a sequence.
     """
-    # Slots without a sequence are -100, all numbers of the others are not: what Trainer counts of a step is S
-    # times its sequences
+    # Trainer counts labels other than -100: here S for each sequence
     slots_K = torch.arange(1, int(sequence_ids.max()) + 1, device=labels.device)
     is_own_BKS = sequence_ids[:, None] == slots_K[:, None]
     labels_BKS = torch.where(is_own_BKS & (labels != IGNORED)[:, None], labels[:, None], UNPREDICTED)

@@ -65,7 +65,8 @@ def rows_of_packs(packs, padding):
         sequence_ids    [[1 1 2 2 2 0]]                     [8 9 0]]                   [1 1 0]]
         sequence_index  [[1 0]]                 pack_index [[3 4 0 1 2]]
 
-    Columns of packs are `[B, S]` or `[B, K]`; `padding` has values of some in padding, 0 for others.
+    Columns of packs are `[B, S]` or `[B, K]`; `padding` has what some columns hold in padding;
+    others hold 0.
     """
     ids_BS, positions_BS = packs[SEQUENCE_IDS], packs[POSITION_IDS]
     rows_BK = packs.get(SEQUENCE_INDEX)

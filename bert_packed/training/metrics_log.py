@@ -330,7 +330,7 @@ def _is_number(text):
 def last_figures(folder, names):
     """The last rows of a run's logs, for a table: list of dicts `data`, `step` and the figures of names."""
     rows = []
-    for data, log in (("train", "metrics.csv"), ("eval", "eval_metrics.csv")):
+    for data, log in (("train", TRAIN_FILE), ("eval", EVAL_FILE)):
         # A row of steps that were all left out has no figures
         logged = [row for row in read_rows(folder / log) if row["loss"]]
         if logged:

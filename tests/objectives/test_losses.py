@@ -188,13 +188,12 @@ def test_padding_alone_teaches_nothing(kind):
 
 
 def test_weights_of_listing_1():
-    """The first slot has the same weights as the last, and an unused one none."""
+    """The first slot has the same weights as the last."""
     sequences = np.array([[1, 1, 1, 2, 0], [1, 2, 2, 2, 2]], np.float32)
-    per_token, per_sequence, numbers = prediction_weights(sequences, np.ones((2, 2), np.float32))
+    per_sequence = prediction_weights(sequences, 2, "per_sequence")
     thirds, quarters = [1 / 3, 1 / 3, 1 / 3, 1, 0], [1, 1 / 4, 1 / 4, 1 / 4, 1 / 4]
     np.testing.assert_allclose(per_sequence, [thirds, quarters], rtol=1e-6)
-    np.testing.assert_array_equal(per_token, sequences > 0)
-    np.testing.assert_array_equal(numbers, [[3, 1], [1, 4]])
+    np.testing.assert_array_equal(prediction_weights(sequences, 2, "per_token"), sequences > 0)
 
 
 def test_nll_is_that_of_a_softmax_and_so_is_its_gradient():

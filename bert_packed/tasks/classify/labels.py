@@ -149,7 +149,10 @@ def find_problem(examples, asked="auto"):
     kind = _kind(examples) if asked == "auto" else asked
     if kind == NUMBER:
         return Problem(kind)
-    each = (label if isinstance(label, tuple) else (label,) for label in examples.labels)
+    each = [label if isinstance(label, tuple) else (label,) for label in examples.labels]
+    for place, own in enumerate(each):
+        if kind == SINGLE and len(own) != 1:
+            raise InputError(f"{examples.place(place)}: must have one label. Received: {len(own)}.")
     names = {name for own in each for name in own}
     least = 2 if kind == SINGLE else 1
     if len(names) < least:

@@ -61,13 +61,13 @@ def finetune(config, processes):
     """Train, score, predict and export as a `ClassifyConfig` says: `FinetuningResult`."""
     text = run.read_text_model(config, processes)
     run.check_export(config)
-    given = config.columns, config.label_column, config.label_separator
+    columns = config.columns, config.label_column, config.label_separator
     # Files are read before training: a mistake in them would show after hours
-    training = read_examples(config.train_file, *given) if config.do_train else None
+    training = read_examples(config.train_file, *columns) if config.do_train else None
     qrels = find_qrels(config.eval_file) if config.eval_file else None
     ranked = read_reranking(qrels, config.candidates_file) if qrels else None
-    held_out = read_examples(config.eval_file, *given) if config.eval_file and not qrels else None
-    wanted = read_examples(config.predict_file, *given, has_labels=False) if config.predict_file else None
+    held_out = read_examples(config.eval_file, *columns) if config.eval_file and not qrels else None
+    wanted = read_examples(config.predict_file, *columns, has_labels=False) if config.predict_file else None
     problem = _find_problem(config, training, held_out)
     names = f": {len(problem.names)} labels, {', '.join(problem.names):.200}" if problem.names else ""
     print(f"labels     {problem.kind}{names}")
@@ -156,12 +156,16 @@ class Predictor:
 
     config: ScoredConfig
     files: list[tuple[AskedFile, Sequences]]
-    forward_of: Callable = dataclasses.field(default_factory=lambda: functools.cache(run.forward_of))
+
+    @functools.cached_property
+    def _forward_of(self):
+        """`run.forward_of`, which compiles a model once."""
+        return functools.cache(run.forward_of)
 
     def _logits(self, model, files):
         """Of each file, float32 `[n, C]`; and the number of packs."""
         joined = concatenate([sequences for _, sequences in files])
-        outputs, num_packs = run.predict_packed(self.config, self.forward_of(model), joined)
+        outputs, num_packs = run.predict_packed(self.config, self._forward_of(model), joined)
         ends = np.cumsum([len(sequences) for _, sequences in files])
         return np.split(np.stack(outputs["logits"]), ends[:-1]), num_packs
 

@@ -5,7 +5,6 @@ Legend: B packs per batch, S pack length, P predictions per pack, K sequences pe
 
 import dataclasses
 import functools
-from collections.abc import Callable
 
 import numpy as np
 from keras import ops
@@ -52,12 +51,12 @@ def tags_objective(num_tags, tag_loss="per_sequence"):
 
 def tag_sums(outputs, batch, tag_loss):
     """Sums of `tags_objective`: `loss`, `correct`, and `tag_counts`."""
-    used_BP, share_BP, _ = prediction_weights(batch["prediction_sequences"], batch["slot_weights"])
+    sequences_BP, num_slots = batch["prediction_sequences"], batch["slot_weights"].shape[1]
     logits_BPC = gather_tokens(outputs["logits"], batch["prediction_positions"])
     nll_BP, right_BP = nll_and_right(logits_BPC, batch["prediction_ids"])
     return {
-        "loss": ops.sum(nll_BP * (share_BP if tag_loss == "per_sequence" else used_BP)),
-        "correct": ops.sum(right_BP * used_BP),
+        "loss": ops.sum(nll_BP * prediction_weights(sequences_BP, num_slots, tag_loss)),
+        "correct": ops.sum(right_BP * prediction_weights(sequences_BP, num_slots, "per_token")),
         **tag_counts(batch),
     }
 
@@ -156,12 +155,16 @@ class Predictor:
     names: tuple[str, ...]
     sentences: conll.Sentences
     found: conll.TagSequences
-    forward_of: Callable = dataclasses.field(default_factory=lambda: functools.cache(run.forward_of))
+
+    @functools.cached_property
+    def _forward_of(self):
+        """`run.forward_of`, which compiles a model once."""
+        return functools.cache(run.forward_of)
 
     def _tags(self, model):
         """The tags of each sentence, and the number of packs."""
         sequences, sentences = without_predictions(self.found.sequences), self.sentences
-        outputs, num_packs = run.predict_packed(self.config, self.forward_of(model), sequences)
+        outputs, num_packs = run.predict_packed(self.config, self._forward_of(model), sequences)
         by_word = logits_of_words(self.found, outputs["logits"], sentences.num_words).argmax(axis=1)
         ends = np.cumsum([len(words) for words in sentences.words])
         parts = np.split(by_word, ends[:-1])
