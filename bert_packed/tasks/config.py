@@ -165,7 +165,10 @@ class FinetuningResult:
 
 
 def check_files(config, names, or_folders=False):
-    """Raise `InputError` for the first of some flags whose file is missing or, unless `or_folders`, a folder."""
+    """Raise `InputError` for the first flag whose file is missing or, unless `or_folders`, a folder.
+
+    Empty flags pass.
+    """
     is_there, kind = (storage.exists, "file or folder") if or_folders else (storage.is_file, "file")
     for name in names:
         path = getattr(config, name)

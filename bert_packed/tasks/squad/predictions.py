@@ -53,8 +53,8 @@ def extract(
     """The `Predictions` for all questions, including those without a window.
 
     `windows` are `windows.Windows` of the question set, n sequences; `logits` a list of n float arrays
-    `[2, tokens of the sequence]`, start and end; the others are settings of `SquadConfig`. The score of no answer
-    is the lowest of [CLS] over the question's windows.
+    `[2, tokens of the sequence]`, start and end; the others are settings of `SquadConfig`. The
+    score of no answer is the lowest of [CLS] over the question's windows.
     """
     by_question = [[] for _ in question_set.questions]
     null = [None] * len(by_question)
