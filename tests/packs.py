@@ -40,12 +40,15 @@ def random_sequence(rng, length, num_predictions=None):
     )
 
 
+FLOATS = {"prediction_sequences", "slot_weights"}
+
+
 def batch_of(packs, max_seq_length, num_slots, num_predictions):
     """The batch dict of a list of packs, each a list of `Sequence`."""
     spec = schema.PackSpec(max_seq_length, num_slots, num_predictions)
     batch = {
         BATCH_NAMES[name]: np.zeros(
-            (len(packs), *spec.shape(name)), "f4" if name in schema.FLOAT_FEATURES else "i4"
+            (len(packs), *spec.shape(name)), "f4" if BATCH_NAMES[name] in FLOATS else "i4"
         )
         for name in schema.PACKED_LENGTHS
     }

@@ -282,3 +282,24 @@ def test_the_packing_factor_is_texts_per_row(known):
     # Rows of 12 hold 5 + 7, 2 + 10, 3 + 4 + 2 and 12 tokens
     assert known.packing_factor(SHORT) == 8 / 4
     assert known.packing_factor([]) == 1
+
+
+def test_a_model_with_dropout_gives_its_states_without(tmp_path):
+    """They are those that the model itself has out of training, one text a row."""
+    write_encoder(tmp_path)
+    config = dataclasses.replace(CONFIG, hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.5)
+    engine = make_engine(config=config, seed=4)
+    checkpoint.save_weights(tmp_path, engine.weights(), config)
+    encoder = inference.load_encoder(tmp_path, tmp_path / "vocab.txt", batch_size=2)
+    text = TEXTS[0]
+    ids = [encoder.cls_id, *encoder.tokenize([text])[0], encoder.sep_id]
+    row = {
+        "token_ids": np.array([ids], np.int32),
+        "sequence_ids": np.ones((1, len(ids)), np.int32),
+        "token_type_ids": np.zeros((1, len(ids)), np.int32),
+        "position_ids": np.arange(len(ids), dtype=np.int32)[None],
+    }
+    want = keras.ops.convert_to_numpy(engine.model.encode(row, training=False))[0]
+    for _ in range(2):
+        (got,) = encoder.encode([text], "none")
+        np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())

@@ -160,7 +160,7 @@ def original(tmp_path, whole):
 def test_damage_under_right_checksums_stays_in_its_record(original, damage, num_trials):
     """Damage from before the checksums were made: an error, or a sequence that obeys all rules.
 
-    The first record decides which features the others need, so it stays whole.
+    The first record decides which features the others need, so it stays whole here.
     """
     rng, num_errors = np.random.default_rng(1), 0
     for _ in range(num_trials):
@@ -176,6 +176,19 @@ def test_damage_under_right_checksums_stays_in_its_record(original, damage, num_
         others = [*original.contents[:index], *original.contents[index + 1 :]]
         assert [*found[:index], *found[index + 1 :]] == others or found == others  # a pack of nothing
     assert num_errors > 0
+
+
+@pytest.mark.parametrize("damage", [flip, swap, duplicate, drop])
+@pytest.mark.parametrize("whole", READERS, indirect=True)
+def test_a_damaged_first_record_is_read_or_named(original, damage):
+    rng = np.random.default_rng(2)
+    for _ in range(6):
+        first = damage(original.records[0], rng)
+        tfrecords.write_records(original.path, [first, *original.records[1:]])
+        try:
+            contents(original.read(original.path))
+        except InputError as error:
+            original.check_error(error)
 
 
 @many(3, 40)

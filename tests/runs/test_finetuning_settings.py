@@ -31,6 +31,7 @@ from bert_packed.tasks.squad.config import SquadConfig
 from bert_packed.text import tokenization
 from bert_packed.training import loop
 from bert_packed.training.engines.engine import named_weights
+from bert_packed.training.metrics_log import read_rows
 
 LENGTH = 48
 WORDS = [f"w{number}" for number in range(20)]
@@ -225,13 +226,15 @@ def test_kernels_are_of_training_and_prediction(files, tmp_path, monkeypatch):
     assert refused.status == 2 and refused.error.count("\n") == 1 and "`attention` must" in refused.error
 
 
-def test_lost_rows_of_the_log_are_refused(files, tmp_path):
+def test_lost_rows_of_the_log_are_refused_unless_accepted(files, tmp_path):
     flags = given(files, log_steps=1, do_predict=False, num_train_epochs=30.0)
     assert run_to_loop("squad", tmp_path, **flags).status == 0  # which saved four steps, and has logged none
     record = (tmp_path / "run.json").read_bytes()
     refused = run_to_loop("squad", tmp_path, **flags)
     assert (tmp_path / "run.json").read_bytes() == record
     assert refused.status == 2 and "metrics.csv must have the row of every logged step" in refused.error
+    run_to_loop("squad", tmp_path, **flags, accept_lost_rows=True)
+    assert [row["step"] for row in read_rows(tmp_path / "metrics.csv")] == ["1", "2", "3", "4"]
 
 
 def test_settings_of_glue(files, tmp_path):

@@ -161,6 +161,9 @@ def test_settings_of_a_run_reach_the_optimizer():
     assert (optimizer.beta_1, optimizer.beta_2, optimizer.corrects_bias) == (0.9, 0.7, True)
     assert optimizer.global_clipnorm is None
     assert correct_betas(0.81, 0.9, 2) == pytest.approx((0.6561, 0.81))
+    steps = {"num_train_steps": 6, "num_warmup_steps": 2, "learning_rate": 4.0}
+    root = dataclasses.replace(config, decay_type="1-sqrt", **steps)
+    assert float(build_schedule(root)(4)) == pytest.approx(4 * (1 - 0.5**0.5))
 
 
 def test_packed_step_moves_moments_like_p_steps():
