@@ -16,7 +16,7 @@
     data_throughput    packing records from file to file: speed, memory, phases
     packing_tables     the papers' packing tables beside ours
     packing_speed      speed and quality of the packing algorithms
-    packmamba          the figures of PackMamba: padding and speed; restarts
+    packmamba          the figures of PackMamba: padding, speed, cost of restarts
     parallelism        communication and memory of layouts over devices
     step_memory        memory of a training step
     device_session     the commands to run while an accelerator is lent

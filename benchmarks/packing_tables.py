@@ -126,7 +126,7 @@ def cghp_rows():
 
 
 def compute_figures(algorithm, histogram, max_seq_length, depth, options):
-    """The figures of one row that the algorithm has, as numbers; None for others."""
+    """The figures of one row that the algorithm has, as numbers; the others are None or absent."""
     tokens = sum(length * count for length, count in enumerate(histogram.tolist(), start=1))
     from_packs = functools.partial(_figures, sum(histogram.tolist()), tokens, max_seq_length)
     if algorithm == "sort":

@@ -180,7 +180,10 @@ def find_buckets(digests):
 
 
 def find_unmatched(sums, readers):
-    """Read both sides again, and yield their origins without a partner, by buckets: two int `[m, 3]`."""
+    """Yield, by group of buckets, the origins on either side without a partner: two int arrays `[m, 3]`.
+
+    `readers` read each side again, to an iterable of (digests, origins).
+    """
     for group in group_buckets(sums[0].find_different(sums[1]), sums[0].counts + sums[1].counts):
         sides = [hold(read(), group) for read in readers]
         rows = unmatched(*(digests for digests, _ in sides))
@@ -188,7 +191,7 @@ def find_unmatched(sums, readers):
 
 
 def group_buckets(buckets, counts):
-    """Group buckets, about `MOST_HELD` digests of both sides in a group.
+    """Group buckets, less than twice `MOST_HELD` digests of both sides in a group of several.
 
     counts [3 4 2 9] with MOST_HELD = 7   ->   buckets {0 1}, {2}, {3}
     """

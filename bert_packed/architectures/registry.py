@@ -28,7 +28,7 @@ CONTEXT_FIELDS = ("max_position_embeddings", "global_rope_theta")
 # sequence, a label for each token, none; and `CAUSAL_LM`, that of every next token
 PRETRAINING, MASKED_LM, QUESTION_ANSWERING = "pretraining", "masked_lm", "question_answering"
 CLASSIFICATION, TOKEN_CLASSIFICATION, EMBEDDING = "classification", "token_classification", "embedding"
-CLASSIFYING_HEADS = (CLASSIFICATION, TOKEN_CLASSIFICATION)  # whose number of outputs a task knows
+CLASSIFYING_HEADS = (CLASSIFICATION, TOKEN_CLASSIFICATION)  # a task knows their number of outputs
 FINETUNING_HEADS = (QUESTION_ANSWERING, TOKEN_CLASSIFICATION, CLASSIFICATION, EMBEDDING)
 OBJECTIVE_HEADS = {MLM_NSP: PRETRAINING, MLM: MASKED_LM, CAUSAL_LM: CAUSAL_LM}  # by `--objective`
 

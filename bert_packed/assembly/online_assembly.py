@@ -8,15 +8,16 @@ from bert_packed.core.settings import InputError
 from bert_packed.records.sequences import concatenate, take, to_offsets
 
 
-def assemble_stream(batches, packer, spec):
+def assemble_stream(batches, packer, spec, waiting=None):
     """Pack sequences as they arrive, keeping only those of the packer's buffer in memory.
 
     A pack with more predictions than P is split between two sequences, so nothing is dropped.
 
     Args:
         batches: Iterable of `Sequences`, possibly endless.
-        packer: A new `OnlinePacker` for the spec's S and K.
+        packer: `OnlinePacker` for the spec's S and K.
         spec: `PackSpec`; an `InputError` names the first sequence that it has no room for.
+        waiting: `Sequences` that wait in a resumed packer, in the order of `packer.waiting`.
 
     Yields dicts of arrays from `assemble_packs`; at the end of `batches` the sequences that wait, too.
     """
@@ -26,15 +27,20 @@ def assemble_stream(batches, packer, spec):
             _check_fits(batch, spec)
             yield batch
 
-    for sequences, packs in packs_of_stream(checked(), packer):
+    for sequences, packs in packs_of_stream(checked(), packer, waiting):
         made = sequences["num_predictions"][packs.members]
         depths = split_by_predictions(made, packs.depths, spec.max_predictions_per_pack)
         yield assemble_packs(sequences, Packs(packs.members, to_offsets(depths)), spec)
 
 
-def packs_of_stream(batches, packer):
-    """Yield (`Sequences` that wait, non-empty `Packs` of some of them) as they leave a new `OnlinePacker`."""
-    waiting, numbers = None, np.zeros(0, np.int64)
+def packs_of_stream(batches, packer, waiting=None):
+    """Yield (`Sequences` that wait, non-empty `Packs` of some of them) as they leave an `OnlinePacker`."""
+    numbers, num_waiting = packer.waiting, 0 if waiting is None else len(waiting)
+    if num_waiting != len(numbers):
+        raise ValueError(
+            f"`waiting` must be the sequences that wait in the packer, {len(numbers)} here. "
+            f"Received: {num_waiting}."
+        )
     for batch in batches:
         first = packer.num_arrived
         members, depths = packer.add(batch["lengths"])

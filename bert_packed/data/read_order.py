@@ -51,6 +51,17 @@ class PackIndex:
         return int(self.starts[-1])
 
 
+@dataclasses.dataclass(frozen=True)
+class Spans:
+    """Runs of consecutive packs of a file; int64 `[n]` each."""
+
+    files: np.ndarray  # into `PackIndex.files`
+    offsets: np.ndarray  # byte at which the run starts
+    counts: np.ndarray  # packs
+    numbers: np.ndarray  # record number of the first pack, from 1
+    num_bytes: np.ndarray
+
+
 def index_files(paths, scans=None):
     """`PackIndex` of TFRecord files, from `scans` of `tfrecords.scan_file` or by reading each file once.
 
@@ -119,11 +130,7 @@ def _deal(pairs, num_devices, micro_batch_size):
 
 
 def find_spans(index, packs):
-    """Runs of consecutive packs of a file, of packs in ascending order, int64 `[n]`: record array of int64.
-
-    A run has the index of its `file`, the `offset` of its first byte, its `count` of packs, the record
-    `number` of the first one, from 1, and `num_bytes`.
-    """
+    """`Spans` of packs, ascending int64 `[n]`."""
     files = np.searchsorted(index.starts, packs, side="right") - 1
     goes_on = (np.diff(packs) == 1) & (np.diff(files) == 0)
     begins = np.flatnonzero(np.concatenate([[True], ~goes_on]))
@@ -132,8 +139,7 @@ def find_spans(index, packs):
     records = packs[begins] - index.starts[files]
     pairs = zip(files, records, records + counts, strict=True)
     places = np.array([index.offsets[file][[first, end]] for file, first, end in pairs])
-    columns = files, places[:, 0], counts, records + 1, places[:, 1] - places[:, 0]
-    return np.rec.fromarrays(columns, names="file,offset,count,number,num_bytes")
+    return Spans(files, places[:, 0], counts, records + 1, places[:, 1] - places[:, 0])
 
 
 def read_packs(index, packs):
@@ -168,24 +174,25 @@ def read_blocks(index, blocks):
 def _plan_reading(index, packs):
     """Functions that read a few spans each, in the order on disk, and where there each pack is, `[n]`."""
     on_disk = np.sort(packs)
-    spans = find_spans(index, on_disk).tolist()
-    starts = range(0, len(spans), READERS)
-    parts = [functools.partial(_read_spans, index.files, spans[start : start + READERS]) for start in starts]
+    spans = find_spans(index, on_disk)
+    rows = list(zip(*(values.tolist() for values in vars(spans).values()), strict=True))
+    starts = range(0, len(rows), READERS)
+    parts = [functools.partial(_read_spans, index, rows[start : start + READERS]) for start in starts]
     return parts, np.searchsorted(on_disk, packs)
 
 
-def _read_spans(files, spans):
-    """The records of spans, each read by its own thread."""
-    read = functools.partial(_read_span, files)
-    if len(spans) == 1:
-        return read(spans[0])
+def _read_spans(index, rows):
+    """The records of spans, rows of `Spans`, each read by its own thread."""
+    read = functools.partial(_read_span, index.files)
+    if len(rows) == 1:
+        return read(rows[0])
     # The threads end with the spans: none outlives an iteration that nobody continues
-    with ThreadPoolExecutor(len(spans), "read-span") as pool:
-        return [record for records in pool.map(read, spans) for record in records]
+    with ThreadPoolExecutor(len(rows), "read-span") as pool:
+        return [record for records in pool.map(read, rows) for record in records]
 
 
-def _read_span(files, span):
-    file, offset, count, number, num_bytes = span
+def _read_span(files, row):
+    file, offset, count, number, num_bytes = row
     found = [
         (record, file, place)
         for batch in read_batches(files[file], spans=[(offset, num_bytes, number)])

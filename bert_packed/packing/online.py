@@ -147,6 +147,11 @@ class OnlinePacker:
         return self._num_arrived
 
     @property
+    def waiting(self):
+        """Arrival numbers of those waiting, ascending: int64 `[n]`."""
+        return self._numbers.copy()
+
+    @property
     def max_seq_length(self):
         return self._settings["max_seq_length"]
 

@@ -147,7 +147,9 @@ def check_divides(divisor, values, rule, received):
     """Raise `InputError` for the first of `values`, a dict, that a number does not divide.
 
     Args:
-        rule: Phrase for the number.
+        divisor: Number of devices, or of what shares the values.
+        values: Dict of int by name of the argument.
+        rule: Phrase for the divisor.
         received: Template of the message's end, with `{name}` and `{value}`.
     """
     for name, value in values.items():

@@ -184,7 +184,7 @@ class _Reader:
 
 LISTS = {"int64": "int64_list", "float32": "float_list"}
 GRAPHCORE_FEATURE = "packed_input_ids"  # of a layout that was written once
-# Of example.proto and feature.proto, TensorFlow's
+# The part of TensorFlow's example.proto and feature.proto that is read and written here
 MESSAGES = """
 name: "example.proto" package: "records" syntax: "proto3"
 message_type { name: "BytesList" field { name: "value" number: 1 type: TYPE_BYTES label: LABEL_REPEATED } }

@@ -71,7 +71,9 @@ def _to_sequences(features, batch):
     tokens, lengths = features[schema.INPUT_IDS]
     offsets, owners = to_offsets(lengths), np.repeat(np.arange(len(lengths)), lengths)
     check(lengths > 0, lengths, f"{schema.INPUT_IDS} must have a token")
-    for name in features.keys() & {schema.LABEL_IDS, schema.LABEL_MASK, schema.LABEL_BYTES}:
+    for name in (schema.LABEL_IDS, schema.LABEL_MASK, schema.LABEL_BYTES):
+        if name not in features:  # bytes are optional
+            continue
         counts = features[name][1]
         check(counts == lengths, counts, f"{name} must be as long as {schema.INPUT_IDS}")
     num_bytes, counts = features[schema.NUM_BYTES]

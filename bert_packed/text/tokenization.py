@@ -22,7 +22,7 @@ MAX_ALPHABET = 1000  # characters that a trained vocabulary spells words with; r
 MAX_WORDS_HELD = 2**20  # about 100 MB
 FIRST_MARK = "\u0300"  # no combining mark comes before it
 ENCODE_BATCH = 4096  # sentences
-ENCODE_CHARACTERS = 2**20  # a token costs the tokenizer some hundred bytes
+ENCODE_CHARACTERS = 2**20  # of a batch: a token costs the tokenizer some hundred bytes
 
 
 @dataclasses.dataclass(frozen=True)

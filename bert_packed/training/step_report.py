@@ -131,7 +131,7 @@ def describe_step(program):
     module = program_text.read_module(program.text)
     dynamic, callbacks = find_dynamic(module), find_callbacks(module)
     collectives = program_text.find_collectives(module)
-    told = ("flops", "bytes_accessed", "argument_bytes", "output_bytes", "temporary_bytes", "peak_bytes")
+    reported = ("flops", "bytes_accessed", "argument_bytes", "output_bytes", "temporary_bytes", "peak_bytes")
     return {
         "programs": 1,  # readers of reports look for it
         "devices": program.num_devices or module.num_devices,
@@ -140,7 +140,7 @@ def describe_step(program):
         "loops_of_unknown_length": count_unknown_loops(module),
         "kernels": count_kernels(module),
         "matmul_flops": matmul_flops(module),
-        **{name: getattr(program, name) for name in told},
+        **{name: getattr(program, name) for name in reported},
         "estimated_seconds": _estimate(program, module),
         "compile_seconds": program.compile_seconds,
         "collective_bytes": _sum_known(one.num_bytes for one in collectives),

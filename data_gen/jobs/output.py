@@ -15,9 +15,9 @@ from bert_packed.core.settings import InputError
 from bert_packed.records.provenance import MANIFEST_NAME, is_of_scans, read_manifest
 
 INCOMPLETE_NAME = ".incomplete"
-WORK_NAME = "work"  # folder in it, of files that are not published
-IDENTITY_NAME = "identity.json"  # file in that folder: the identity of the run
-PUBLISH_NAME = "publish.json"  # likewise: the names that the run is about to publish
+WORK_NAME = "work"  # the run's folder in that, for files that are not published yet
+IDENTITY_NAME = "identity.json"  # the file there with the identity of the run
+PUBLISH_NAME = "publish.json"  # the file there with the names that the run is about to publish
 OWN_SUFFIXES = (".tfrecord", ".provenance.npz")  # --overwrite may replace these, scans, and
 OWN_NAMES = (MANIFEST_NAME, "vocab.txt", "tokenizer.json")
 

@@ -30,7 +30,8 @@ from bert_packed.text import tokenization
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 TABLE_SUFFIXES = (".parquet", ".arrow")
 SEPARATED_SUFFIXES = (".csv", ".tsv")  # nothing reads these
-LINES_PER_REPORT = 64  # asking a file for its position is a call of the system
+LINES_PER_REPORT = 64  # asking a file for its position is a system call
+LONG_LINE = 2**16  # characters: a book in a line of JSON is reported by itself
 
 
 def read_sentences(paths, column="text"):
@@ -177,7 +178,7 @@ def read_lines(path, is_verbatim=False):
             io.TextIOWrapper(file, "latin-1") as lines,
         ):
             for number, line in enumerate(lines, 1):
-                if number % LINES_PER_REPORT == 0:
+                if number % LINES_PER_REPORT == 0 or len(line) > LONG_LINE:
                     before, place = place, raw.tell()  # bytes of the file, which may be compressed
                     progress.advance(place - before)
                 # Windows editors open a file with a byte order mark, which utf-8-sig drops

@@ -109,7 +109,10 @@ def summarize(manifest):
 
 
 def choose_documents(config, num_passes, sources_of, weights):
-    """Dict from split to ascending numbers of documents, and their readings, each int64 `[d]`."""
+    """Choose the documents of each split: dict from split to ascending numbers, and readings, int64 `[d]`.
+
+    `sources_of` has the source of each document, int `[number of documents]`.
+    """
     splits = split_documents(len(sources_of), config.eval_fraction, config.random_seed)
     chosen = {split: (documents, np.ones_like(documents)) for split, documents in splits.items()}
     train = splits["train"]

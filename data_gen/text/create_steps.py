@@ -132,7 +132,10 @@ def write_shard(shard):
 
 
 def _draw_batches(shard, corpus, split_index, counts):
-    """Yield lists, of about `SHUFFLE_TOKENS` each, of drawn sequences: ((duplicate, document), tuple)."""
+    """Yield lists, of about `SHUFFLE_TOKENS` each, of drawn sequences.
+
+    A sequence is (duplicate, document), and what `collect` takes, of which the first entry is the tokens.
+    """
     passes = load_passes(shard.corpus_dir, shard.split)
 
     def read_groups():

@@ -40,8 +40,8 @@ def draw_instances(corpus, pairs, documents, vocabulary, rules, seed, split_inde
 
     Random nexts are from `documents`, int `[d]`, ascending. Yields (duplicate, document), in the order of
     `pairs`, and a tuple for `collect_instances`: tokens int32 `[L]`, A/B int8 `[L]`, prediction positions and
-    labels `[p]`, next-sentence label, number of the document's own tokens. Only a document of one token
-    without another to pair with has none.
+    labels `[p]`, next-sentence label, number of the document's own tokens, which are neither special nor of a
+    random next. Only a document of one token without another to pair with has no sequence.
     """
     for duplicate, document in np.asarray(pairs).tolist():
         rng = document_generator(seed, split_index, duplicate, document)

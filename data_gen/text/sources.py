@@ -21,6 +21,7 @@ pass, so that sources have the same proportions there as elsewhere.
 import dataclasses
 import importlib.util
 import os
+import re
 
 import numpy as np
 
@@ -32,6 +33,10 @@ from bert_packed.records.shuffle import shuffle_places
 from data_gen.jobs.steps import read_array, write_array
 from data_gen.text.corpus import is_separated, is_table
 
+# Names such as 2024_01 are no numbers, though `float` reads them
+WEIGHT = re.compile(
+    r"(.*):([+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|nan|inf|infinity))", re.IGNORECASE | re.DOTALL
+)
 LARGEST_WEIGHT = 10**6  # more is a mistake, and would count readings beyond 64 bits
 DATASET_STATE = "state.json"  # names the data files in a folder of `Dataset.save_to_disk`
 SPLITS_OF_DATASET = "dataset_dict.json"  # a file in a folder of such folders
@@ -81,11 +86,8 @@ def find_text_sources(pattern):
 
 def _split_weight(part):
     """(Part without its weight, weight), by default 1."""
-    name, colon, number = part.rpartition(":")
-    try:
-        return (name.rstrip(), float(number)) if colon else (part, 1.0)
-    except ValueError:
-        return part, 1.0
+    match = WEIGHT.fullmatch(part)
+    return (match[1].rstrip(), float(match[2])) if match else (part, 1.0)
 
 
 def _match_texts(part):

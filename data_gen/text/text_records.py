@@ -154,7 +154,8 @@ class CausalRecords:
                     end = min(start + self.max_seq_length, last)
                     predicted = slice(start + 1, min(end + 1, last))
                     num_labels = predicted.stop - predicted.start  # fewer than tokens at the document's end
-                    # Rows are tokens, labels, their bytes, and where there are labels
+                    # Rows are tokens, labels, their bytes, and where there are labels. They are copied, as
+                    # the corpus may be released meanwhile
                     piece = np.zeros((4, end - start), np.int32)
                     piece[0] = corpus.token_ids[start:end]
                     piece[1, :num_labels] = corpus.token_ids[predicted]

@@ -13,6 +13,8 @@ closes each document:
 
     token_ids         [0 64 4 290 0 0 127 103 0]
     token_bytes       [0  1 1   3 0 0   2   0 0]     UTF-8 bytes of the text that the token represents
+    sentence_offsets  [0 5 9]
+    document_offsets  [0 1 2]
 """
 
 import contextlib
@@ -41,9 +43,9 @@ class TokenCorpus:
     """Documents of tokens; no document and no sentence is empty."""
 
     token_ids: np.ndarray  # int32 [T]
-    document_offsets: np.ndarray  # int64 [documents + 1]
+    document_offsets: np.ndarray  # int64 [documents + 1], into sentences
     sentence_offsets: np.ndarray  # int64 [sentences + 1]
-    token_bytes: np.ndarray | None = None  # int32 [T], of `STREAMS`
+    token_bytes: np.ndarray | None = None  # int32 [T]; None of `SENTENCES`
     document_files: np.ndarray | None = None  # int32 [documents]
     document_numbers: np.ndarray | None = None  # int64 [documents]
 

@@ -56,6 +56,24 @@ def test_split_by_predictions():
     assert sizes.tolist() == [2, 1, 2, 1]
 
 
+def test_a_resumed_packer_needs_what_waits_in_it(records):
+    path, _ = records
+    sequences = load(path)
+    parts = [take(sequences, np.arange(i, i + 10)) for i in range(0, 60, 10)]
+    whole = collect(assemble_stream(parts, OnlinePacker(S, 4, buffer_size=16), SPEC))
+    packer = OnlinePacker(S, 4, buffer_size=16)
+    stream = assemble_stream(parts, packer, SPEC)
+    first = [next(stream), next(stream)]
+    state, at = packer.state(), packer.num_arrived
+    packer = OnlinePacker.from_state(state)
+    with pytest.raises(ValueError, match=r"must be the sequences that wait in the packer, \d+ here\. .* 0"):
+        next(assemble_stream(parts[at // 10 :], packer, SPEC))
+    waiting = take(sequences, packer.waiting)
+    rest = list(assemble_stream(parts[at // 10 :], packer, SPEC, waiting))
+    for name, values in collect([*first, *rest]).items():
+        np.testing.assert_array_equal(values, whole[name])
+
+
 @pytest.mark.parametrize(
     ("spec", "column", "what"),
     [

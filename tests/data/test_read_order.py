@@ -201,10 +201,13 @@ def test_spans_are_the_packs_that_follow_one_another_in_a_file(files):
     assert index.starts.tolist() == [0, 20, 21, 29, 48]
     packs = np.array([0, 1, 9, 10, 11, 19, 20, 21, 30, 46, 47])
     spans = find_spans(index, packs)
-    assert spans.file.tolist() == [0, 0, 0, 1, 2, 3, 3]
-    assert spans["count"].tolist() == [2, 3, 1, 1, 1, 1, 2]
-    assert spans.number.tolist() == [1, 10, 20, 1, 1, 2, 18]
-    for file, offset, count, number, num_bytes in spans.tolist():
+    assert spans.files.tolist() == [0, 0, 0, 1, 2, 3, 3]
+    assert spans.counts.tolist() == [2, 3, 1, 1, 1, 1, 2]
+    assert spans.numbers.tolist() == [1, 10, 20, 1, 1, 2, 18]
+    for file, offset, count, number, num_bytes in zip(
+        *(getattr(spans, name) for name in ("files", "offsets", "counts", "numbers", "num_bytes")),
+        strict=True,
+    ):
         starts = np.cumsum([0, *(len(r) + FRAME_BYTES for r in read_records(files[file]))])
         assert offset == starts[number - 1]
         assert offset + num_bytes == starts[number - 1 + count]  # not a byte of others

@@ -137,7 +137,13 @@ def make_model(head, config, num_outputs, remat=False, num_rows=0, convolve=None
 
 
 def count_flops(head, config, sums):
-    """Operations that a Mamba-2 needs to learn from sequences: as a Mamba, with 16 for each state."""
+    """Operations that a Mamba-2 needs to learn from sequences, counted as `bert.model.count_flops` does.
+
+    6 L (D (2 E + 2 G Z + N) + E D)    per token; L blocks
+    6 L W U                            per token, for the convolution
+    16 L E Z                           per token, for its states
+    6 D V                              per prediction
+    """
     # A state takes 5 forward (the product with the state before, its input, the sum of both, the product with
     # C and its sum) and 11 backward: its gradient 3, and a product and a sum for each of decay, input, B and
     # C. Chunks take more, as products of matrices

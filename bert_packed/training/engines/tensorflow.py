@@ -103,8 +103,8 @@ class TensorFlowEngine(Engine):
     def _shared_train_step(self, batch, wants_stop):
         strategy = self.replicas.strategy
         sums = strategy.run(self._replica_step, args=(batch, wants_stop))
-        part = {name: strategy.experimental_local_results(values)[0] for name, values in batch.items()}
-        size, micro = self._sizes(part)
+        some = next(iter(batch.values()))
+        size, micro = self._sizes({"some": strategy.experimental_local_results(some)[0]})
         self._move_seeds(size // micro)
         sums = {name: strategy.experimental_local_results(value)[0] for name, value in sums.items()}
         # Not in each replica: there is one update, whose ratios can be read once
@@ -313,6 +313,7 @@ class TensorFlowEngine(Engine):
 
 def tensorflow_program(function, *arguments):
     """Compile a `tf.function(..., jit_compile=True)`: `StepProgram`, with unknown FLOPs and bytes."""
+    # It is private, but in the wheels of 2.18 to 2.21; no public package has XLA's schema
     from tensorflow.compiler.xla.service.hlo_pb2 import HloProto
 
     # The step is compiled twice: text and memory need two calls
