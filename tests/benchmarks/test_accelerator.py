@@ -144,6 +144,7 @@ def test_steps_of_peers_are_interleaved_with_ours(corpus, monkeypatch):
         called.append("ends")
 
     def transformers_training(config, rows, seconds, is_mixed):
+        assert is_mixed
         np.testing.assert_equal(rows, {PADDED: model.batches(corpus.unpacked_batch)})
         raise InputError("`reference` needs torch")
 

@@ -1,10 +1,12 @@
 """PackMamba: padding by plain loops, the same sequences in each way, ratios by token."""
 
+import dataclasses
 from collections import Counter
 
 import numpy as np
 import pytest
-from next_tokens import CONFIG
+from benchmark_command import tables_of
+from next_tokens import CONFIG, MAMBA2
 
 from benchmarks import packmamba
 from benchmarks.packmamba import (
@@ -17,6 +19,8 @@ from benchmarks.packmamba import (
     packmamba_lengths,
     padding_rows,
 )
+from bert_packed.architectures.registry import config_json
+from bert_packed.core.storage import write_json
 from bert_packed.packing.baselines import shuffled_lengths
 from bert_packed.packing.histogram import count_lengths
 
@@ -108,3 +112,14 @@ def test_gains_are_by_token_and_over_the_other_way():
     assert packed["real tokens/s"] == pytest.approx(10)
     row = packmamba.comparison(by_token, PADDED)
     assert row["times the tokens/s"] == pytest.approx(2.0) and row["PackMamba"] is None
+
+
+@pytest.mark.slow
+def test_a_mamba2_is_measured_on_packs_too(tmp_path):
+    """Nothing is replaced: engines, programs and clock are real."""
+    paths = {"bert_config_file": tmp_path / "mamba.json", "against": tmp_path / "mamba2.json"}
+    for path, config in zip(paths.values(), (CONFIG, MAMBA2), strict=True):
+        write_json(path, config_json(dataclasses.replace(config, num_hidden_layers=1)))
+    tables = tables_of("packmamba", tmp_path, parts="training", **paths, **TOY)
+    assert [row["way"] for row in tables["training"]] == [SINGLE, PADDED, PACKED, "mamba2"]
+    assert tables["packed against others"][-1]["packed against"] == "mamba2"

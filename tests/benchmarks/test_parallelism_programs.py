@@ -1,5 +1,7 @@
 """Scalars that programs of layouts send are Table 1 of the paper exactly, 2D below 1D."""
 
+import dataclasses
+
 import keras
 import pytest
 from benchmark_command import tables_of
@@ -53,6 +55,13 @@ def test_what_is_sent_is_table_1_exactly(layout, transport, side):
         assert not any(sent.others for sent in found.values())
     else:  # norms and biases: little, and not nothing
         assert all(0 < sent.others < 0.1 * sent.products for sent in found.values())
+
+
+@pytest.mark.slow
+def test_every_layer_sends_as_much():
+    shape = dataclasses.replace(small_shape(2), num_layers=3)
+    for name, sent in count_passes("megatron1d", "", 2, shape).items():
+        assert sent.products == formula(name, "megatron1d", "", 2, shape)
 
 
 def test_one_broadcast_left_out_is_seen(monkeypatch):

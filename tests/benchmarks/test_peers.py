@@ -17,9 +17,10 @@ from peer_object import NUM_BYTES, Peer
 from reference import import_reference
 from tiny import CONFIG, make_engine
 
-from benchmarks.peers import plain_bert, training
+from benchmarks.peers import plain_bert, training, transformers_models
 from benchmarks.peers.process import PeerProcess
 from benchmarks.synthetic_data import spec_of, token_batch
+from benchmarks.training_steps import ADAMW
 from bert_packed.core.settings import InputError
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.training.engines.engine import named_weights
@@ -102,6 +103,44 @@ def test_a_peer_with_another_loss_is_refused(theirs, differs):
     refused = pytest.raises(InputError, match=r"`a` must be 2\.0\. Received: .*, theirs")
     with refused if differs else contextlib.nullcontext():
         training.check_losses({"ours": 2.0, "theirs": theirs}, "`a` must be")
+
+
+def test_a_peer_is_checked_before_it_is_timed(monkeypatch):
+    """The peer here computes our loss, by a plain loop and without torch, or one that is a little off."""
+    _, rows = packed_and_unpacked()
+    model = pretraining_objective("per_token").build_model(CONFIG, seed=0)
+    asked, factors = [], iter([1.0, 1.0003])
+
+    class Stub(contextlib.nullcontext):
+        def __init__(self, *given, keeps_memory, seconds):
+            super().__init__(self)
+            asked.append((*given, keeps_memory))
+
+        def call(self, method, *of):
+            return next(factors) * plain_loss(model, rows) if method == "loss" else (method, *of)
+
+    monkeypatch.setattr(training, "PeerProcess", Stub)
+    with training.transformers_training(CONFIG, {"torch": [rows]}, keeps_memory=True) as peer:
+        assert peer.call("step", "torch", 3) == ("step", "torch", 3)
+    make, _, name, batches, recipe, is_mixed, keeps_memory = asked[0]
+    assert (make, name, recipe) == (transformers_models.Training, "BertForPreTraining", ADAMW)
+    assert keeps_memory and not is_mixed and (batches["torch"][0]["input_ids"] == rows["token_ids"]).all()
+    refused = pytest.raises(InputError, match="`reference` must compute our loss")
+    with refused, training.transformers_training(CONFIG, {"torch": [rows]}):
+        pass
+
+
+def plain_loss(model, rows):
+    """Masked-LM loss per token and next-sentence loss per row, as transformers has it, by a loop."""
+    outputs = {name: np.asarray(values, np.float64) for name, values in model(rows, training=False).items()}
+
+    def nll(logits, label):
+        return np.log(np.exp(logits).sum()) - logits[label]
+
+    used = np.argwhere(rows["prediction_sequences"] > 0)
+    mlm = [nll(outputs["mlm_logits"][row, p], rows["prediction_ids"][row, p]) for row, p in used]
+    pairs = zip(outputs["nsp_logits"], rows["nsp_labels"], strict=True)
+    return float(np.mean(mlm) + np.mean([nll(logits[0], label[0]) for logits, label in pairs]))
 
 
 @pytest.mark.slow  # imports torch and transformers

@@ -1,10 +1,13 @@
 """Training speed: the whole data's factor, ratios of neighbors, honest baselines."""
 
 import contextlib
+import json
 import types
 
+import keras
 import numpy as np
 import pytest
+from benchmark_command import tables_of, write_config
 from tiny import CONFIG
 
 from benchmarks import training_speed
@@ -13,6 +16,7 @@ from benchmarks.synthetic_data import plan_corpus, sums_of_a_row
 from benchmarks.training_speed import PACKED, PLAIN, PLAIN_ON_PACKS, UNPACKED
 from bert_packed.training.step_report import StepProgram
 
+TOY = {"max_seq_length": 16, "max_sequences_per_pack": 4, "batch_size": 3, "repeats": 7}
 HISTOGRAM = np.bincount([4, 9, 16], [600, 300, 100])[1:].astype(np.int64)
 SECONDS = {
     PLAIN_ON_PACKS: [2, 2, 4, 2, 2, 2, 2],
@@ -74,6 +78,19 @@ def test_xla_s_counts_are_compared():
     added = training_speed.count_row(plain, packed)
     assert added["packing adds, % of the operations"] == pytest.approx(0.5)
     assert added["packing adds, % of the bytes moved"] == pytest.approx(-5)
+
+
+@pytest.mark.slow
+@pytest.mark.both_backends
+def test_a_measurement(tmp_path):
+    """Nothing is replaced: engines and clock are real."""
+    lengths = tmp_path / "lengths.json"
+    lengths.write_text(json.dumps({"lengths": [4, 9, 16], "counts": [600, 300, 100]}))
+    config = write_config(tmp_path / "config.json")
+    flags = {**TOY, "histogram": lengths, "bert_config_file": config, "batch_size": 2, "micro_batch_size": 1}
+    tables = tables_of("training_speed", tmp_path, **flags)
+    assert all(row["s/step"] > 0 for row in tables["steps"])
+    assert ("XLA's count" in tables) == (keras.backend.backend() == "jax")
 
 
 def test_peers_are_asked_for_their_rows(monkeypatch):

@@ -60,14 +60,32 @@ def test_unpacking_is_what_a_plain_loop_built():
         assert len(got[name]) == 12
 
 
-def per_pack_mean(outputs, batch):
-    """Each pack's mean over its predictions: a long neighbour takes weight from a short one."""
+def nll_and_sums(outputs, batch):
     nll = ops.sparse_categorical_crossentropy(
         batch["prediction_ids"], outputs["mlm_logits"], from_logits=True
     )
+    return nll, pretraining_sums(outputs, batch, "per_sequence")
+
+
+def per_pack_mean(outputs, batch):
+    """Each pack's mean over its predictions: a long neighbour takes weight from a short one."""
+    nll, sums = nll_and_sums(outputs, batch)
     used = ops.cast(batch["prediction_sequences"] > 0, "float32")
     mean = ops.sum(nll * used, axis=1) / ops.maximum(ops.sum(used, axis=1), 1.0)
-    return {**pretraining_sums(outputs, batch, "per_sequence"), "mlm_loss": ops.sum(mean)}
+    return {**sums, "mlm_loss": ops.sum(mean)}
+
+
+def per_slot_mean(outputs, batch):
+    """Each slot's mean over the packs that fill it, times the sequences: rare slots weigh too much."""
+    nll, sums = nll_and_sums(outputs, batch)
+    num_slots = batch["slot_weights"].shape[1]
+    total = 0.0
+    for slot in range(1, num_slots + 1):
+        mine = ops.cast(ops.equal(batch["prediction_sequences"], float(slot)), "float32")
+        per_pack = ops.sum(nll * mine, axis=1) / ops.maximum(ops.sum(mine, axis=1), 1.0)
+        filled = ops.maximum(ops.sum(batch["slot_weights"][:, slot - 1]), 1.0)
+        total += ops.sum(per_pack) / filled
+    return {**sums, "mlm_loss": total * sums["num_sequences"] / num_slots}
 
 
 def no_mask(monkeypatch, engine, batch):
@@ -123,6 +141,7 @@ FAULTS = [
     ),
     (next_sentence_beside_the_cls, {"unpacked: nsp_logits", NSP_LOSS}, set()),
     (lambda _, engine, batch: replace_sums(engine, per_pack_mean), {MLM_LOSS, WEIGHTS}, {STATES, CHANGE}),
+    (lambda _, engine, batch: replace_sums(engine, per_slot_mean), {MLM_LOSS, WEIGHTS}, {STATES, CHANGE}),
     (nan_weights, {STATES, CHANGE}, set()),
     (an_ignored_input, {"changed tokens whose own state stays"}, set()),
 ]
@@ -194,7 +213,7 @@ def vector_of_the_pack(hidden_BSD, sequence_ids_BS, cls_positions_BK, pooling):
 
 
 @pytest.mark.usefixtures("uncompiled")
-@pytest.mark.parametrize(("pooling", "fault"), [("cls", None), ("mean", vector_of_the_pack)])
+@pytest.mark.parametrize(("pooling", "fault"), [("mean", None), ("cls", None), ("mean", vector_of_the_pack)])
 def test_vectors_are_audited(on_disk, tmp_path, monkeypatch, pooling, fault):
     """And a step of their loss; where a vector is that of the pack, each check of vectors fails."""
     if fault:

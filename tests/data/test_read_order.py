@@ -113,9 +113,7 @@ def test_packs_are_dealt_as_in_the_docstring():
     ("sizes", "num_devices", "micro"),
     [([8] * 40, 4, 4), ([12, 12, 24, 36, 48, 48] * 3, 3, 12), ([64] * 9, 2, 64)],
 )
-def test_a_step_keeps_its_packs_and_devices_attend_to_like_numbers(
-    num_packs, buffer, sizes, num_devices, micro
-):
+def test_a_step_keeps_its_packs_and_devices_share_its_work(num_packs, buffer, sizes, num_devices, micro):
     """Else a step had other sequences than before, or a device more work than a pack can explain."""
     ends = np.cumsum(sizes)
     shuffled = np.split(take(num_packs, buffer, ends[-1]), ends[:-1])

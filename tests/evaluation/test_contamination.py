@@ -245,6 +245,7 @@ OPERATORS = {
     "sound": (BLOCK2, mamba2, "ssd_pack", mamba2.ssd_pack, set()),
     "scan": (BLOCK, mamba, "ssm_pack", unbroken(mamba.ssm_pack, 5), FORWARD | BACKWARD),
     "convolution": (BLOCK, mamba, "conv1d_pack", unbroken(mamba.conv1d_pack, 3), FORWARD | BACKWARD),
+    "duality": (BLOCK2, mamba2, "ssd_pack", unbroken(mamba2.ssd_pack, 6), FORWARD | BACKWARD),
     "backward alone": (BLOCK2, state_space_duality, "pull_back", leaking_gradient, BACKWARD),
 }
 

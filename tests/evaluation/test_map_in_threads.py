@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 
+from bert_packed.evaluation import inference
 from bert_packed.evaluation.inference import map_in_threads
 
 SECONDS = 10  # to wait for another thread, which takes none
@@ -104,6 +105,27 @@ def test_closing_early_waits_for_calls_and_begins_no_other():
     threading.Timer(MOMENT, may_end.set).start()
     results.close()
     assert may_end.is_set() and sorted(begun) == [0, 1, 2, 3] and no_thread_is_left()
+
+
+def test_after_an_interrupt_nothing_begins(monkeypatch):
+    """It comes while the caller waits for 1: 2 is computed then, and 3 waits."""
+    begun, all_begun, may_end = [], threading.Event(), threading.Event()
+
+    def function(item):
+        begun.append(item)
+        if len(begun) == 3:
+            all_begun.set()
+        assert item == 0 or may_end.wait(SECONDS)
+
+    def interrupted(waiting):
+        assert [item for item, _ in waiting] == [1, 2, 3] and all_begun.wait(SECONDS)
+        waiting[-1][1].add_done_callback(lambda _: may_end.set())  # once 3 is cancelled
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(inference, "_take_first", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(map_in_threads(function, range(20), 2))
+    assert sorted(begun) == [0, 1, 2] and no_thread_is_left()
 
 
 def test_a_mistake_of_the_items_is_raised():

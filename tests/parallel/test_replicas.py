@@ -126,6 +126,9 @@ def test_steps_are_those_of_one_device(trained, kind, num_devices):
         assert {name: found[name] for name in want} == pytest.approx(want, rel=1e-5)
         for name in many.engine.objective.losses:
             assert found[name] == pytest.approx(want[name], rel=1e-6)
+    batch = finetuning_batch(kind, 7) if kind in finetuning_batches.KINDS else batch_at(7)
+    want, found = (to_floats(of.engine.eval_step(batch)) for of in (one, many))
+    assert found == pytest.approx(want, rel=1e-5)
     names = [name for name in one.moments if name.endswith(("momentum", "velocity"))]
     gradients = [one.moments[name] for name in names if name.endswith("momentum")]
     whole = np.sqrt(sum(np.sum(values**2) for values in gradients))

@@ -63,7 +63,11 @@ MISTAKES = [
     (read_conll, "\xff O\n", " must be UTF-8"),
     (read_conll, None, " must exist. Received: no such file"),
     # SQuAD
-    (squad_of, '{"data": [\n  {]}', " must be JSON. Received: Expecting property name enclosed in double"),
+    (
+        squad_of,
+        '{"data": [\n  {]}',
+        " must be JSON. Received: Expecting property name enclosed in double quotes: line 2 column 4",
+    ),
     (squad_of, "[]", " must hold a JSON object. Received: list"),
     (squad_of, '{"date": []}', ": must have 'data'. Received: date"),
     (squad_of, '{"data": [{"title": "x"}]}', "article 1: must have 'paragraphs'. Received: title"),

@@ -1,6 +1,7 @@
 """Steps give the same results from one process, several, or Beam, and are not done twice."""
 
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -145,11 +146,23 @@ def test_a_runner_that_is_not_installed(tmp_path, jobs, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.fixture
+def place():
+    """A folder in a file system in memory."""
+    storage.make_folder("memory://jobs")
+    yield "memory://jobs"
+    storage.remove_folder("memory://jobs")
+
+
+def files_of(manifest):
+    parts = manifest, *manifest.get("splits", {}).values()
+    return [entry for part in parts for entry in part.get("files", ())]
+
+
 @pytest.mark.parametrize("name", ["pack", "create", "create causal"])
-def test_urls_give_the_same_bytes(tmp_path, jobs, name):
-    """Inputs, vocabulary and output are URLs; `memory://` is a file system in memory."""
-    job, place = jobs[name], "memory://jobs"
-    storage.make_folder(place)
+def test_urls_give_the_same_bytes(jobs, name, place):
+    """Inputs, vocabulary and output are URLs."""
+    job = jobs[name]
     for path in filter(Path.is_file, job.whole.parent.iterdir()):
         with storage.open_file(f"{place}/{path.name}", "wb") as file:
             file.write(path.read_bytes())
@@ -158,6 +171,7 @@ def test_urls_give_the_same_bytes(tmp_path, jobs, name):
     out = f"{place}/{name} out"
     manifest = job.function(job.config(out, **moved))
     assert manifest["inputs"][0]["path"].startswith(f"{place}/a.")
+    assert files_of(manifest) == files_of(json.loads(job.bytes["manifest.json"])) != []
     found = {}
     for path in storage.list_names(out):
         with storage.open_file(f"{out}/{path}") as file:

@@ -99,6 +99,16 @@ def test_each_document_is_drawn_dupe_factor_times_and_traced(text, tmp_path, mon
         assert drawn == {(i, d) for i in np.flatnonzero(found[split]).tolist() for d in range(num_passes)}
 
 
+def test_a_job_gets_the_chosen_number_of_processes(text, tmp_path, monkeypatch):
+    def make_job(folder, num_workers, runner):
+        raise RuntimeError(f"{num_workers} workers")
+
+    monkeypatch.setattr(create_job, "choose_num_workers", lambda *_: 7)
+    monkeypatch.setattr(create_job, "Job", make_job)
+    with pytest.raises(RuntimeError, match="7 workers"):
+        create_job.create(make_config(text, tmp_path / "out", num_workers=0))
+
+
 def test_tokens_that_were_cut_are_counted(text, tmp_path, caplog, monkeypatch):
     caplog.set_level("INFO", "data_gen")
     monkeypatch.setattr(logging.getLogger("data_gen"), "propagate", True)
