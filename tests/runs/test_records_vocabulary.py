@@ -52,7 +52,7 @@ def test_the_vocabulary_of_the_records_is_found(packed, folder):
     os.rename("vocab.txt", f"{folder}/vocab.txt")
     data = read()
     assert data.masking._vocabulary.tokens == (*SPECIAL_TOKENS, "a", "##b")
-    # By this a run that continues with another vocabulary is refused
+    # A run that continues with another vocabulary is refused by this
     assert data.facts["data"]["masking_vocabulary"] == storage.file_sha256(f"{folder}/vocab.txt")
 
 

@@ -23,7 +23,7 @@ class VectorScores:
     description: str
     names: tuple[str, ...]
     files: list[str]  # that were read
-    # From `encode`, a function of texts and `is_query` to vectors, to a dict of float by `names`
+    # It takes `encode`, a function of texts and `is_query` to vectors, and returns a dict of float by `names`
     score: Callable
 
 
