@@ -55,7 +55,7 @@ SCORES = [
     ),
     # With nothing answered, 2 are right; up to 0.1, 3; up to 0.2, 4; up to 0.7, "dog" is wrong
     (PAIRS, {"exact_match": 75, "best_exact": 100, "best_exact_thresh": 0.2, "best_f1": 100}),
-    # By probability: rightly none, right, then an answer where there is none, then right again
+    # Sorted by probability they are rightly none, right, an answer where there is none, and right again
     (
         [("one", "one", 0.1), ("", "one", 0.2), ("two", "two", 0.3), ("", "", 0.05)],
         {f"best_{name}": 75 for name in ("exact", "f1")} | {"best_exact_thresh": 0.1, "best_f1_thresh": 0.1},
